@@ -1,0 +1,50 @@
+# Short names for tox environments; the first use makes .venv with tox in it. Needs Python 3.11+ and no root.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TOX := .venv/bin/tox
+STORE ?= sqlite
+ARGS ?=
+
+.PHONY: help demo test test-all fdb lint format types bench doctor clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+
+demo: $(TOX) ## a real worker at work, with a verdict; STORE=fdb for a real FoundationDB node
+	$(TOX) run -q -e demo -- --store $(STORE) $(ARGS)
+
+test: $(TOX) ## the tests, on this Python; ARGS="-k fork" goes to pytest
+	$(TOX) run -e py -- $(ARGS)
+
+test-all: $(TOX) ## the tests, on every supported Python that is installed
+	$(TOX) run -e py311,py312,py313,py314 -- $(ARGS)
+
+fdb: $(TOX) ## only the tests that need a real fdbserver
+	$(TOX) run -e fdb -- $(ARGS)
+
+lint: $(TOX) ## ruff and import-linter
+	$(TOX) run -e lint
+
+format: $(TOX) ## let ruff mend what it can
+	$(TOX) exec -e lint -- ruff check --fix .
+	$(TOX) exec -e lint -- ruff format .
+
+types: $(TOX) ## mypy, strict
+	$(TOX) run -e types
+
+bench: $(TOX) ## speed beside Redis and RabbitMQ, where they are found
+	$(TOX) run -q -e bench -- $(ARGS)
+
+doctor: $(TOX) ## check this machine's set-up; ARGS=fdb:// for another URL than the default
+	$(TOX) run -q -e doctor -- $(ARGS)
+
+clean: ## remove every environment and cache
+	rm -rf .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(TOX):
+	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer found; name one: make PYTHON=/path/to/python3 ...' >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo 'Making .venv failed. On Debian and Ubuntu the module is a package of its own: apt install python3-venv' >&2; \
+	  echo 'Without root: install uv for this user, run  uv venv --seed .venv  and try again.' >&2; exit 1; }
+	@.venv/bin/python -m pip install --quiet 'tox>=4.30' 'tox-uv>=1.25'

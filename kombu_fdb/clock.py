@@ -1,0 +1,49 @@
+"""Time, identifiers and chance as arguments, so that a simulation can supply them.
+
+Two clocks that must not be mixed: :meth:`Clock.wall_ms` says what o'clock it is and decides only when a delayed
+message becomes due; :meth:`Clock.monotonic` measures this process's own durations and decides whether a session is
+dead. No decision about safety ever compares two machines' clocks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Clock", "IdSource", "SystemClock", "random_id"]
+
+#: Returns 16 bytes that nobody else will ever get.
+IdSource = Callable[[], bytes]
+
+
+class Clock(Protocol):
+    """What time it is, and a way to let some pass."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970 UTC; may jump in both directions."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary moment of this process; never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def random_id() -> bytes:
+    """16 random bytes."""
+    return os.urandom(16)

@@ -1,0 +1,145 @@
+"""The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
+
+A record is a fixed head, optional extras (JSON: the death history) and, if the payload is small, the payload itself.
+Small payloads travel with their record, so that a claim needs no second round trip; larger ones are cut into chunks of
+their own, so that requeueing, leasing and promoting move a few dozen bytes instead of megabytes.
+
+The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.model import Death
+
+__all__ = [
+    "CHUNK_BYTES",
+    "INLINE_BYTES",
+    "Record",
+    "chunks_of",
+    "decode_json",
+    "decode_lease",
+    "decode_record",
+    "encode_json",
+    "encode_lease",
+    "encode_record",
+    "redelivered",
+]
+
+#: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
+INLINE_BYTES = 2048
+#: FoundationDB's value limit is 100,000 B.
+CHUNK_BYTES = 90_000
+
+RECORD_VERSION = 1
+#: version, redeliveries, chunks, extras' length, payload's length, published_ms, expires_ms, message id
+_HEAD = struct.Struct(">BHHIIQQ16s")
+_REDELIVERIES = struct.Struct(">H")
+_MOST_REDELIVERIES = 0xFFFF
+_LEASE_HEAD = struct.Struct(">BHB")
+
+
+class Record(NamedTuple):
+    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own."""
+
+    message_id: bytes
+    published_ms: int
+    expires_ms: int
+    redeliveries: int
+    chunks: int
+    size: int
+    payload: bytes
+    deaths: tuple[Death, ...]
+
+
+def chunks_of(payload: bytes) -> list[bytes]:
+    """The pieces a large payload is stored in; none if it goes into the record."""
+    if len(payload) <= INLINE_BYTES:
+        return []
+    return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
+
+
+def encode_record(
+    message_id: bytes,
+    payload: bytes,
+    *,
+    published_ms: int,
+    expires_ms: int,
+    redeliveries: int = 0,
+    deaths: Sequence[Death] = (),
+    chunks: int | None = None,
+    size: int | None = None,
+) -> bytes:
+    """``chunks``/``size``: for a message whose payload already stands in the store."""
+    extras = _encode_deaths(deaths) if deaths else b""
+    size = len(payload) if size is None else size
+    if chunks is None:
+        chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
+    head = _HEAD.pack(RECORD_VERSION, redeliveries, chunks, len(extras), size, published_ms, expires_ms, message_id)
+    return head + extras + (b"" if chunks else payload)
+
+
+def decode_record(value: bytes) -> Record:
+    """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
+    try:
+        version, redeliveries, chunks, extras, size, published_ms, expires_ms, message_id = _HEAD.unpack_from(value)
+    except struct.error as error:
+        raise FormatError("unreadable message record", length=len(value)) from error
+    start = _HEAD.size + extras
+    if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
+        raise FormatError("unreadable message record", version=version, length=len(value))
+    deaths = _decode_deaths(value[_HEAD.size : start]) if extras else ()
+    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths)
+
+
+def redelivered(value: bytes) -> bytes:
+    """The same record, handed out once more."""
+    (count,) = _REDELIVERIES.unpack_from(value, 1)
+    return value[:1] + _REDELIVERIES.pack(min(count + 1, _MOST_REDELIVERIES)) + value[1 + _REDELIVERIES.size :]
+
+
+def encode_lease(queue: str, place: bytes, record: bytes) -> bytes:
+    """What is needed to put the message back where it was."""
+    name = queue.encode()
+    return _LEASE_HEAD.pack(RECORD_VERSION, len(name), len(place)) + name + place + record
+
+
+def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
+    """Queue, place, record."""
+    try:
+        version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
+    except struct.error as error:
+        raise FormatError("unreadable lease", length=len(value)) from error
+    if version != RECORD_VERSION:
+        raise FormatError("unreadable lease", version=version)
+    place = _LEASE_HEAD.size + name_length
+    record = place + place_length
+    return value[_LEASE_HEAD.size : place].decode(), value[place:record], value[record:]
+
+
+def encode_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_json(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise FormatError("unreadable JSON value", value=value[:80]) from error
+
+
+def _encode_deaths(deaths: Sequence[Death]) -> bytes:
+    return encode_json([dataclasses.asdict(death) for death in deaths])
+
+
+def _decode_deaths(value: bytes) -> tuple[Death, ...]:
+    try:
+        return tuple(Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])}) for entry in decode_json(value))
+    except (TypeError, KeyError) as error:
+        raise FormatError("unreadable death history", value=value[:80]) from error

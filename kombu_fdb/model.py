@@ -1,0 +1,79 @@
+"""The nouns of the queue, as values.
+
+A **message** is a payload the queue never looks into, with the few facts the queue needs beside it. Stored, it is a
+*record* (``keyspace/codec.py``) at one *place* in one of the ranges ready, delayed or leased. A **delivery** is a
+message under a **lease**, and a lease belongs to a **session**: the consumer process that may settle it.
+
+Durations end in ``_s`` (seconds) or ``_ms`` (milliseconds); moments in ``_ms`` are wall-clock milliseconds since 1970
+UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = ["NO_PRIORITY", "URGENT", "Death", "Delivery", "Lease", "Publication", "QueueCounts"]
+
+#: The most urgent priority, as in AMQP; the least urgent is 0.
+URGENT = 9
+NO_PRIORITY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A message on its way in.
+
+    ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it waited longer,
+    counted from ``due_ms`` if that is later than now (Tarantool: a delay extends the time to live); None for never.
+    ``expires_ms``: absolute counterpart that no delay extends (Celery's ``expires``); 0 for never.
+    """
+
+    exchange: str
+    routing_key: str
+    payload: bytes
+    priority: int = NO_PRIORITY
+    due_ms: int = 0
+    ttl_ms: int | None = None
+    expires_ms: int = 0
+
+
+class Lease(NamedTuple):
+    """Proof of ownership: the session and the number of the claim inside it."""
+
+    session: bytes
+    number: int
+
+
+class Delivery(NamedTuple):
+    """A claimed message."""
+
+    lease: Lease
+    queue: str
+    payload: bytes
+    message_id: bytes
+    #: How often it was handed out and came back before.
+    redeliveries: int
+    deaths: tuple[Death, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One ``x-death`` entry (https://www.rabbitmq.com/docs/dlx#effects)."""
+
+    queue: str
+    reason: str
+    count: int
+    time_ms: int
+    exchange: str = ""
+    routing_keys: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """How many messages of a queue are in which state."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0

@@ -1,0 +1,331 @@
+"""What the user sets in ``broker_transport_options``, parsed once into frozen :class:`Options` and typed from there on.
+
+The URL says where the store is (``location.py``); everything else is here. Whatever can be wrong with it is an
+:exc:`~kombu_fdb.errors.OptionError`, with the next step in its ``fix``.
+
+The dict is not ours alone. Kombu merges the retry policy of ``Producer.publish`` into it, and the brokers of a failover
+list share one dict. So the names of kombu and of its other transports pass; only a name nobody knows is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, cast
+
+from kombu_fdb.errors import OptionError
+
+__all__ = ["LONGEST_NAMESPACE", "Options", "options_table", "parse_options"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NAMESPACE = 255
+_MIB = 1024 * 1024
+#: A sweeper declares a session dead after this many unchanged looks; they have to fit into one TTL.
+_LOOKS = 4
+_DEFAULT_SWEEP = 5.0
+_SHORTEST_SWEEP = 0.05
+
+
+# -- the kinds of values -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What an option accepts."""
+
+    about: str
+    unit: str = ""
+
+    def accept(self, value: Any) -> Any:
+        """The value as it is stored. Raises ``ValueError`` that says what would have been accepted."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Number(_Kind):
+    least: float = 0
+    most: float = 0
+    whole: bool = False
+    or_none: bool = False
+
+    def accept(self, value: Any) -> Any:
+        if value is None and self.or_none:
+            return None
+        sort = int if self.whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, sort) or not self.least <= value <= self.most:
+            raise ValueError(
+                f"{'a whole number' if self.whole else 'a number'} of {self.unit} from {self.least:,.10g} to "
+                f"{self.most:,.10g}{', or None' if self.or_none else ''}"
+            )
+        return value if self.whole else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice(_Kind):
+    choices: tuple[str, ...] = ()
+
+    def accept(self, value: Any) -> Any:
+        if value not in self.choices:
+            raise ValueError(" or ".join(repr(choice) for choice in self.choices))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Text(_Kind):
+    longest: int = 0
+
+    def accept(self, value: Any) -> Any:
+        if value is None:
+            return None
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= self.longest:
+            raise ValueError(f"a non-empty string of at most {self.longest:,} bytes, or None")
+        return text
+
+
+_Metadata = dict[str, _Kind]
+
+
+def _number(about: str, unit: str, *, least: float, most: float) -> _Metadata:
+    return {"kind": _Number(about, unit, least, most)}
+
+
+def _seconds(about: str, *, least: float = 0.05, most: float = 3_600) -> _Metadata:
+    return {"kind": _Number(about, "seconds", least, most)}
+
+
+def _whole(about: str, unit: str, *, least: int = 1, most: int, or_none: bool = False) -> _Metadata:
+    return {"kind": _Number(about, unit, least, most, whole=True, or_none=or_none)}
+
+
+def _choice(about: str, *choices: str) -> _Metadata:
+    return {"kind": _Choice(about, choices=choices)}
+
+
+def _text(about: str, *, longest: int = 4_096) -> _Metadata:
+    return {"kind": _Text(about, longest=longest)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that can be set, valid by construction. Field names are the option names.
+
+    Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the README's table,
+    which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a contradiction.
+    """
+
+    session_ttl: float = field(
+        default=30.0,
+        metadata=_seconds(
+            "how long a silent worker process keeps its messages before others get them; not a limit on a task",
+            least=0.5,
+            most=86_400,
+        ),
+    )
+    sweep_interval: float = field(
+        default=_DEFAULT_SWEEP,
+        metadata=_seconds(
+            "how often a worker looks for dead sessions; at most a quarter of `session_ttl`, and a sixth of it if only "
+            "that is set to less than 30",
+            least=_SHORTEST_SWEEP,
+        ),
+    )
+    connect_timeout: float = field(
+        default=5.0,
+        metadata=_seconds("deadline for opening the store; when unset, Celery's `broker_connection_timeout` is used"),
+    )
+    publish_timeout: float = field(
+        default=10.0,
+        metadata=_seconds("deadline of one publish, its retries included"),
+    )
+    operation_timeout: float = field(
+        default=5.0,
+        metadata=_seconds("deadline of every other call: claim, ack, declare, ..."),
+    )
+    synchronous: Literal["normal", "full"] = field(
+        default="normal",
+        metadata=_choice(
+            "SQLite only. `normal`: a publish survives the death of any process; a power cut may lose the last ones. "
+            "`full`: survives a power cut too, and is slower",
+            "normal",
+            "full",
+        ),
+    )
+    cluster_file: str | None = field(
+        default=None,
+        metadata=_text("FoundationDB only: path of the cluster file; when unset, the client library's default"),
+    )
+    namespace: str | None = field(
+        default=None,
+        metadata=_text(
+            "keeps several brokers apart in one store; when unset, the URL's path on a cluster, else `default`",
+            longest=LONGEST_NAMESPACE,
+        ),
+    )
+    fair_key: str | None = field(
+        default=None,
+        metadata=_text(
+            "name of the message header whose value is the fairness key, for instance `tenant`", longest=255
+        ),
+    )
+    priority_order: Literal["amqp", "redis"] = field(
+        default="amqp",
+        metadata=_choice("`amqp`: 9 is the most urgent; `redis`: 0 is, as in kombu's Redis transport", "amqp", "redis"),
+    )
+    delivery_limit: int | None = field(
+        default=20,
+        metadata=_whole(
+            "how often a message may come back before it is dead-lettered, unless its queue says `x-delivery-limit`; "
+            "None for no limit",
+            "redeliveries",
+            most=65_535,
+            or_none=True,
+        ),
+    )
+    max_message_size: int = field(
+        default=8 * _MIB,
+        metadata=_whole(
+            "a larger message is refused with an error and not stored; the store's transactions hold 10,000,000",
+            "bytes",
+            least=1_024,
+            most=9_000_000,
+        ),
+    )
+    claim_window: int = field(
+        default=64,
+        metadata=_whole(
+            "most messages taken in one transaction; the worker's prefetch limit still holds", "messages", most=1_000
+        ),
+    )
+    ack_delay_ms: float = field(
+        default=2.0,
+        metadata=_number(
+            "how long an ack may wait for others to share a transaction with", "milliseconds", least=0, most=1_000
+        ),
+    )
+    poll_interval: float = field(
+        default=1.0,
+        metadata=_seconds(
+            "safety net: an idle consumer looks this often even if no change was reported to it", least=0.01
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds():
+            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+        if self.sweep_interval * _LOOKS > self.session_ttl:
+            raise OptionError(
+                "contradictory options",
+                sweep_interval=self.sweep_interval,
+                session_ttl=self.session_ttl,
+                fix=f"A session is dead after {_LOOKS} unchanged looks, which have to fit into its TTL: set "
+                f"sweep_interval to at most {self.session_ttl / _LOOKS:g}, or raise session_ttl.",
+            )
+
+
+@cache
+def _kinds() -> tuple[tuple[str, _Kind], ...]:
+    return tuple((each.name, cast("_Kind", each.metadata["kind"])) for each in dataclasses.fields(Options))
+
+
+def _checked(name: str, kind: _Kind, value: Any) -> Any:
+    try:
+        return kind.accept(value)
+    except ValueError as error:
+        raise OptionError("unusable value of an option", name=name, value=value, fix=f"{name} takes {error}.") from None
+
+
+# -- the dict ------------------------------------------------------------------------------------------------------
+
+#: Kombu and Celery write these into the same dict, or read them from it themselves.
+_KOMBU = frozenset(
+    """
+    body_encoding callback confirm_publish confirm_timeout connect_retries_timeout connection_errors
+    deadletter_queue errback failover_strategy interval_max interval_start interval_step max_retries
+    polling_interval retry_errors timeout
+    """.split()  # noqa: SIM905 - fifty lines otherwise
+)
+
+#: Options of kombu's other transports: they may be left over, or meant for another broker of a failover list.
+_FOREIGN = frozenset(
+    """
+    ack_emulation ack_modify_batch_size calc_queue_size client_config control_folder credential_provider
+    data_folder_in data_folder_out fanout_patterns fanout_prefix fifo_mode global_keyprefix
+    health_check_interval heartbeat is_secure login_method master_name max_connections min_other_sentinels
+    peek_lock_seconds predefined_exchanges predefined_queues priority_steps processed_folder queue_name_prefix
+    queue_order_strategy queue_tags read_timeout region retry_on_timeout sentinel_fanout_compat sentinel_kwargs
+    sep socket_connect_timeout socket_keepalive socket_keepalive_options socket_timeout ssl store_processed
+    supports_fanout unacked_index_key unacked_key unacked_mutex_expire unacked_mutex_key
+    unacked_restore_interval unacked_restore_limit unacked_restore_throttle wait_time_seconds write_timeout
+    """.split()  # noqa: SIM905 - fifty lines otherwise
+)
+
+_WHY_NO_VISIBILITY_TIMEOUT = (
+    "it is not needed: a message belongs to its worker for as long as the worker lives, however long the task, and "
+    "returns within session_ttl plus one sweep once it is dead"
+)
+
+
+def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> Options:
+    """``broker_transport_options`` as :class:`Options`.
+
+    ``fallbacks``: values for options that ``given`` does not set, for instance kombu's own ``connect_timeout``; None
+    counts as not set. Raises ``OptionError``.
+    """
+    known = {name for name, _ in _kinds()}
+    values = {name: value for name, value in fallbacks.items() if value is not None}
+    for name, value in (given or {}).items():
+        if name in known:
+            values[name] = value
+        elif name == "visibility_timeout":
+            _tell_once(name, _WHY_NO_VISIBILITY_TIMEOUT)
+        elif name in _FOREIGN:
+            _tell_once(name, "it is an option of another transport")
+        elif name not in _KOMBU:
+            raise _unknown(name, known)
+    if "sweep_interval" not in values and _is_number(values.get("session_ttl")):
+        # Whoever shortens the TTL alone means to shorten both.
+        values["sweep_interval"] = min(_DEFAULT_SWEEP, max(values["session_ttl"] / (_LOOKS + 2), _SHORTEST_SWEEP))
+    return Options(**values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@cache  # the only thing remembered: what was said already, so that a pool of connections says it once
+def _tell_once(name: str, why: str) -> None:
+    logger.info("celery-fdb ignores the transport option %s: %s", name, why)
+
+
+def _unknown(name: str, known: set[str]) -> OptionError:
+    near = difflib.get_close_matches(str(name), sorted(known), n=1)
+    advice = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(sorted(known))}."
+    return OptionError("unknown option", name=name, suggestion=near[0] if near else None, fix=advice)
+
+
+# -- for the documentation -----------------------------------------------------------------------------------------
+
+
+def options_table() -> str:
+    """The README's table of options, in Markdown."""
+    return "\n".join(_table_rows()) + "\n"
+
+
+def _table_rows() -> Iterator[str]:
+    yield "| option | default | unit | what it does |"
+    yield "|---|---|---|---|"
+    for each in dataclasses.fields(Options):
+        kind = cast("_Kind", each.metadata["kind"])
+        default = f"{each.default:,}" if type(each.default) is int else repr(each.default)
+        yield f"| `{each.name}` | `{default}` | {kind.unit} | {kind.about} |"
+
+
+if __name__ == "__main__":
+    print(options_table(), end="")  # noqa: T201 - for the README

@@ -1,0 +1,113 @@
+"""Claim: move ready messages under leases of a session, in one transaction.
+
+The head of the queue is read as a snapshot, and a conflict key is added for exactly the messages taken: two claims
+conflict if and only if they want the same message, and a publish conflicts with nobody. The session's record is read
+serializably, so a claim can't commit beside the sweep that ends its session. Guarantees: ONE-PLACE (ready key cleared
+and lease written by one commit), ONE-OWNER.
+
+What is found and not delivered: an expired message is dropped or dead-lettered, a record that can't be read and a
+message whose payload is gone are dead-lettered as malformed (POISON-ENDS). They use up the window, so a claim that
+returns less than ``limit`` does not mean an empty queue; ``arm`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import Record, decode_record, encode_lease
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
+from kombu_fdb.queue.tally import LEASED, READY, Tally
+from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
+
+__all__ = ["Window", "arm", "claim"]
+
+
+@dataclass(slots=True)
+class Window:
+    """How much to claim, for whom, and from where."""
+
+    session: bytes
+    #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
+    next_number: int
+    limit: int
+    #: How many windows to leave to rivals (``contention.py``).
+    slice: int
+    now_ms: int
+
+
+def claim(
+    tr: Transaction, graves: Graves, tally: Tally, queues: Sequence[str], window: Window, *, no_ack: Collection[str]
+) -> list[Delivery]:
+    """Fill the window from the queues in turn.
+
+    All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
+    holds a versionstamped key of the same transaction can't be read.
+    """
+    rows: list[tuple[str, KeyValue]] = []
+    for queue in queues:
+        room = window.limit - len(rows)
+        if room > 0:
+            rows += [(queue, row) for row in _read_slice(tr, graves.keys, queue, room, window.slice)]
+    taken = [_take(tr, graves, tally, queue, row, window, leased=queue not in no_ack) for queue, row in rows]
+    return [delivery for delivery in taken if delivery is not None]
+
+
+def _read_slice(tr: Transaction, keys: Keyspace, queue: str, room: int, slice_: int) -> list[KeyValue]:
+    begin, end = range_of(keys.ready(queue))
+    rows = tr.get_range(begin, end, limit=room * (slice_ + 1), snapshot=True)
+    return rows[room * slice_ :] or rows[-room:]
+
+
+def _take(
+    tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, window: Window, *, leased: bool
+) -> Delivery | None:
+    """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
+    key, value = row
+    tr.add_read_conflict_key(key)
+    tr.clear(key)
+    tally.change(queue, READY, -1)
+    try:
+        record = decode_record(value)
+        payload = _payload(tr, graves.keys, record)
+    except FormatError as error:
+        bury(tr, graves, tally, queue, value, "malformed", window.now_ms, details={"error": str(error)})
+        return None
+    if record.expires_ms and record.expires_ms <= window.now_ms:
+        drop_expired(tr, graves, tally, queue, record, value, window.now_ms)
+        return None
+    lease = Lease(window.session, window.next_number)
+    window.next_number += 1
+    if leased:
+        place = key[len(graves.keys.ready(queue)) :]
+        tr.set(graves.keys.lease(*lease), encode_lease(queue, place, value))
+        tally.change(queue, LEASED, 1)
+    else:
+        drop(tr, graves.keys, record)
+    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths)
+
+
+def _payload(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
+    """Join the chunks. Snapshot: nobody writes them while the record, on which we conflict, exists."""
+    if not record.chunks:
+        return record.payload
+    chunks = tr.get_many([keys.body(record.message_id, number) for number in range(record.chunks)], snapshot=True)
+    payload = b"".join([chunk for chunk in chunks if chunk is not None])
+    if len(payload) != record.size:
+        raise FormatError("part of the payload is missing", message_id=record.message_id.hex())
+    return payload
+
+
+def arm(tr: Transaction, keys: Keyspace, queues: Sequence[str]) -> list[Watch] | None:
+    """Watch the bells of empty queues; None as soon as one is not empty.
+
+    Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it.
+    """
+    for queue in queues:
+        if tr.get_range(*range_of(keys.ready(queue)), limit=1, snapshot=True):
+            return None
+    return [tr.watch(keys.bell(queue)) for queue in queues]

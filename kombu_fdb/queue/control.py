@@ -1,0 +1,241 @@
+"""Control: declare, bind, purge and delete; queues that vanish when nobody uses them; the store's format.
+
+Every change of an exchange or its bindings sets the exchange's epoch, by which all processes notice
+(``routing/tables.py``). A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)``
+exists for it; these records go with their session. Its idle time is measured like a session's silence: an observer sees
+``("expiring", queue)`` unchanged for long enough by its own clock.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
+from kombu_fdb.keyspace.codec import Record, decode_record
+from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue.deadletter import drop
+from kombu_fdb.queue.tally import DELAYED, READY, Tally
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = [
+    "add_consumer",
+    "begin_expiry",
+    "bind",
+    "check_format",
+    "clear_if",
+    "declare_exchange",
+    "declare_queue",
+    "delete_exchange",
+    "delete_queue",
+    "drop_consumers",
+    "expiring",
+    "purge_part",
+    "remove_consumer",
+    "touch",
+    "unbind",
+]
+
+MESSAGES_PER_PURGE = 500
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration) -> None:
+    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use."""
+    key, value = keys.queue(declaration.name), declaration.encode()
+    if tr.get(key) != value:
+        tr.set(key, value)
+    if "x-expires" in declaration.arguments:
+        touch(tr, keys, declaration.name)
+
+
+def delete_queue(tr: Transaction, keys: Keyspace, queue: str, *, if_unused: bool, if_empty: bool) -> bool:
+    """Remove the declaration and the bindings; the caller purges the messages. False if a condition forbids it."""
+    if if_unused and tr.get_range(*keys.consumers(queue), limit=1):
+        return False
+    if if_empty and tr.get_range(*range_of(keys.ready(queue)), limit=1):
+        return False
+    tr.clear(keys.queue(queue))
+    tr.clear(keys.expiring(queue))
+    tr.clear(keys.bell(queue))
+    tr.clear_range(*keys.consumers(queue))
+    _unbind_queue(tr, keys, queue)
+    return True
+
+
+def _unbind_queue(tr: Transaction, keys: Keyspace, queue: str) -> None:
+    for key, _ in tr.get_range(*keys.bindings_of(queue), snapshot=True):
+        _tag, _queue, exchange, routing_key = keys.unpack(key)
+        unbind(tr, keys, queue, str(exchange), str(routing_key))
+
+
+def purge_part(tr: Transaction, keys: Keyspace, tally: Tally, queue: str) -> int:
+    """Delete up to :data:`MESSAGES_PER_PURGE` ready and as many delayed messages. Returns how many."""
+    return sum(
+        _delete_range(tr, keys, tally, queue, range_of(prefix), state)
+        for prefix, state in ((keys.ready(queue), READY), (keys.delayed(queue), DELAYED))
+    )
+
+
+def _delete_range(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, whole: tuple[bytes, bytes], state: str
+) -> int:
+    rows = tr.get_range(*whole, limit=MESSAGES_PER_PURGE, snapshot=True)
+    for key, value in rows:
+        tr.add_read_conflict_key(key)
+        tr.clear(key)
+        _drop_payload(tr, keys, value)
+    tally.change(queue, state, -len(rows))
+    return len(rows)
+
+
+def _drop_payload(tr: Transaction, keys: Keyspace, value: bytes) -> None:
+    try:
+        record: Record = decode_record(value)
+    except FormatError:
+        return
+    drop(tr, keys, record)
+
+
+# -- exchanges and bindings --------------------------------------------------------------------------------------------
+
+
+def declare_exchange(tr: Transaction, keys: Keyspace, exchange: Exchange) -> None:
+    """Create it. Raises ``NotEquivalent`` if it exists with another type."""
+    key = keys.exchange(exchange.name)
+    stored = tr.get(key)
+    existing = PREDECLARED.get(exchange.name) if stored is None else Exchange.decode(exchange.name, stored)
+    if existing is None:
+        tr.set(key, exchange.encode())
+        _change(tr, keys, exchange.name)
+    elif existing.type != exchange.type:
+        raise NotEquivalent(
+            exchange=exchange.name,
+            declared_type=existing.type,
+            type=exchange.type,
+            fix="delete the exchange first, or use its type",
+        )
+
+
+def delete_exchange(tr: Transaction, keys: Keyspace, name: str, *, if_unused: bool) -> bool:
+    """Remove it and its bindings."""
+    bindings = keys.bindings(name)
+    if if_unused and tr.get_range(*bindings, limit=1):
+        return False
+    for key, _ in tr.get_range(*bindings):
+        _tag, _exchange, queue, routing_key = keys.unpack(key)
+        unbind(tr, keys, str(queue), name, str(routing_key))
+    tr.clear(keys.exchange(name))
+    _change(tr, keys, name)
+    return True
+
+
+def bind(tr: Transaction, keys: Keyspace, queue: str, exchange: str, routing_key: str) -> None:
+    """Bind a queue to a named exchange; the default exchange reaches every queue by its name anyway."""
+    if not exchange:
+        return
+    if tr.get(keys.exchange(exchange)) is None and exchange not in PREDECLARED:
+        raise ExchangeNotFound(exchange=exchange, fix="declare it before binding to it")
+    key = keys.binding(exchange, queue, routing_key)
+    if tr.get(key) is None:
+        tr.set(key, b"")
+        tr.set(keys.bound(queue, exchange, routing_key), b"")
+        _change(tr, keys, exchange)
+
+
+def unbind(tr: Transaction, keys: Keyspace, queue: str, exchange: str, routing_key: str) -> None:
+    key = keys.binding(exchange, queue, routing_key)
+    if tr.get(key) is None:
+        return
+    tr.clear(key)
+    tr.clear(keys.bound(queue, exchange, routing_key))
+    _change(tr, keys, exchange)
+
+
+def _change(tr: Transaction, keys: Keyspace, exchange: str) -> None:
+    tr.set_versionstamped_value(keys.epoch(exchange))
+
+
+# -- queues that vanish ------------------------------------------------------------------------------------------------
+
+
+def touch(tr: Transaction, keys: Keyspace, queue: str) -> None:
+    """Note a use of a queue with ``x-expires``."""
+    tr.set_versionstamped_value(keys.expiring(queue))
+
+
+def expiring(tr: Transaction, keys: Keyspace) -> list[tuple[str, bytes, int]]:
+    """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds."""
+    used = {keys.unpack(key)[1] for key, _ in tr.get_range(*keys.all_consumers, snapshot=True)}
+    rows = [(str(keys.unpack(key)[1]), value) for key, value in tr.get_range(*keys.all_expiring, snapshot=True)]
+    idle = [(queue, last_use) for queue, last_use in rows if queue not in used]
+    declared = tr.get_many([keys.queue(queue) for queue, _ in idle], snapshot=True) if idle else []
+    return [
+        (queue, last_use, _expires_ms(queue, value)) for (queue, last_use), value in zip(idle, declared, strict=True)
+    ]
+
+
+def _expires_ms(queue: str, value: bytes | None) -> int:
+    """0 for a queue that is not declared any more: its record goes at once."""
+    return 0 if value is None else int(QueueDeclaration.decode(queue, value).arguments.get("x-expires", 0))
+
+
+def begin_expiry(tr: Transaction, keys: Keyspace, queue: str, last_use: bytes) -> bool:
+    """Whether the queue is still unused; conflicts with every use until this commits."""
+    if tr.get(keys.expiring(queue)) != last_use or tr.get_range(*keys.consumers(queue), limit=1):
+        return False
+    tr.clear(keys.expiring(queue))
+    return True
+
+
+def add_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: str, tag: str) -> None:
+    tr.set(keys.consumer(queue, session_id, tag), b"")
+
+
+def remove_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: str, tag: str) -> bool:
+    """Whether an auto-delete queue has lost its last consumer by this."""
+    tr.clear(keys.consumer(queue, session_id, tag))
+    value = tr.get(keys.queue(queue))
+    if value is None:
+        return False
+    declaration = QueueDeclaration.decode(queue, value)
+    if "x-expires" in declaration.arguments:
+        touch(tr, keys, queue)
+    vanishes = declaration.auto_delete or declaration.exclusive
+    return vanishes and not tr.get_range(*keys.consumers(queue), limit=1)
+
+
+def drop_consumers(tr: Transaction, keys: Keyspace, session_id: bytes) -> list[str]:
+    """Remove all consumers of a session that is gone. Returns the auto-delete queues left without one."""
+    orphans = []
+    for key, _ in tr.get_range(*keys.all_consumers, snapshot=True):
+        _tag, queue, session, tag = keys.unpack(key)
+        if session == session_id and remove_consumer(tr, keys, session_id, str(queue), str(tag)):
+            orphans.append(str(queue))
+    return orphans
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def clear_if(tr: Transaction, key: bytes, value: bytes) -> bool:
+    """Clear a key that still has this value."""
+    if tr.get(key) != value:
+        return False
+    tr.clear(key)
+    return True
+
+
+def check_format(tr: Transaction, keys: Keyspace) -> None:
+    """Raises ``FormatError`` if the namespace was written by a newer version; marks a new one as ours."""
+    stored = tr.get(keys.format)
+    if stored is None:
+        tr.set(keys.format, b"%d" % FORMAT_VERSION)
+    elif not stored.isdigit() or int(stored) > FORMAT_VERSION:
+        raise FormatError(
+            "the store was written by a newer celery-fdb",
+            stored=stored.decode(errors="replace"),
+            supported=FORMAT_VERSION,
+            fix="upgrade celery-fdb in this process",
+        )

@@ -1,0 +1,162 @@
+"""Dead letters: what happens to a message that will not be delivered again.
+
+In the transaction that takes it out of its queue it goes to the queue's dead-letter exchange
+(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``), or, where none is set, to ``<queue>.dead``, which keeps it
+for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
+(https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
+
+Two exceptions keep the set of messages finite. A message that dies of expiry is dropped unless a dead-letter exchange
+is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kombu_fdb.clock import IdSource
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_record
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import NO_PRIORITY, Death
+from kombu_fdb.queue.tally import Tally
+from kombu_fdb.routing.tables import RoutingTables
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["Graves", "Policy", "bury", "drop", "drop_expired"]
+
+DEAD_SUFFIX = ".dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a namespace does with messages that can't be handled. Sizes in bytes, times in milliseconds."""
+
+    max_message_size: int = 8 * 1024 * 1024
+    #: How often a message may come back from a consumer before it is dead-lettered; None for ever.
+    delivery_limit: int | None = 20
+    #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
+    keep_dead: bool = True
+    dead_ttl_ms: int = 14 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Graves:
+    """What burying needs to know besides the transaction."""
+
+    keys: Keyspace
+    routing: RoutingTables
+    policy: Policy
+    ids: IdSource
+
+    def over_limit(self, tr: Transaction, queue: str, value: bytes) -> bool:
+        """Whether the record has come back as often as it may."""
+        limit = self.routing.delivery_limit(tr, queue, self.policy.delivery_limit)
+        try:
+            return limit is not None and decode_record(value).redeliveries >= limit
+        except FormatError:
+            return True
+
+
+def drop(tr: Transaction, keys: Keyspace, record: Record) -> None:
+    """Delete the payload of a message whose record is gone."""
+    if record.chunks:
+        tr.clear_range(*keys.bodies(record.message_id))
+
+
+def drop_expired(
+    tr: Transaction, graves: Graves, tally: Tally, queue: str, record: Record, value: bytes, now_ms: int
+) -> None:
+    """A message outlived its time: dead-lettered if an exchange is set, else gone."""
+    if graves.routing.dead_letter_exchange(tr, queue) is None:
+        drop(tr, graves.keys, record)
+    else:
+        bury(tr, graves, tally, queue, value, "expired", now_ms)
+
+
+def bury(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    value: bytes,
+    reason: str,
+    now_ms: int,
+    *,
+    details: dict[str, str] | None = None,
+) -> None:
+    """Move a record, which its caller has taken out of ``queue``, to where its dead letters go."""
+    record = _readable(graves, value)
+    targets, exchange, routing_key = _targets(tr, graves, queue)
+    if not targets:
+        drop(tr, graves.keys, record)
+        return
+    death = Death(queue, reason, 1, now_ms, exchange, (routing_key,), details or {})
+    deaths = _remember(record.deaths, death)
+    expires_ms = 0 if exchange else now_ms + graves.policy.dead_ttl_ms
+    for target, message in zip(targets, _copies(tr, graves, record, len(targets)), strict=True):
+        _store(tr, graves.keys, tally, target, message, deaths, expires_ms)
+
+
+def _readable(graves: Graves, value: bytes) -> Record:
+    """The record; of unreadable bytes, one whose payload they are, so that nothing is lost and a person can look."""
+    try:
+        return decode_record(value)
+    except FormatError:
+        return Record(graves.ids(), 0, 0, 0, 0, len(value), value, ())
+
+
+def _targets(tr: Transaction, graves: Graves, queue: str) -> tuple[list[str], str, str]:
+    """Queues that take this queue's dead letters, and the exchange and routing key they were found by."""
+    exchange = graves.routing.dead_letter_exchange(tr, queue)
+    if exchange is not None:
+        routing_key = graves.routing.dead_letter_routing_key(tr, queue)
+        return graves.routing.route(tr, exchange, routing_key), exchange, routing_key
+    if queue.endswith(DEAD_SUFFIX) or not graves.policy.keep_dead:
+        return [], "", ""
+    return [queue + DEAD_SUFFIX], "", queue + DEAD_SUFFIX
+
+
+def _remember(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+    """One entry per queue and reason, the newest first."""
+    others = [old for old in deaths if (old.queue, old.reason) != (death.queue, death.reason)]
+    count = sum(old.count for old in deaths if old not in others)
+    return (dataclasses.replace(death, count=count + 1), *others)
+
+
+def _copies(tr: Transaction, graves: Graves, record: Record, number: int) -> list[Record]:
+    """The message once per target. Chunks belong to one message id, so further copies get chunks of their own."""
+    copies = [record]
+    for _ in range(number - 1):
+        copy = record._replace(message_id=graves.ids())
+        for key, chunk in tr.get_range(*graves.keys.bodies(record.message_id), snapshot=True):
+            number_ = graves.keys.unpack(key)[-1]
+            assert isinstance(number_, int)
+            tr.set(graves.keys.body(copy.message_id, number_), chunk)
+        copies.append(copy)
+    return copies
+
+
+def _store(
+    tr: Transaction,
+    keys: Keyspace,
+    tally: Tally,
+    target: str,
+    record: Record,
+    deaths: tuple[Death, ...],
+    expires_ms: int,
+) -> None:
+    value = encode_record(
+        record.message_id,
+        record.payload,
+        published_ms=record.published_ms,
+        expires_ms=expires_ms,
+        deaths=deaths,
+        chunks=record.chunks or None,
+        size=record.size,
+    )
+    if not record.chunks:
+        for number, chunk in enumerate(chunks_of(record.payload)):
+            tr.set(keys.body(record.message_id, number), chunk)
+    tr.set_versionstamped_key(keys.ready_prefix(target, NO_PRIORITY), tally.next_user_version(), value)
+    tally.ready(target)

@@ -1,0 +1,56 @@
+"""Delays: messages that are not ready before a moment, and their promotion when it comes.
+
+A delayed message stands in a range of its own, ordered by its due time, so no claim ever walks over it and no worker
+holds it. One consumer process at a time (``session.hold_role``) promotes what is due: its record moves to the end of
+the ready range, or of its rank there. Only this uses the wall clock, and a wrong one moves a start by its error and
+harms nothing else. Two promoters at once are harmless too: they conflict on the messages they both want.
+
+``("waiting", queue)`` says that a queue may have delayed messages; it is cleared by a promoter that read the whole
+range, serializably, as empty: a message delayed meanwhile makes that transaction fail.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
+from kombu_fdb.queue.tally import DELAYED, Tally
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["MESSAGES_PER_TRANSACTION", "promote", "waiting"]
+
+MESSAGES_PER_TRANSACTION = 200
+
+
+def waiting(tr: Transaction, keys: Keyspace) -> list[str]:
+    """Queues that may have delayed messages."""
+    queues = []
+    for key, _ in tr.get_range(*keys.all_waiting, snapshot=True):
+        queue = keys.unpack(key)[1]
+        assert isinstance(queue, str)
+        queues.append(queue)
+    return queues
+
+
+def promote(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, now_ms: int) -> tuple[int, int | None]:
+    """Make up to :data:`MESSAGES_PER_TRANSACTION` due messages ready. Returns how many, and when the next is due."""
+    begin, end = keys.delayed_until(queue, now_ms)
+    due = tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    for key, value in due:
+        tr.add_read_conflict_key(key)
+        tr.clear(key)
+        _due_ms, rank = keys.split_delayed(queue, key)
+        tr.set_versionstamped_key(keys.ready(queue) + rank + STAMP_CODE, tally.next_user_version(), value)
+    if due:
+        tally.change(queue, DELAYED, -len(due))
+        tally.ready(queue, len(due))
+    return len(due), _next_due(tr, keys, queue)
+
+
+def _next_due(tr: Transaction, keys: Keyspace, queue: str) -> int | None:
+    whole = range_of(keys.delayed(queue))
+    head = tr.get_range(*whole, limit=1, snapshot=True)
+    if head:
+        return keys.split_delayed(queue, head[0][0])[0]
+    tr.add_read_conflict_range(*whole)
+    tr.clear(keys.waiting(queue))
+    return None

@@ -1,0 +1,366 @@
+"""The only door to the queue: opens transactions and runs the verbs in them.
+
+One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; it is told
+the time, and every method may be called from any thread.
+
+What a caller must know about failure (``store/retry.py``): every method either happened entirely, or raised and did not
+happen, with one exception. If it raises ``CommitUnknown``, the store stopped answering during the commit:
+
+* ``publish``: the message may be stored. Publishing again may store it twice.
+* ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` finds and releases them;
+  the owner of the session calls it before it claims again.
+* ``ack``, ``release``, ``reject``: call again with the same leases; what has happened stays as it is.
+* all others: call again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
+from typing import TypeVar
+
+from kombu_fdb.clock import Clock, IdSource
+from kombu_fdb.errors import MessageTooLarge
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Delivery, Lease, Publication, QueueCounts
+from kombu_fdb.queue import claim, control, deadletter, delay, inspect, publish, session, settle, sweep
+from kombu_fdb.queue.contention import Contention
+from kombu_fdb.queue.tally import Tally
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
+from kombu_fdb.store.protocol import Database, Transaction, Watch
+from kombu_fdb.store.retry import CommitTokens, Retry
+
+__all__ = ["Engine", "Policy"]
+
+T = TypeVar("T")
+Policy = settle.Policy
+
+
+class Engine:
+    """Publish, claim and settle messages.
+
+    ``timeout_s``: deadline of each call but ``publish``, whose is ``publish_timeout_s``.
+    Raises ``StoreUnavailable`` from every method when its deadline passes.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        rng: random.Random,
+        policy: Policy | None = None,
+        timeout_s: float = 5.0,
+        publish_timeout_s: float = 10.0,
+    ) -> None:
+        self.keys = Keyspace(namespace)
+        self.policy = policy or Policy()
+        self.routing = RoutingTables(self.keys, clock)
+        self._database = database
+        self._clock = clock
+        self._ids = ids
+        self._rng = rng
+        self._timeout_s = timeout_s
+        self._publish_timeout_s = publish_timeout_s
+        client = ids()
+        tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
+        self._retry = Retry(database, clock, tokens, rng)
+        self._lease_numbers = count(1)
+        self._contention: dict[tuple[str, ...], Contention] = {}
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def publish(self, publications: Sequence[Publication], *, timeout_s: float | None = None) -> list[list[str]]:
+        """Route and store all of them in one transaction, in this order; all or none.
+
+        Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
+        ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
+        transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CommitUnknown``. Guarantee: DURABLE.
+        """
+        for publication in publications:
+            self._check_size(publication)
+        now_ms = self._clock.wall_ms()
+
+        def body(tr: Transaction, tally: Tally) -> list[list[str]]:
+            return publish.publish(tr, self.keys, self.routing, tally, publications, now_ms=now_ms, ids=self._ids)
+
+        return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
+
+    def _check_size(self, publication: Publication) -> None:
+        if len(publication.payload) > self.policy.max_message_size:
+            raise MessageTooLarge(
+                size=len(publication.payload),
+                max_message_size=self.policy.max_message_size,
+                fix="store the data elsewhere and send a reference, or raise max_message_size",
+            )
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        session_id: bytes,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        no_ack: Collection[str] = (),
+        acks: Sequence[Lease] = (),
+    ) -> list[Delivery]:
+        """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
+
+        Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
+        transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
+        ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
+        """
+        contention = self._contention.setdefault(tuple(sorted(queues)), Contention(self._rng))
+        first = next(self._lease_numbers)
+        for _ in range(limit - 1):
+            next(self._lease_numbers)
+        contention.begin()
+
+        def body(tr: Transaction, tally: Tally) -> list[Delivery]:
+            if acks:
+                settle.ack(tr, self.keys, tally, acks)
+            session.require(tr, self.keys, session_id)
+            window = claim.Window(session_id, first, limit, contention.next_slice(), self._clock.wall_ms())
+            return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
+
+        return self._write(body)
+
+    def _context(self) -> deadletter.Graves:
+        return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
+
+    def arm(self, queues: Sequence[str]) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now."""
+
+        def body(tr: Transaction) -> list[Watch] | None:
+            return claim.arm(tr, self.keys, queues)
+
+        return self._read(body)
+
+    # -- settle ----------------------------------------------------------------------------------------------------
+
+    def ack(self, leases: Sequence[Lease]) -> list[bool]:
+        """Delete these messages. False for each whose lease is lost: nothing was changed for it."""
+        return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
+
+    def release(self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0) -> list[bool]:
+        """Hand messages back: to their original position, or due at ``due_ms``.
+
+        ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
+        unstarted message is handed back uncounted. False for each lost lease.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> list[bool]:
+            return settle.release(tr, self._context(), tally, leases, self._now(), counted=counted, due_ms=due_ms)
+
+        return self._write(body)
+
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: str) -> list[bool]:
+        """Dead-letter messages with this reason. False for each lost lease."""
+
+        def body(tr: Transaction, tally: Tally) -> list[bool]:
+            return settle.reject(tr, self._context(), tally, leases, self._now(), reason=reason, details=details)
+
+        return self._write(body)
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def open_session(self, description: dict[str, str | int]) -> bytes:
+        """Begin to be a consumer; returns the session's id, which must be beaten every few seconds."""
+        session_id = self._ids()
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description))
+        return session_id
+
+    def beat(self, session_id: bytes) -> bool:
+        """Show that the session is alive. False if it was fenced: all its leases are lost."""
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id))
+
+    def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
+        """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
+        held = self._read(lambda tr: session.leases(tr, self.keys, session_id))
+        unknown = [lease for lease in held if lease not in known]
+        return sum(sum(self.release(part, counted=False)) for part in _parts(unknown, sweep.LEASES_PER_TRANSACTION))
+
+    def close_session(self, session_id: bytes) -> int:
+        """End the session and hand all its messages back, uncounted, at their positions. Returns how many."""
+        self._write(lambda tr, _: session.fence(tr, self.keys, session_id))
+        return self.release_session(session_id, counted=False)
+
+    def beats(self) -> list[tuple[bytes, bytes]]:
+        """All sessions' last heartbeats, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
+        return self._read(lambda tr: session.beats(tr, self.keys))
+
+    def fence(self, session_id: bytes, last_beat: bytes) -> bool:
+        """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
+        return self._write(lambda tr, _: session.fence(tr, self.keys, session_id, last_beat=last_beat))
+
+    def release_session(self, session_id: bytes, *, counted: bool = True) -> int:
+        """Bring the messages of a fenced session back, in parts; idempotent. Guarantee: BACK-SOON."""
+        total = 0
+
+        def body(tr: Transaction, tally: Tally) -> int:
+            return sweep.release_part(tr, self._context(), tally, session_id, self._now(), counted=counted)
+
+        while released := self._write(body):
+            total += released
+        for queue in self._write(lambda tr, _: control.drop_consumers(tr, self.keys, session_id)):
+            self.delete_queue(queue, if_unused=True)
+        return total
+
+    # -- duties of whoever holds a role ----------------------------------------------------------------------------
+
+    def hold_role(self, role: str, session_id: bytes, observed: bytes | None) -> bool:
+        """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""
+        return self._write(lambda tr, _: session.hold_role(tr, self.keys, role, session_id, observed))
+
+    def role_record(self, role: str) -> bytes | None:
+        return self._read(lambda tr: tr.get(self.keys.role(role)))
+
+    def leave_role(self, role: str, session_id: bytes) -> None:
+        self._write(lambda tr, _: session.leave_role(tr, self.keys, role, session_id))
+
+    def promote(self) -> tuple[int, int | None]:
+        """Make due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
+        promoted, next_due = 0, None
+        for queue in self._read(lambda tr: delay.waiting(tr, self.keys)):
+            moved, due_ms = self._promote_queue(queue)
+            promoted += moved
+            next_due = due_ms if next_due is None else min(next_due, due_ms or next_due)
+        return promoted, next_due
+
+    def _promote_queue(self, queue: str) -> tuple[int, int | None]:
+        total = 0
+        while True:
+            moved, due_ms = self._write(lambda tr, tally: delay.promote(tr, self.keys, tally, queue, self._now()))
+            total += moved
+            if moved < delay.MESSAGES_PER_TRANSACTION:
+                return total, due_ms
+
+    def watch_alarm(self) -> Watch:
+        """Fires when a message was delayed, so that the promoter looks again."""
+        return self._read(lambda tr: tr.watch(self.keys.alarm))
+
+    def expiring_queues(self) -> list[tuple[str, bytes, int]]:
+        """Unused queues with ``x-expires``: name, last use, and the milliseconds they may stay unused."""
+        return self._read(lambda tr: control.expiring(tr, self.keys))
+
+    def expire_queue(self, queue: str, last_use: bytes) -> bool:
+        """Delete a queue unless it was used since ``last_use``."""
+        if not self._write(lambda tr, _: control.begin_expiry(tr, self.keys, queue, last_use)):
+            return False
+        self.delete_queue(queue)
+        return True
+
+    def tokens(self) -> list[tuple[bytes, bytes]]:
+        """All commit tokens, for an Observer."""
+        return self._read(lambda tr: tr.get_range(*self.keys.all_tokens, snapshot=True))
+
+    def clear_token(self, key: bytes, value: bytes) -> bool:
+        """Clear a token that is still what was observed."""
+        return self._write(lambda tr, _: control.clear_if(tr, key, value))
+
+    # -- queues and routing ----------------------------------------------------------------------------------------
+
+    def declare_queue(self, declaration: QueueDeclaration) -> None:
+        """Create a queue or update its arguments."""
+        self._write(lambda tr, _: control.declare_queue(tr, self.keys, declaration))
+        self.routing.forget_queue(declaration.name)
+
+    def queue(self, name: str) -> QueueDeclaration | None:
+        """Its declaration; None if there is no such queue."""
+        return self._read(lambda tr: self.routing.read_queue(tr, name))
+
+    def queues(self) -> dict[str, QueueCounts]:
+        """All queues that are declared or hold messages, with their counters."""
+        return self._read(lambda tr: inspect.queues(tr, self.keys))
+
+    def counts(self, queue: str) -> QueueCounts:
+        """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
+        return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
+
+    def purge(self, queue: str) -> int:
+        """Delete all ready and delayed messages; leased ones stay. Returns how many."""
+        total = 0
+        while deleted := self._write(lambda tr, tally: control.purge_part(tr, self.keys, tally, queue)):
+            total += deleted
+        return total
+
+    def delete_queue(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int | None:
+        """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused."""
+        if not self._write(
+            lambda tr, _: control.delete_queue(tr, self.keys, queue, if_unused=if_unused, if_empty=if_empty)
+        ):
+            return None
+        self.routing.forget_queue(queue)
+        return self.purge(queue)
+
+    def declare_exchange(self, exchange: Exchange) -> None:
+        """Create an exchange. Raises ``NotEquivalent`` if it exists with another type."""
+        self._write(lambda tr, _: control.declare_exchange(tr, self.keys, exchange))
+
+    def exchange(self, name: str) -> Exchange | None:
+        return self._read(lambda tr: self.routing.read_exchange(tr, name))
+
+    def exchanges(self) -> list[Exchange]:
+        return self._read(lambda tr: inspect.exchanges(tr, self.keys))
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
+        """Delete an exchange and its bindings; False if refused. The queues stay."""
+        return self._write(lambda tr, _: control.delete_exchange(tr, self.keys, name, if_unused=if_unused))
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Raises ``ExchangeNotFound``. Idempotent."""
+        self._write(lambda tr, _: control.bind(tr, self.keys, queue, exchange, routing_key))
+
+    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Idempotent."""
+        self._write(lambda tr, _: control.unbind(tr, self.keys, queue, exchange, routing_key))
+
+    def bindings(self) -> list[tuple[str, str, str]]:
+        """``(exchange, queue, routing key)`` of every binding."""
+        return self._read(lambda tr: inspect.bindings(tr, self.keys))
+
+    def route(self, exchange: str, routing_key: str) -> list[str]:
+        """The queues a message would reach now."""
+        return self._read(lambda tr: self.routing.route(tr, exchange, routing_key))
+
+    def add_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
+        self._write(lambda tr, _: control.add_consumer(tr, self.keys, session_id, queue, tag))
+
+    def remove_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+        """Deletes an auto-delete queue with its last consumer."""
+        if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
+            self.delete_queue(queue, if_unused=True)
+
+    def touch(self, queue: str) -> None:
+        """Note that a queue with ``x-expires`` was used."""
+        self._write(lambda tr, _: control.touch(tr, self.keys, queue))
+
+    def check_format(self) -> None:
+        """Raises ``FormatError`` if a newer version wrote this store; marks an empty one."""
+        self._write(lambda tr, _: control.check_format(tr, self.keys))
+
+    # -- how ---------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return self._clock.wall_ms()
+
+    def _read(self, verb: Callable[[Transaction], T]) -> T:
+        return self._retry.read(verb, timeout_s=self._timeout_s)
+
+    def _write(self, verb: Callable[[Transaction, Tally], T], timeout_s: float | None = None) -> T:
+        def body(tr: Transaction) -> T:
+            tally = Tally()
+            result = verb(tr, tally)
+            tally.write(tr, self.keys)
+            return result
+
+        return self._retry(body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+
+
+def _parts(items: list[Lease], size: int) -> list[list[Lease]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

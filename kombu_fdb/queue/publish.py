@@ -1,0 +1,93 @@
+"""Publish: route a message and store a copy in each queue it reaches.
+
+A publish to the default exchange reads nothing and never conflicts: the position is the versionstamp of the commit, so
+queue order is commit order. (The seeds' "read the last index, add a random suffix" costs a read and loses the order.)
+A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.clock import IdSource
+from kombu_fdb.keyspace.codec import chunks_of, encode_record
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Publication
+from kombu_fdb.queue.tally import Tally
+from kombu_fdb.routing.tables import RoutingTables
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed"]
+
+#: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
+BATCH_BYTES = 4_000_000
+#: A stamp's user version has 2 bytes; far fewer keep a transaction short.
+BATCH_MESSAGES = 2_000
+
+
+def publish(
+    tr: Transaction,
+    keys: Keyspace,
+    routing: RoutingTables,
+    tally: Tally,
+    publications: Sequence[Publication],
+    *,
+    now_ms: int,
+    ids: IdSource,
+) -> list[list[str]]:
+    """Store all of them in order. Returns the queues each reached."""
+    reached = []
+    for publication in publications:
+        queues = routing.route(tr, publication.exchange, publication.routing_key)
+        for queue in queues:
+            ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
+            put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=ids())
+        reached.append(queues)
+    return reached
+
+
+def put(
+    tr: Transaction,
+    keys: Keyspace,
+    tally: Tally,
+    queue: str,
+    publication: Publication,
+    *,
+    ttl_ms: int | None,
+    now_ms: int,
+    message_id: bytes,
+) -> None:
+    """Store one copy in one queue."""
+    payload = publication.payload
+    start_ms = max(now_ms, publication.due_ms)
+    record = encode_record(
+        message_id, payload, published_ms=now_ms, expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms)
+    )
+    for number, chunk in enumerate(chunks_of(payload)):
+        tr.set(keys.body(message_id, number), chunk)
+    if publication.due_ms > now_ms:
+        store_delayed(tr, keys, tally, queue, publication.due_ms, keys.rank(publication.priority), record)
+        return
+    tr.set_versionstamped_key(keys.ready_prefix(queue, publication.priority), tally.next_user_version(), record)
+    tally.ready(queue)
+
+
+def store_delayed(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes
+) -> None:
+    """Keep a record out of the ready range until it is due. Guarantee: NOT-EARLY."""
+    tr.set_versionstamped_key(keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version(), record)
+    tr.set(keys.waiting(queue), b"")
+    tally.delayed(queue)
+
+
+def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
+    """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
+    ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
+    return min(ends, default=0)
+
+
+def _shorter(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

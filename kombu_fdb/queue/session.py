@@ -1,0 +1,94 @@
+"""Sessions: the consumer processes, and how the others know that one is dead.
+
+Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
+Everything the session claims stands under ``("lease", id, number)``.
+
+* open -> fenced: somebody clears ``("session", id)``. The owner does it itself when it closes; any other process does
+  it after it has seen the beat *unchanged* in at least 4 successful looks over at least the session's time to live, by
+  the observer's own monotonic clock (``sweep.Observer``). No two machines' clocks are compared, and store versions
+  are never taken for time: they run at a million a second and jump by a hundred million in a recovery.
+* fenced -> gone: whoever fenced it, or anybody who finds leases of a session that does not exist, brings the messages
+  back (``sweep.release_part``) until none is left.
+
+What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
+fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner
+learns of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced
+aborts the fencing, because the fencing reads the beat. If the process that fenced dies before the leases are back, the
+beat record it left makes the next observer finish the work: the beat is cleared only when no lease is left.
+
+A *role* (promoter) is a record ``(session, stamp)`` its holder renews; others take it when they saw it unchanged too
+long, or when it is absent. Two holders at once are harmless by the design of the duties.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.errors import LeaseLost
+from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Lease
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["beat", "beats", "fence", "hold_role", "leases", "leave_role", "open_session", "require"]
+
+
+def open_session(tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int]) -> None:
+    """Record the session and its first beat."""
+    tr.set(keys.session(session_id), encode_json(description))
+    tr.set_versionstamped_value(keys.beat(session_id))
+
+
+def require(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
+    """Raises ``LeaseLost`` if the session was fenced."""
+    if tr.get(keys.session(session_id)) is None:
+        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+
+
+def beat(tr: Transaction, keys: Keyspace, session_id: bytes) -> bool:
+    """Show a sign of life; False if the session was fenced."""
+    if tr.get(keys.session(session_id)) is None:
+        return False
+    tr.set_versionstamped_value(keys.beat(session_id))
+    return True
+
+
+def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes]]:
+    """Every session that is open or not yet cleaned up, with its last beat."""
+    found = []
+    for key, value in tr.get_range(*keys.all_beats, snapshot=True):
+        session_id = keys.unpack(key)[1]
+        assert isinstance(session_id, bytes)
+        found.append((session_id, value))
+    return found
+
+
+def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
+    """End the session, unless its beat is no longer ``last_beat``."""
+    if last_beat is not None and tr.get(keys.beat(session_id)) != last_beat:
+        return False
+    tr.clear(keys.session(session_id))
+    return True
+
+
+def leases(tr: Transaction, keys: Keyspace, session_id: bytes) -> list[Lease]:
+    """All messages the session holds."""
+    numbers = [keys.unpack(key)[2] for key, _ in tr.get_range(*range_of(keys.leases(session_id)), snapshot=True)]
+    return [Lease(session_id, number) for number in numbers if isinstance(number, int)]
+
+
+def hold_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes, observed: bytes | None) -> bool:
+    """Take a role that is free or whose record is still ``observed``, or renew it if it is ours."""
+    key = keys.role(role)
+    record = tr.get(key)
+    if record is not None and not record.startswith(session_id) and record != observed:
+        return False
+    tr.set_versionstamped_value(key, prefix=session_id)
+    return True
+
+
+def leave_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes) -> None:
+    """Free a role we hold, so that another process takes it at once."""
+    key = keys.role(role)
+    record = tr.get(key)
+    if record is not None and record.startswith(session_id):
+        tr.clear(key)

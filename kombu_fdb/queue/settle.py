@@ -1,0 +1,133 @@
+"""Settle: acknowledge, hand back or reject what a session holds.
+
+Each verb reads the leases serializably and acts only on those it finds: a lease that was swept, or settled before, is
+left alone and reported as lost. That is the fence. A late owner can change nothing (ONE-OWNER), and every verb may be
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, redelivered
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import pack_int
+from kombu_fdb.model import URGENT, Lease
+from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
+from kombu_fdb.queue.publish import store_delayed
+from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["Policy", "ack", "put_back", "reject", "release"]
+
+
+def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) -> list[bool]:
+    """Delete the messages."""
+    held = _take_leases(tr, keys, tally, leases)
+    for lease in held:
+        if lease is not None:
+            _queue, _place, value = lease
+            _drop_value(tr, keys, value)
+    return [lease is not None for lease in held]
+
+
+def release(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    leases: Sequence[Lease],
+    now_ms: int,
+    *,
+    counted: bool,
+    due_ms: int = 0,
+) -> list[bool]:
+    """Hand the messages back."""
+    held = _take_leases(tr, graves.keys, tally, leases)
+    for lease in held:
+        if lease is not None:
+            put_back(tr, graves, tally, *lease, now_ms, counted=counted, due_ms=due_ms)
+    return [lease is not None for lease in held]
+
+
+def reject(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    leases: Sequence[Lease],
+    now_ms: int,
+    *,
+    reason: str,
+    details: dict[str, str],
+) -> list[bool]:
+    """Dead-letter the messages, in the transaction that takes their leases away."""
+    held = _take_leases(tr, graves.keys, tally, leases)
+    for lease in held:
+        if lease is not None:
+            queue, _place, value = lease
+            bury(tr, graves, tally, queue, value, reason, now_ms, details=details)
+    return [lease is not None for lease in held]
+
+
+def put_back(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    place: bytes,
+    value: bytes,
+    now_ms: int,
+    *,
+    counted: bool,
+    due_ms: int = 0,
+) -> None:
+    """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
+    if counted:
+        if graves.over_limit(tr, queue, value):
+            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms)
+            return
+        value = redelivered(value)
+    if due_ms > now_ms:
+        store_delayed(tr, graves.keys, tally, queue, due_ms, _rank(place), value)
+        return
+    tr.set(graves.keys.ready(queue) + place, value)
+    tally.ready(queue)
+
+
+def _rank(place: bytes) -> bytes:
+    """The packed rank at the head of a place: one byte for rank 0, two for the others."""
+    zero = pack_int(0)
+    return zero if place.startswith(zero) else place[: len(pack_int(URGENT))]
+
+
+def _take_leases(
+    tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]
+) -> list[tuple[str, bytes, bytes] | None]:
+    """Clear the leases that still exist: queue, place, record of each, or None."""
+    lease_keys = [keys.lease(*lease) for lease in leases]
+    held: list[tuple[str, bytes, bytes] | None] = []
+    seen: set[bytes] = set()
+    for key, value in zip(lease_keys, tr.get_many(lease_keys), strict=True):
+        if value is None or key in seen:
+            held.append(None)
+            continue
+        seen.add(key)
+        held.append(_end_lease(tr, tally, key, value))
+    return held
+
+
+def _end_lease(tr: Transaction, tally: Tally, key: bytes, value: bytes) -> tuple[str, bytes, bytes] | None:
+    try:
+        lease = decode_lease(value)
+    except FormatError:  # left where it is: the sweep keeps it for a person to look at
+        return None
+    tr.clear(key)
+    tally.change(lease[0], LEASED, -1)
+    return lease
+
+
+def _drop_value(tr: Transaction, keys: Keyspace, value: bytes) -> None:
+    try:
+        drop(tr, keys, decode_record(value))
+    except FormatError:  # nothing but the record can be deleted, and that is done
+        return

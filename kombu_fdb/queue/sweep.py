@@ -1,0 +1,96 @@
+"""Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
+
+Every consumer process observes all sessions; nobody is elected, so the death of a sweeper delays nothing. Which of
+several sweepers ends a session is decided by the fencing transaction, and two that bring the same messages back
+conflict on the leases. See ``session.py`` for the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue.deadletter import Graves, bury
+from kombu_fdb.queue.settle import put_back
+from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["LEASES_PER_TRANSACTION", "Observer", "release_part"]
+
+LEASES_PER_TRANSACTION = 200
+#: An outage or a recovery shows every session unchanged in one look, or two; it takes more to be dead.
+LOOKS = 4
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Sighting:
+    value: bytes
+    since: float
+    looks: int
+
+
+class Observer(Generic[K]):
+    """Tells which of many values have not changed for long, by the caller's own monotonic clock."""
+
+    def __init__(self) -> None:
+        self._sightings: dict[K, _Sighting] = {}
+
+    def look(self, values: Iterable[tuple[K, bytes]], now: float) -> None:
+        """Note the values of one successful look; what is not among them is forgotten."""
+        seen: dict[K, _Sighting] = {}
+        for key, value in values:
+            sighting = self._sightings.get(key)
+            if sighting is None or sighting.value != value:
+                seen[key] = _Sighting(value, now, 1)
+            else:
+                sighting.looks += 1
+                seen[key] = sighting
+        self._sightings = seen
+
+    def unchanged(self, key: K, now: float) -> float:
+        """For how many seconds the value is known to be the same; 0 until it was looked at often enough."""
+        sighting = self._sightings.get(key)
+        if sighting is None or sighting.looks < LOOKS:
+            return 0.0
+        return now - sighting.since
+
+    def silent(self, now: float, ttl_s: float) -> list[tuple[K, bytes]]:
+        """Those unchanged for at least ``ttl_s`` seconds."""
+        return [(key, seen.value) for key, seen in self._sightings.items() if self.unchanged(key, now) >= ttl_s]
+
+
+def release_part(
+    tr: Transaction, graves: Graves, tally: Tally, session_id: bytes, now_ms: int, *, counted: bool
+) -> int:
+    """Bring up to :data:`LEASES_PER_TRANSACTION` messages of a fenced session back; 0 when it is gone entirely.
+
+    The leases are conflict keys: an acknowledgement that commits meanwhile makes this transaction start again.
+    """
+    keys = graves.keys
+    if tr.get(keys.session(session_id)) is not None:
+        return 0  # beaten and never fenced: not ours to take
+    whole = range_of(keys.leases(session_id))
+    rows = tr.get_range(*whole, limit=LEASES_PER_TRANSACTION, snapshot=True)
+    for key, value in rows:
+        tr.add_read_conflict_key(key)
+        tr.clear(key)
+        _bring_back(tr, graves, tally, value, now_ms, counted=counted)
+    if not rows:
+        tr.clear(keys.beat(session_id))
+    return len(rows)
+
+
+def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now_ms: int, *, counted: bool) -> None:
+    try:
+        queue, place, record = decode_lease(value)
+    except FormatError as error:  # its queue is not known any more; kept for a person to look at
+        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, details={"error": str(error)})
+        return
+    tally.change(queue, LEASED, -1)
+    put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

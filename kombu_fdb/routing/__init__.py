@@ -1,0 +1,1 @@
+"""Exchanges, bindings and queue declarations: shared by all processes, kept in the store."""

@@ -1,0 +1,175 @@
+"""The routing tables as one process sees them.
+
+Exchanges and their bindings are cached per exchange, under the exchange's epoch: a key that every change of that
+exchange sets to its versionstamp. A publish to a named exchange reads the epoch (one snapshot read) in its own
+transaction and reloads the exchange if it is another, so a binding counts from its commit on: a client that binds its
+reply queue and then asks gets every answer. A burst of short-lived reply queues reloads only their own exchange.
+
+Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
+the most frequent publish, to a queue through the default exchange, is to read nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu_fdb.clock import Clock
+from kombu_fdb.errors import ExchangeNotFound
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.routing.match import matches
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables"]
+
+#: How long a declaration is believed, in seconds.
+DECLARATION_AGE_S = 1.0
+#: Declarations remembered at most; reply queues come and go.
+MOST_DECLARATIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """``type``: direct, topic or fanout."""
+
+    name: str
+    type: str = "direct"
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        return encode_json([self.type, self.durable, self.auto_delete, self.arguments])
+
+    @classmethod
+    def decode(cls, name: str, value: bytes) -> Exchange:
+        return cls(name, *decode_json(value))
+
+
+#: Exchanges that exist without being declared (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges).
+PREDECLARED = {
+    exchange.name: exchange
+    for exchange in (
+        Exchange("amq.direct", "direct"),
+        Exchange("amq.fanout", "fanout"),
+        Exchange("amq.topic", "topic"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeclaration:
+    """``arguments`` keep AMQP's names and units (``x-message-ttl`` and ``x-expires`` in milliseconds)."""
+
+    name: str
+    durable: bool = True
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        return encode_json([self.durable, self.exclusive, self.auto_delete, self.arguments])
+
+    @classmethod
+    def decode(cls, name: str, value: bytes) -> QueueDeclaration:
+        return cls(name, *decode_json(value))
+
+    @property
+    def can_vanish(self) -> bool:
+        """Whether it is deleted when nobody uses it."""
+        return self.auto_delete or self.exclusive or "x-expires" in self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    epoch: bytes | None
+    exchange: Exchange | None
+    #: (routing key, queue)
+    bindings: list[tuple[str, str]]
+
+
+class RoutingTables:
+    """One process's view. Thread-safe: entries are replaced whole."""
+
+    def __init__(self, keys: Keyspace, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._loaded: dict[str, _Loaded] = {}
+        self._declarations: dict[str, tuple[float, QueueDeclaration | None]] = {}
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
+        """The queues a message reaches, each once. Raises ``ExchangeNotFound``."""
+        if not exchange:
+            return [routing_key]
+        loaded = self._load(tr, exchange)
+        if loaded.exchange is None:
+            raise ExchangeNotFound(exchange=exchange, fix="declare it before publishing to it")
+        kind = loaded.exchange.type
+        queues = [queue for key, queue in loaded.bindings if matches(kind, key, routing_key)]
+        return list(dict.fromkeys(queues))
+
+    def _load(self, tr: Transaction, name: str) -> _Loaded:
+        epoch = tr.get(self._keys.epoch(name), snapshot=True)
+        loaded = self._loaded.get(name)
+        if loaded is None or loaded.epoch != epoch:
+            loaded = self._loaded[name] = _Loaded(epoch, self.read_exchange(tr, name), self._read_bindings(tr, name))
+        return loaded
+
+    def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:
+        value = tr.get(self._keys.exchange(name), snapshot=True)
+        return PREDECLARED.get(name) if value is None else Exchange.decode(name, value)
+
+    def _read_bindings(self, tr: Transaction, name: str) -> list[tuple[str, str]]:
+        bindings = []
+        for key, _ in tr.get_range(*self._keys.bindings(name), snapshot=True):
+            _tag, _exchange, queue, routing_key = self._keys.unpack(key)
+            bindings.append((str(routing_key), str(queue)))
+        return bindings
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def read_queue(self, tr: Transaction, name: str) -> QueueDeclaration | None:
+        value = tr.get(self._keys.queue(name), snapshot=True)
+        return None if value is None else QueueDeclaration.decode(name, value)
+
+    def forget_queue(self, name: str) -> None:
+        """Read it again: this process changed it."""
+        self._declarations.pop(name, None)
+
+    def _argument(self, tr: Transaction, queue: str, argument: str) -> Any:
+        declaration = self._declaration(tr, queue)
+        return None if declaration is None else declaration.arguments.get(argument)
+
+    def _declaration(self, tr: Transaction, queue: str) -> QueueDeclaration | None:
+        now = self._clock.monotonic()
+        read_at, declaration = self._declarations.get(queue, (None, None))
+        if read_at is None or now - read_at >= DECLARATION_AGE_S:
+            declaration = self.read_queue(tr, queue)
+            if len(self._declarations) >= MOST_DECLARATIONS:
+                self._declarations.clear()
+            self._declarations[queue] = (now, declaration)
+        return declaration
+
+    def message_ttl_ms(self, tr: Transaction, queue: str) -> int | None:
+        """``x-message-ttl``."""
+        ttl = self._argument(tr, queue, "x-message-ttl")
+        return None if ttl is None else int(ttl)
+
+    def delivery_limit(self, tr: Transaction, queue: str, default: int | None) -> int | None:
+        """``x-delivery-limit``; negative is none, as in RabbitMQ."""
+        limit = self._argument(tr, queue, "x-delivery-limit")
+        if limit is None:
+            return default
+        return int(limit) if int(limit) >= 0 else None
+
+    def dead_letter_exchange(self, tr: Transaction, queue: str) -> str | None:
+        """``x-dead-letter-exchange``; "" is the default exchange."""
+        exchange = self._argument(tr, queue, "x-dead-letter-exchange")
+        return None if exchange is None else str(exchange)
+
+    def dead_letter_routing_key(self, tr: Transaction, queue: str) -> str:
+        """``x-dead-letter-routing-key``; the queue's name if not set."""
+        return str(self._argument(tr, queue, "x-dead-letter-routing-key") or queue)

@@ -1,0 +1,83 @@
+"""The seam: what a store must offer, in FoundationDB's terms. One screen; the queue is written once above it.
+
+Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-guide.html):
+
+* A transaction reads one consistent version and sees its own writes. It commits only if no key it read
+  *serializably* was written by a transaction that committed after that version; otherwise ``Conflict``. Snapshot
+  reads (``snapshot=True``) read the same version but never conflict; a write-only transaction never conflicts.
+* Keys and values are ``bytes``; ranges are ``begin <= key < end``. ``limit=0`` is no limit.
+* A versionstamp is 10 bytes, assigned at commit, larger than that of every transaction committed before. What a
+  versionstamped key will be can't be read in the same transaction.
+* A watch lives on after the commit and fires once, from any thread, when the key is changed by
+  ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised).
+  Compare what you read in the arming transaction: a change before that is not reported.
+* Limits: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
+  (``TransactionTooOld``).
+* ``begin(timeout_s)`` bounds each later call of that transaction. A commit that was sent and got no answer raises
+  ``CommitUnknown(in_flight=True)``; a call that was not a commit raises ``StoreUnavailable``.
+* Every error that leaves a driver is a :exc:`~kombu_fdb.errors.KombuFDBError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+__all__ = ["Database", "KeyValue", "Transaction", "Watch"]
+
+KeyValue = tuple[bytes, bytes]
+
+
+class Watch(Protocol):
+    def on_fire(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the watch fires, from any thread; at once if it has fired already."""
+
+    def cancel(self) -> None:
+        """Release it; the callback will not be called later. Idempotent."""
+
+
+class Transaction(Protocol):
+    @property
+    def read_only(self) -> bool:
+        """True until the first mutation."""
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None: ...
+    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        """Several point reads in one round trip, answers in the order asked."""
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]: ...
+
+    def set(self, key: bytes, value: bytes) -> None: ...
+    def clear(self, key: bytes) -> None: ...
+    def clear_range(self, begin: bytes, end: bytes) -> None: ...
+    def add(self, key: bytes, delta: int) -> None:
+        """Atomic add on a signed 64-bit little-endian integer; absent is 0, a sum of 0 clears the key."""
+
+    def byte_max(self, key: bytes, value: bytes) -> None:
+        """Atomic: keep the larger of the stored and the given bytes, compared lexicographically."""
+
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        """Set ``prefix + versionstamp + suffix``."""
+
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        """Set ``key`` to ``prefix + versionstamp + suffix`` and fire its watches."""
+
+    def add_read_conflict_key(self, key: bytes) -> None: ...
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None: ...
+    def watch(self, key: bytes) -> Watch: ...
+    def commit(self) -> None: ...
+    def cancel(self) -> None:
+        """Give up; releases every resource. Idempotent, harmless after a commit (watches live on)."""
+
+
+class Database(Protocol):
+    #: Whether ``commit`` can ever raise ``CommitUnknown``; if not, commit tokens are not written.
+    commit_may_be_unknown: bool
+
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> Transaction:
+        """``read_only``: a promise that allows a store to let it run beside a writer."""
+
+    def close(self) -> None:
+        """Idempotent. Later calls raise ``StoreUnavailable``."""

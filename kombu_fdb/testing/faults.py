@@ -1,0 +1,104 @@
+"""What can go wrong in a store, each fault by name; by chance from a seed, or exactly where a test wants it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping
+from enum import Enum
+
+__all__ = ["Fault", "Faults"]
+
+
+class Fault(Enum):
+    """One way a store fails. The comment says where it strikes."""
+
+    CONFLICT = "conflict"  # commit
+    ANSWER_LOST_APPLIED = "commit applied, answer lost"  # commit
+    ANSWER_LOST_NOT_APPLIED = "commit not applied, answer lost"  # commit
+    COMMIT_LATE = "deadline passed in the commit, which may land later"  # commit
+    TOO_OLD = "transaction too old"  # commit, read
+    UNAVAILABLE = "store unavailable"  # commit, read
+    WATCH_LOST = "watch lost"  # a watch that should fire
+    WATCH_FOR_NOTHING = "watch fired for nothing"  # after a commit
+
+
+_AT_COMMIT = (
+    Fault.CONFLICT,
+    Fault.ANSWER_LOST_APPLIED,
+    Fault.ANSWER_LOST_NOT_APPLIED,
+    Fault.COMMIT_LATE,
+    Fault.TOO_OLD,
+    Fault.UNAVAILABLE,
+)
+_AT_READ = (Fault.TOO_OLD, Fault.UNAVAILABLE)
+
+
+class Faults:
+    """Decides what goes wrong next.
+
+    ``rates`` gives each fault's probability at each point where it can strike. A script goes first: ``at_commits(a,
+    None, b)`` lets the next commit suffer ``a``, the one after pass, the third suffer ``b``.
+    """
+
+    def __init__(self, rng: random.Random | None = None, rates: Mapping[Fault, float] | None = None) -> None:
+        self._rng = rng or random.Random(0)
+        self._rates = dict(rates or {})
+        self._commits: deque[Fault | None] = deque()
+        self._reads: deque[Fault | None] = deque()
+        self._watches: deque[Fault | None] = deque()
+        #: How often each fault struck.
+        self.struck: Counter[Fault] = Counter()
+
+    def at_commits(self, *faults: Fault | None) -> None:
+        """Script the next commits of writing transactions."""
+        self._commits.extend(faults)
+
+    def at_reads(self, *faults: Fault | None) -> None:
+        """Script the next reads."""
+        self._reads.extend(faults)
+
+    def at_watches(self, *faults: Fault | None) -> None:
+        """Script the next firings of watches: ``WATCH_LOST`` or ``None``."""
+        self._watches.extend(faults)
+
+    def stop(self) -> None:
+        """Nothing goes wrong from now on; for the end of a simulation, where everything must come to rest."""
+        self._rates.clear()
+        for script in (self._commits, self._reads, self._watches):
+            script.clear()
+
+    def next_at_commit(self, *, can_conflict: bool) -> Fault | None:
+        """``can_conflict``: a transaction that read nothing never conflicts, and callers may rely on that."""
+        if self._commits:
+            return self._count(self._commits.popleft())
+        kinds = _AT_COMMIT if can_conflict else _AT_COMMIT[1:]
+        return self._by_chance(kinds)
+
+    def next_at_read(self) -> Fault | None:
+        if self._reads:
+            return self._count(self._reads.popleft())
+        return self._by_chance(_AT_READ)
+
+    def loses_watch(self) -> bool:
+        if self._watches:
+            return self._count(self._watches.popleft()) is Fault.WATCH_LOST
+        return self._by_chance((Fault.WATCH_LOST,)) is not None
+
+    def fires_for_nothing(self) -> bool:
+        return self._by_chance((Fault.WATCH_FOR_NOTHING,)) is not None
+
+    def coin(self) -> bool:
+        return self._rng.random() < 0.5
+
+    def _by_chance(self, kinds: tuple[Fault, ...]) -> Fault | None:
+        for kind in kinds:
+            rate = self._rates.get(kind, 0.0)
+            if rate and self._rng.random() < rate:
+                return self._count(kind)
+        return None
+
+    def _count(self, fault: Fault | None) -> Fault | None:
+        if fault is not None:
+            self.struck[fault] += 1
+        return fault

@@ -1,0 +1,59 @@
+"""What must hold in the store at every version; the guarantees of ``docs/guarantees.md`` that a scan can check."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import QueueCounts
+from kombu_fdb.queue.engine import Engine
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["check_counts", "leftovers", "messages"]
+
+
+def _rows(engine: Engine, tag: str) -> list[KeyValue]:
+    begin, end = range_of(engine.keys._key(tag))
+
+    def body(tr: Transaction) -> list[KeyValue]:
+        return tr.get_range(begin, end, snapshot=True)
+
+    return engine._read(body)
+
+
+def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
+    """Every message in the store: its queue and state. Fails if one is in two places (ONE-PLACE)."""
+    found: dict[bytes, tuple[str, str]] = {}
+    for state in ("ready", "delayed", "lease"):
+        for key, value in _rows(engine, state):
+            queue, record = (str(engine.keys.unpack(key)[1]), value)
+            if state == "lease":
+                queue, _place, record = decode_lease(value)
+            message_id = _message_id(record)
+            assert message_id not in found, f"ONE-PLACE: {message_id.hex()} is {found[message_id]} and {queue, state}"
+            found[message_id] = (queue, "leased" if state == "lease" else state)
+    return found
+
+
+def _message_id(record: bytes) -> bytes:
+    try:
+        return decode_record(record).message_id
+    except FormatError:
+        return record
+
+
+def check_counts(engine: Engine) -> None:
+    """COUNTS: the counters equal a full scan."""
+    scanned = Counter(messages(engine).values())
+    queues = {queue for queue, _ in scanned} | set(engine.queues())
+    for queue in queues:
+        expected = QueueCounts(*(scanned[queue, state] for state in ("ready", "delayed", "leased")))
+        assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
+
+
+def leftovers(engine: Engine) -> list[bytes]:
+    """Keys that a store without messages and queues must not have."""
+    tags = ("ready", "delayed", "lease", "body", "count", "waiting", "expiring", "consumer", "bound", "binding")
+    return [key for tag in tags for key, _ in _rows(engine, tag)]

@@ -1,0 +1,63 @@
+"""Which of our errors are what to kombu: the one place.
+
+Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and go on; a
+*channel error* means that this one operation was wrong and the connection is well. AMQP's 404 and 406 have classes of
+their own that callers of passive declarations wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from amqp.exceptions import NotFound, PreconditionFailed
+from kombu.exceptions import ChannelError as KombuChannelError
+from kombu.exceptions import ConnectionError as KombuConnectionError
+
+from kombu_fdb.errors import (
+    CommitUnknown,
+    Conflict,
+    ExchangeNotFound,
+    ForkedError,
+    FormatError,
+    LimitExceeded,
+    MessageTooLarge,
+    NotEquivalent,
+    QueueError,
+    QueueNotFound,
+    StoreUnavailable,
+    TransactionTooOld,
+)
+
+__all__ = ["CHANNEL_ERRORS", "CONNECTION_ERRORS", "RECOVERABLE_CONNECTION_ERRORS", "amqp_errors", "not_found"]
+
+#: After one of these, connecting again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
+RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (
+    StoreUnavailable,
+    CommitUnknown,
+    Conflict,
+    TransactionTooOld,
+    ForkedError,
+)
+CONNECTION_ERRORS: tuple[type[BaseException], ...] = (KombuConnectionError, *RECOVERABLE_CONNECTION_ERRORS)
+CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
+    KombuChannelError,
+    QueueError,
+    FormatError,
+    LimitExceeded,
+)
+
+
+@contextmanager
+def amqp_errors(method: str) -> Iterator[None]:
+    """Raise what AMQP has a code for under AMQP's class; ``method`` as in ``queue_declare``."""
+    try:
+        yield
+    except (QueueNotFound, ExchangeNotFound) as error:
+        raise not_found(str(error), method) from error
+    except (NotEquivalent, MessageTooLarge, LimitExceeded) as error:
+        raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
+
+
+def not_found(what: str, method: str) -> NotFound:
+    return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")

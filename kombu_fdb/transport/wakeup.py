@@ -1,0 +1,81 @@
+"""A bell: how one thread tells another, or an event loop, that there is something to do.
+
+It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way: a thread, a
+``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from the
+native threads in which stores report changes.
+
+Protocol of the sleeper: ``clear``, look whether there is work, and only if there is none ``wait``. Protocol of the
+others: make the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is
+lost; a second ring before the next ``clear`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+__all__ = ["Bell"]
+
+
+class Bell:
+    """One sleeper, any number of ringers."""
+
+    __slots__ = ("_listening", "_ringing", "_rung")
+
+    def __init__(self) -> None:
+        self._listening, self._ringing = socket.socketpair()
+        self._listening.setblocking(False)
+        self._ringing.setblocking(False)
+        self._rung = False
+
+    def fileno(self) -> int:
+        """Readable while rung."""
+        return self._listening.fileno()
+
+    def ring(self) -> None:
+        """Wake the sleeper, now or when it next waits. Never blocks; harmless after ``close``."""
+        if self._rung:
+            return
+        self._rung = True
+        with contextlib.suppress(OSError):
+            self._ringing.send(b"!")
+
+    def clear(self) -> None:
+        """Forget earlier rings."""
+        if not self._rung:
+            return
+        # In this order: a ring in between does not send, but its work is seen by the look that follows.
+        with contextlib.suppress(OSError):
+            self._listening.recv(16)
+        self._rung = False
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until rung, at most ``timeout_s`` seconds. False if nobody rang. Does not clear."""
+        if self._rung:
+            return True
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        return _readable(self._listening, timeout_s) or self._rung
+
+    def close(self) -> None:
+        """Idempotent. A sleeper wakes."""
+        self._rung = True
+        with contextlib.suppress(OSError):
+            self._ringing.send(b"!")
+        for each in (self._ringing, self._listening):
+            each.close()
+
+
+def _readable(sock: socket.socket, timeout_s: float | None) -> bool:
+    """Not a read with a timeout: a timeout is the socket's, and others use it meanwhile."""
+    try:
+        # Looked up at each call: gevent replaces it, and has no ``epoll``.
+        poll = getattr(select, "poll", None)
+        if poll is None:  # Windows
+            return bool(select.select([sock], [], [], timeout_s)[0])
+        poller = poll()
+        poller.register(sock.fileno(), select.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+    except (OSError, ValueError):  # closed by another thread
+        return False

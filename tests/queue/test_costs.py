@@ -1,0 +1,123 @@
+"""What each verb costs, exactly, and that it does not grow with what else is in the store.
+
+Round trips are FoundationDB's: read version, each read, commit. Each writing transaction sets one commit token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kombu_fdb.model import Lease, Publication
+from kombu_fdb.routing.tables import Exchange
+from kombu_fdb.testing.costs import Cost, CountingDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.queue_conformance import Bench
+
+TOKEN = 1
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    bench = Bench(counted)
+    bench.put(b"first use reads the queue's declaration, believed for a second")
+    bench.engine.purge("q")
+    return bench
+
+
+def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
+    counted.reset()
+    verb()
+    return counted.total()
+
+
+def test_publish_reads_nothing_and_can_not_conflict(bench: Bench, counted: CountingDatabase) -> None:
+    paid = cost(counted, lambda: bench.put(b"a"))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (0, 0, 0, 0)
+    assert (paid.stamps, paid.atomics, paid.sets) == (2, 1, TOKEN)  # message and bell; counter
+    assert paid.round_trips == 2
+
+
+def test_a_batch_pays_once_for_counter_bell_and_round_trips(bench: Bench, counted: CountingDatabase) -> None:
+    paid = cost(counted, lambda: bench.engine.publish([Publication("", "q", b"a")] * 100))
+    assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (101, 1, TOKEN, 2)
+
+
+def test_publish_to_an_exchange_reads_its_epoch(bench: Bench, counted: CountingDatabase) -> None:
+    bench.engine.declare_exchange(Exchange("x", "fanout"))
+    bench.engine.bind("q", "x", "")
+    bench.engine.publish([Publication("x", "", b"a")])
+    paid = cost(counted, lambda: bench.engine.publish([Publication("x", "", b"a")]))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.round_trips) == (1, 0, 0, 3)
+
+
+def test_an_event_nobody_listens_to_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
+    bench.engine.declare_exchange(Exchange("celeryev", "topic"))
+    bench.engine.publish([Publication("celeryev", "worker.heartbeat", b"a")])
+    paid = cost(counted, lambda: bench.engine.publish([Publication("celeryev", "worker.heartbeat", b"a")]))
+    assert (paid.writes, paid.round_trips) == (0, 2)
+
+
+def test_claim(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 10)
+    paid = cost(counted, lambda: bench.take(8))
+    assert (paid.point_reads, paid.range_reads, paid.rows) == (1, 1, 8)  # the session; the head of the queue
+    assert (paid.conflict_keys, paid.conflict_ranges) == (1 + 8, 0)  # the session; each message taken
+    assert (paid.clears, paid.sets, paid.atomics) == (8, 8 + TOKEN, 2)
+    assert paid.round_trips == 4
+
+
+def test_an_empty_claim_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
+    paid = cost(counted, bench.take)
+    assert (paid.writes, paid.round_trips) == (0, 3)
+
+
+def test_ack(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 10)
+    leases = [delivery.lease for delivery in bench.take()]
+    paid = cost(counted, lambda: bench.engine.ack(leases))
+    assert (paid.point_reads, paid.range_reads) == (10, 0)
+    assert (paid.clears, paid.sets, paid.atomics) == (10, TOKEN, 1)
+    assert paid.round_trips == 3  # all leases are read at once
+
+
+def test_release_and_delay(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 2)
+    one, two = (delivery.lease for delivery in bench.take())
+    paid = cost(counted, lambda: bench.engine.release([one], counted=False))
+    assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 1)
+    paid = cost(counted, lambda: bench.engine.release([two], counted=False, due_ms=2**41))
+    assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 2)
+
+
+def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
+    paid = cost(counted, lambda: bench.engine.beat(bench.session))
+    assert (paid.point_reads, paid.writes, paid.round_trips) == (1, 1 + TOKEN, 3)
+
+
+def test_a_store_that_answers_every_commit_gets_no_tokens(bench: Bench, counted: CountingDatabase) -> None:
+    counted.commit_may_be_unknown = False
+    assert cost(counted, lambda: bench.put(b"a")).sets == 0
+
+
+@pytest.mark.parametrize("backlog", [0, 20_000])
+def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
+    """Ready, delayed and leased messages in other places are never read."""
+    for start in range(0, backlog, 2000):
+        for due_ms in (0, 2**41):
+            bench.engine.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * 2000)
+    bench.put(b"a", b"b", priority=9)
+    claimed: list[Lease] = []
+    assert cost(counted, lambda: bench.put(b"c")).round_trips == 2
+    paid = cost(counted, lambda: claimed.extend(delivery.lease for delivery in bench.take(2)))
+    assert (paid.rows, paid.round_trips, paid.conflict_keys) == (2, 4, 1 + 2)
+    paid = cost(counted, lambda: bench.engine.ack(claimed))
+    assert (paid.point_reads, paid.round_trips) == (2, 3)
+    paid = cost(counted, bench.engine.promote)
+    assert paid.rows == (2 if backlog else 0)  # which queues wait; the head of one

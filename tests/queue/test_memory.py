@@ -1,0 +1,15 @@
+"""The queue's conformance suite over the memory store."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.queue_conformance import QueueConformance
+
+
+class TestMemory(QueueConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()

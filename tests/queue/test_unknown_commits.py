@@ -1,0 +1,139 @@
+"""Every verb survives a commit whose answer was lost: it happens once, and its caller gets its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.model import Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.testing.faults import Fault
+from kombu_fdb.testing.invariants import messages
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.queue_conformance import Bench
+
+LOST = [
+    pytest.param((Fault.ANSWER_LOST_APPLIED,), id="applied"),
+    pytest.param((Fault.ANSWER_LOST_NOT_APPLIED,), id="not-applied"),
+    pytest.param((Fault.ANSWER_LOST_NOT_APPLIED, Fault.ANSWER_LOST_APPLIED), id="not-applied-then-applied"),
+    pytest.param((Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED), id="conflict-then-applied"),
+]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(*faults)
+
+
+@pytest.mark.parametrize("faults", LOST)
+class TestOnce:
+    def test_publish(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        lose(bench, faults)
+        bench.engine.publish([Publication("", "q", b"a"), Publication("", "q", b"b", due_ms=2**41)])
+        assert bench.counts() == (1, 1, 0)
+        assert len(messages(bench.engine)) == 2
+
+    def test_claim_returns_what_it_leased(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a", b"b", b"c")
+        lose(bench, faults)
+        taken = bench.take(2)
+        assert [delivery.payload for delivery in taken] == [b"a", b"b"]
+        assert bench.counts() == (1, 0, 2)
+        assert bench.engine.ack([delivery.lease for delivery in taken]) == [True, True]
+
+    def test_ack(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a")
+        (delivery,) = bench.take()
+        lose(bench, faults)
+        assert bench.engine.ack([delivery.lease]) == [True]
+        assert bench.counts() == (0, 0, 0)
+
+    def test_release(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a")
+        (delivery,) = bench.take()
+        lose(bench, faults)
+        assert bench.engine.release([delivery.lease]) == [True]
+        assert [delivery.redeliveries for delivery in bench.take()] == [1]
+
+    def test_reject(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a")
+        (delivery,) = bench.take()
+        lose(bench, faults)
+        assert bench.engine.reject([delivery.lease]) == [True]
+        assert bench.counts("q.dead") == (1, 0, 0)
+
+    def test_promote(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
+        bench.later(1)
+        lose(bench, faults)
+        assert bench.engine.promote() == (1, None)
+        assert bench.counts() == (1, 0, 0)
+
+    def test_sweep(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        session = bench.engine.open_session({})
+        bench.put(b"a")
+        bench.take(session=session)
+        bench.engine.fence(session, dict(bench.engine.beats())[session])
+        lose(bench, faults)
+        assert bench.engine.release_session(session) == 1
+        assert [delivery.redeliveries for delivery in bench.take()] == [1]
+
+    def test_open_session(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        lose(bench, faults)
+        assert bench.engine.beat(bench.engine.open_session({}))
+
+    def test_purge_counts_each_message_once(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a", b"b")
+        lose(bench, faults)
+        assert bench.engine.purge("q") == 2
+
+    @pytest.mark.parametrize(
+        "declare",
+        [
+            lambda bench: bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 5})),
+            lambda bench: bench.engine.declare_exchange(Exchange("x", "fanout")),
+            lambda bench: bench.engine.bind("q", "amq.fanout", ""),
+            lambda bench: bench.engine.add_consumer(bench.session, "q", "tag"),
+        ],
+        ids=["queue", "exchange", "binding", "consumer"],
+    )
+    def test_declarations(self, bench: Bench, faults: tuple[Fault, ...], declare: Callable[[Bench], None]) -> None:
+        lose(bench, faults)
+        declare(bench)
+        declare(bench)
+
+
+def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -> None:
+    lose(bench, (Fault.COMMIT_LATE,))
+    with pytest.raises(CommitUnknown) as caught:
+        bench.put(b"a")
+    assert caught.value.in_flight
+    assert bench.counts()[0] in (0, 1)
+
+
+def test_what_a_claim_of_unknown_outcome_leased_is_recovered(bench: Bench) -> None:
+    bench.put(b"a", b"b", b"c")
+    (known,) = bench.take(1)
+    lose(bench, (Fault.COMMIT_LATE,))
+    with pytest.raises(CommitUnknown):
+        bench.take(1)
+    bench.engine.recover(bench.session, {known.lease})
+    assert bench.payloads() == [b"b", b"c"]
+
+
+def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
+    """The late commit would overwrite the token of the transaction that reused the key."""
+    tokens = {key for key, _ in bench.engine.tokens()}
+    lose(bench, (Fault.COMMIT_LATE,))
+    with pytest.raises(CommitUnknown):
+        bench.put(b"a")
+    bench.put(b"b")
+    assert {key for key, _ in bench.engine.tokens()} - tokens

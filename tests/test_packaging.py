@@ -1,0 +1,115 @@
+"""The wheel: everything in it, and enough for ``broker_url`` to work with no import by the user."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """What ``pip install --no-deps --target`` makes of a pure wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def run(installed, tmp_path):
+    def run(*arguments):
+        environ = {**os.environ, "PYTHONPATH": str(installed)}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_one_wheel_with_both_packages(wheel):
+    assert wheel.name == "celery_fdb-0.1.0-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "_kombu_fdb_autoload.py",
+        "celery_fdb/py.typed",
+        "kombu_fdb/py.typed",
+        "kombu_fdb/transport/__init__.py",
+        "kombu_fdb/testing/__init__.py",
+        "celery_fdb-0.1.0.dist-info/licenses/LICENSE",
+    } <= names
+    assert {name.partition("/")[0] for name in names} == {
+        "_kombu_fdb_autoload.py",
+        "celery_fdb",
+        "celery_fdb-0.1.0.dist-info",
+        "kombu_fdb",
+    }
+
+
+def test_every_module_of_the_checkout_is_in_the_wheel(wheel):
+    sources = {
+        str(path.relative_to(ROOT))
+        for package in ("kombu_fdb", "celery_fdb")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.parametrize("url", ["fdb://", "fdb+sqlite:////tmp/x.db"])
+def test_the_scheme_is_known_without_an_import(run, url):
+    """Resolving the scheme is kombu's part; loading the transport class is what it does next."""
+    out = run(
+        "-c",
+        f"from kombu import Connection, Queue\n"
+        f"cls = Connection({url!r}).get_transport_cls()\n"
+        f"print(cls.__module__.split('.')[0], cls.__name__)",
+    )
+    assert out == "kombu_fdb Transport\n"
+
+
+def test_celery_apps_know_the_scheme(run):
+    out = run(
+        "-c",
+        "from celery import Celery\n"
+        "app = Celery(broker='fdb+sqlite:////tmp/x.db')\n"
+        "print(app.connection_for_write().get_transport_cls().__name__)",
+    )
+    assert out == "Transport\n"
+
+
+def test_the_name_survives_pickle_clone_and_failover(run):
+    out = run(
+        "-c",
+        "import pickle\n"
+        "from kombu import Connection, Queue\n"
+        "c = Connection('fdb+sqlite:////tmp/a.db;fdb://')\n"
+        "print(pickle.loads(pickle.dumps(c)).get_transport_cls().__name__, c.clone().get_transport_cls().__name__)\n"
+        "c.switch('fdb://')\n"
+        "print(c.get_transport_cls().__name__)",
+    )
+    assert out == "Transport Transport\nTransport\n"
+
+
+def test_nothing_heavy_is_imported_by_the_entry_point(run):
+    out = run(
+        "-c",
+        "import kombu.serialization, sys\n"
+        "print('_kombu_fdb_autoload' in sys.modules, 'kombu_fdb' in sys.modules, 'fdb' in sys.modules)",
+    )
+    assert out == "True False False\n"
