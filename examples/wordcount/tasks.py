@@ -82,7 +82,7 @@ def scan_archive(self: Task) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    return re.findall(r"[a-z]+(?:['’][a-z]+)*", text.lower())
+    return re.findall(r"[a-z]+(?:'[a-z]+)*", text.lower())
 
 
 # -- writing down what happens, for the table at the end ----------------------------------------------------------

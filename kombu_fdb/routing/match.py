@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 __all__ = ["EXCHANGE_TYPES", "matches"]
@@ -21,17 +20,33 @@ def matches(exchange_type: str, binding_key: str, routing_key: str) -> bool:
         return True
     if exchange_type == "direct" or ("*" not in binding_key and "#" not in binding_key):
         return binding_key == routing_key
-    words = "." + routing_key if routing_key else ""  # RabbitMQ: the empty key has no word
-    return _topic_pattern(binding_key).fullmatch(words) is not None
+    return _topic_matches(_words(binding_key), _words(routing_key))
 
 
 @lru_cache(4096)
-def _topic_pattern(binding_key: str) -> re.Pattern[str]:
-    """Every word is matched with the dot before it, so that ``#`` for no word takes its dot along."""
-    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
-    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in _collapse(binding_key.split("."))))
+def _words(key: str) -> tuple[str, ...]:
+    """RabbitMQ: the empty key has no word."""
+    return tuple(key.split(".")) if key else ()
 
 
-def _collapse(words: list[str]) -> list[str]:
-    """``#.#`` is ``#``; without this the expression could take exponential time."""
-    return [word for place, word in enumerate(words) if word != "#" or words[place - 1 : place] != ["#"]]
+def _topic_matches(binding: tuple[str, ...], key: tuple[str, ...]) -> bool:
+    """Follow all ways to match at once: a state is how many words of the binding are used up.
+
+    Not a regular expression: with several ``#`` it takes exponential time on a key that does not match.
+    """
+    states = _skip_hashes({0}, binding)
+    for word in key:
+        states = {state for state in states if state < len(binding) and binding[state] == "#"} | {
+            state + 1 for state in states if state < len(binding) and binding[state] in ("*", word)
+        }
+        states = _skip_hashes(states, binding)
+    return len(binding) in states
+
+
+def _skip_hashes(states: set[int], binding: tuple[str, ...]) -> set[int]:
+    """``#`` also stands for no word."""
+    reached = set(states)
+    for state in range(len(binding)):
+        if state in reached and binding[state] == "#":
+            reached.add(state + 1)
+    return reached

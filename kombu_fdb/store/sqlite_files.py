@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import struct
 import sys
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
@@ -19,7 +18,7 @@ WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
 MMAP_BYTES = 256 * 1024 * 1024
 #: 4 kB pages; what a checkpoint copies at most while writers wait.
-CHECKPOINT_PAGES = 10000
+CHECKPOINT_PAGES = 4_000
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
 
@@ -83,7 +82,6 @@ def connect(path: str, *, writer: bool, synchronous: str) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
-    connection.create_function("fdb_add", 2, _add, deterministic=True)
     return connection
 
 
@@ -100,12 +98,6 @@ def create(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
-
-
-def _add(old: bytes, delta: bytes) -> bytes:
-    """SQL function: FoundationDB's ADD on what is stored, as wide as the operand."""
-    total = int.from_bytes(old[:8], "little") + int.from_bytes(delta, "little")
-    return struct.pack("<Q", total & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 _MEANINGS: dict[int, tuple[str, str]] = {

@@ -1,0 +1,90 @@
+"""The composition root: options and a location in, an open store with the queue engine on it out.
+
+Only this module names drivers, and it imports one when it is asked for: an application on SQLite needs no FoundationDB.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from kombu_fdb.clock import SystemClock, random_id
+from kombu_fdb.options import ClusterLocation, Location, Options, SqliteLocation
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.queue.engine import Engine, Policy
+from kombu_fdb.store.protocol import Database
+
+__all__ = ["Opened", "open_store", "verify"]
+
+
+class Opened(NamedTuple):
+    """An open store."""
+
+    database: Database
+    engine: Engine
+
+
+def open_store(location: Location, options: Options, *, timeout_s: float) -> Opened:
+    """Open the store and check that it answers within about ``timeout_s`` seconds.
+
+    Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
+    """
+    database = _open_database(location, options, timeout_s)
+    try:
+        verify(database, location, timeout_s=timeout_s)
+    except BaseException:
+        database.close()
+        raise
+    return Opened(database, _engine(database, location, options))
+
+
+def verify(database: Database, location: Location, *, timeout_s: float) -> None:
+    """One small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
+    engine = Engine(
+        database, location.namespace, clock=SystemClock(), ids=random_id, rng=random.Random(), timeout_s=timeout_s
+    )
+    engine.check_format()
+
+
+def _open_database(location: Location, options: Options, timeout_s: float) -> Database:
+    if isinstance(location, SqliteLocation):
+        return _open_sqlite(location, options, timeout_s)
+    return _open_cluster(location, timeout_s)
+
+
+def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
+    from kombu_fdb.store.sqlite import SqliteDatabase
+
+    try:
+        location.create_directory()
+    except OSError as error:
+        raise StoreUnavailable(
+            "the directory of the default database can't be created",
+            path=str(location.path.parent),
+            reason=error.strerror,
+            fix="Name a file in the URL: fdb+sqlite:////path/broker.db.",
+        ) from error
+    return SqliteDatabase.open(str(location.path), synchronous=options.synchronous, timeout_s=timeout_s)
+
+
+def _open_cluster(location: ClusterLocation, timeout_s: float) -> Database:
+    from kombu_fdb.store.foundationdb import FoundationDatabase
+
+    return FoundationDatabase.open(
+        cluster_file=None if location.cluster_file is None else str(location.cluster_file),
+        connection_string=location.connection_string,
+        timeout_s=timeout_s,
+    )
+
+
+def _engine(database: Database, location: Location, options: Options) -> Engine:
+    return Engine(
+        database,
+        location.namespace,
+        clock=SystemClock(),
+        ids=random_id,
+        rng=random.Random(),
+        policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
+        timeout_s=options.operation_timeout,
+        publish_timeout_s=options.publish_timeout,
+    )

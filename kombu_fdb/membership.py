@@ -1,0 +1,213 @@
+"""The session of this process, with the two threads that keep it.
+
+Model. A membership is *open* from :meth:`Membership.open` until :meth:`Membership.close`, or until somebody fenced it;
+then it is *lost*, and stays so: the owner opens another one. All states are one way.
+
+* The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
+  nor a consumer that works for an hour makes a live process look dead.
+* The duties thread sweeps, promotes, expires (``queue/keeper.py``), and does the client's housekeeping.
+
+Both threads outlive every store error: they say so once, try again, and say once that it is over. Neither keeps the
+process alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+from kombu_fdb.clock import SystemClock
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, LeaseLost
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.options import Options
+from kombu_fdb.queue.engine import Engine
+from kombu_fdb.queue.keeper import Duties, Heartbeat
+from kombu_fdb.store.protocol import Watch
+from kombu_fdb.wakeup import Bell
+
+__all__ = ["Membership"]
+
+logger = logging.getLogger(__name__)
+
+#: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
+BEATS = 6
+#: Longest pause after an error, in seconds.
+RETRY_S = 1.0
+#: Shortest pause between two looks, however often the alarm rings, in seconds.
+ALARM_S = 0.005
+
+
+class Trouble:
+    """Logs the first failure of a series and its end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failing = False
+
+    def begins(self, error: Exception) -> None:
+        if not self._failing:
+            unexpected = not isinstance(error, KombuFDBError)
+            logger.warning("%s fails, will be repeated: %s", self._what, error, exc_info=unexpected)
+        self._failing = True
+
+    def ends(self) -> None:
+        if self._failing:
+            logger.warning("%s works again", self._what)
+        self._failing = False
+
+
+class Membership:
+    """One session. Thread-safe."""
+
+    def __init__(self, engine: Engine, options: Options, session_id: bytes, chores: Callable[[Membership], None]) -> None:
+        self.pid = os.getpid()
+        self.session_id = session_id
+        self.lost = False
+        #: Leases that this process has and knows of.
+        self.known: set[Lease] = set()
+        self._engine = engine
+        self._options = options
+        self._chores = chores
+        self._claiming = threading.Lock()
+        self._uncertain = False
+        self._stopped = threading.Event()
+        self._bell = Bell()
+        self._threads = [
+            threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
+            for name, target in (("heartbeat", self._beat), ("duties", self._serve))
+        ]
+
+    @classmethod
+    def open(cls, engine: Engine, options: Options, chores: Callable[[Membership], None]) -> Membership:
+        """``chores`` is called from the duties thread, about once a second and after :meth:`nudge`."""
+        session_id = engine.open_session(_describe())
+        membership = cls(engine, options, session_id, chores)
+        for thread in membership._threads:
+            thread.start()
+        return membership
+
+    def close(self) -> None:
+        """Stop the threads, and hand back whatever is still held. Raises a ``StoreError`` if the store does not answer."""
+        self._stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=self._options.operation_timeout)
+        if self.lost:
+            return
+        held = self._engine.close_session(self.session_id)
+        if held:
+            logger.info("Restoring %d unacknowledged message(s)", held)
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        self._bell.ring()
+
+    # -- claiming --------------------------------------------------------------------------------------------------
+
+    def claim(
+        self, queues: Sequence[str], limit: int, *, no_ack: Collection[str] = (), acks: Sequence[Lease] = ()
+    ) -> list[Delivery]:
+        """:meth:`~kombu_fdb.queue.engine.Engine.claim` for this session. ``acks`` must be its own.
+
+        One at a time, so that the messages of a claim whose answer was lost can be told from those of another thread.
+        """
+        with self._claiming:
+            if self._uncertain:
+                self._engine.recover(self.session_id, frozenset(self.known))
+                self._uncertain = False
+            try:
+                found = self._engine.claim(self.session_id, queues, limit, no_ack=no_ack, acks=acks)
+            except LeaseLost:
+                self.lose()
+                raise
+            except CommitUnknown:
+                self._uncertain = True
+                raise
+            self.known.update([each.lease for each in found if each.queue not in no_ack])
+            return found
+
+    def lose(self) -> None:
+        """The session was fenced."""
+        if self.lost:
+            return
+        self.lost = True
+        self._stop()
+        logger.warning(
+            "this process was silent for longer than session_ttl (%g s) and taken for dead: the %d message(s) it held "
+            "were given back, and those that it has already started may run twice",
+            self._options.session_ttl,
+            len(self.known),
+        )
+
+    # -- the threads -----------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        heartbeat = Heartbeat(self._engine, self.session_id)
+        trouble = Trouble("the heartbeat to the store")
+        interval_s = self._options.session_ttl / BEATS
+        while not self._stopped.wait(interval_s):
+            try:
+                if not heartbeat.run_once():
+                    return self.lose()
+                trouble.ends()
+            except Exception as error:
+                trouble.begins(error)
+
+    def _serve(self) -> None:
+        duties = self._duties()
+        trouble = Trouble("the maintenance of the queues")
+        alarm: Watch | None = None
+        pause_s = 0.0
+        while not self._stopped.is_set():
+            rang = self._bell.wait(pause_s)
+            self._bell.clear()
+            try:
+                if alarm is None or rang:
+                    alarm = self._set_alarm(alarm)  # before the look: what is delayed after it rings
+                pause_s = max(duties.run_once(), ALARM_S)
+                self._chores(self)
+                trouble.ends()
+            except Exception as error:
+                trouble.begins(error)
+                pause_s = RETRY_S
+        self._leave(duties, alarm)
+
+    def _duties(self) -> Duties:
+        return Duties(
+            self._engine,
+            SystemClock(),
+            random.Random(),
+            self.session_id,
+            session_ttl_s=self._options.session_ttl,
+            sweep_interval_s=self._options.sweep_interval,
+        )
+
+    def _set_alarm(self, old: Watch | None) -> Watch:
+        if old is not None:
+            old.cancel()
+        alarm = self._engine.watch_alarm()
+        alarm.on_fire(self._bell.ring)
+        return alarm
+
+    def _leave(self, duties: Duties, alarm: Watch | None) -> None:
+        if alarm is not None:
+            alarm.cancel()
+        if self.lost:
+            return
+        try:
+            duties.stop()
+        except KombuFDBError as error:
+            logger.debug("could not leave the role: %s", error)
+
+    def nudge(self) -> None:
+        """Run the chores soon. Never blocks."""
+        self._bell.ring()
+
+
+def _describe() -> dict[str, str | int]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "program": os.path.basename(sys.argv[0] or "python")}

@@ -1,0 +1,84 @@
+"""Records come back as they were written, and unreadable ones are an error of ours."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    chunks_of,
+    decode_lease,
+    decode_record,
+    encode_lease,
+    encode_record,
+    redelivered,
+)
+from kombu_fdb.model import Death
+
+message_ids = st.binary(min_size=16, max_size=16)
+moments = st.integers(0, 2**63)
+deaths = st.lists(
+    st.builds(
+        Death,
+        queue=st.text(),
+        reason=st.sampled_from(["rejected", "expired", "delivery_limit", "malformed"]),
+        count=st.integers(1, 1000),
+        time_ms=moments,
+        exchange=st.text(),
+        routing_keys=st.lists(st.text(), max_size=3).map(tuple),
+        details=st.dictionaries(st.text(), st.text(), max_size=3),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(message_ids, st.binary(max_size=INLINE_BYTES), moments, moments, st.integers(0, 0xFFFF), deaths)
+def test_records_round_trip(
+    message_id: bytes, payload: bytes, published: int, expires: int, count: int, history: tuple[Death, ...]
+) -> None:
+    value = encode_record(
+        message_id, payload, published_ms=published, expires_ms=expires, redeliveries=count, deaths=history
+    )
+    record = decode_record(value)
+    assert record == (message_id, published, expires, count, 0, len(payload), payload, history)
+    assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
+
+
+@given(st.binary(max_size=80))
+def test_foreign_bytes_never_raise_anything_else(value: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_record(b"\xff" + value)
+    try:
+        decode_record(value)
+        decode_lease(value)
+    except FormatError:
+        pass
+
+
+@given(st.text(max_size=200), st.binary(max_size=20), st.binary(max_size=100))
+def test_leases_round_trip(queue: str, place: bytes, record: bytes) -> None:
+    assert decode_lease(encode_lease(queue, place, record)) == (queue, place, record)
+
+
+@pytest.mark.parametrize("size", [0, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
+def test_chunks_join_to_the_payload(size: int) -> None:
+    payload = bytes(range(256)) * (size // 256 + 1)
+    payload = payload[:size]
+    chunks = chunks_of(payload)
+    record = decode_record(encode_record(bytes(16), payload, published_ms=0, expires_ms=0))
+    assert record.chunks == len(chunks)
+    assert record.size == size
+    assert (b"".join(chunks) or record.payload) == payload
+
+
+def test_golden_bytes() -> None:
+    """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
+    value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
+    assert value.hex() == (
+        "01000300000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
+    )
+    assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x05qPLACERECORD"

@@ -1,0 +1,25 @@
+"""The queue's conformance suite over the embedded store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.testing.queue_conformance import QueueConformance
+
+
+@pytest.fixture(scope="module")
+def module_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteDatabase]:
+    path: Path = tmp_path_factory.mktemp("queue") / "broker.db"
+    database = SqliteDatabase.open(str(path))
+    yield database
+    database.close()
+
+
+class TestSqlite(QueueConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
