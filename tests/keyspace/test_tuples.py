@@ -10,7 +10,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import Element, pack, pack_stamp, range_of, unpack
 
 elements = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"])), st.binary(), st.integers(min_value=0, max_value=2**64 - 1)
+    st.text(st.characters(exclude_categories=["Cs"])), st.binary(), st.integers(min_value=0, max_value=2**64 - 2)
 )
 tuples = st.lists(elements, max_size=5).map(tuple)
 
@@ -44,7 +44,7 @@ def test_a_range_holds_exactly_the_extensions(value: tuple[Element, ...], more: 
     assert not begin <= pack(*value) < end
 
 
-@given(st.lists(st.integers(0, 2**64 - 1)))
+@given(st.lists(st.integers(0, 2**64 - 2)))
 def test_numbers_sort_as_numbers(numbers: list[int]) -> None:
     assert sorted(numbers, key=pack) == sorted(numbers)
 
