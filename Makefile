@@ -4,6 +4,13 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TOX := .venv/bin/tox
 STORE ?= sqlite
+ifndef FDB_SERIES
+# That of the FoundationDB client library on this machine: the binding has to fit it. Without a library, the usual one.
+FDB_SERIES := $(or $(shell for lib in libfdb_c.so libfdb_c.dylib /usr/local/lib/libfdb_c.dylib; do $(PYTHON) -c \
+	"import ctypes; v = ctypes.CDLL('$$lib').fdb_get_max_api_version(); print(f'{v // 100}.{v % 100 // 10}')" \
+	2>/dev/null && break; done),7.3)
+endif
+export FDB_SERIES
 ARGS ?=
 
 .PHONY: help demo test test-all fdb lint format types bench doctor clean

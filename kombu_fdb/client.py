@@ -28,7 +28,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
 
@@ -36,7 +36,8 @@ from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.membership import Membership
 from kombu_fdb.model import Lease
-from kombu_fdb.options import Location, Options
+from kombu_fdb.location import Location
+from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine
 
 __all__ = ["Client", "client_for"]
@@ -68,6 +69,7 @@ class Client:
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
+        self._errands: deque[Callable[[], object]] = deque()
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._opened: connect.Opened | None = None
@@ -145,6 +147,7 @@ class Client:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
         self.flush_acks()
         self._hand_back()
+        self._run_errands()
         if not self._users and not self.owes:
             self.close()
 
@@ -169,12 +172,16 @@ class Client:
     def flush_acks(self) -> None:
         """Settle the pending acks now. On an error they are kept."""
         while leases := self.take_acks():
-            try:
-                results = self.engine.ack(leases)
-            except KombuFDBError:
-                self.acks.extendleft(reversed(leases))
-                raise
-            self.settled(leases, results)
+            self.ack(leases)
+
+    def ack(self, leases: list[Lease]) -> None:
+        """Settle these. On an error they are kept for the next flush."""
+        try:
+            results = self.engine.ack(leases)
+        except KombuFDBError:
+            self.acks.extendleft(reversed(leases))
+            raise
+        self.settled(leases, results)
 
     def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
         """These are no longer ours. ``results``: what the engine said; None if all are settled for certain."""
@@ -198,6 +205,14 @@ class Client:
                 raise
             self.settled(part)
 
+    def requeue(self, leases: list[Lease]) -> None:
+        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again."""
+        self.settled(leases, self.engine.release(leases))
+
+    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: str) -> None:
+        """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
+        self.settled(leases, self.engine.reject(leases, reason=reason, **details))
+
     def release_later(self, leases: Iterable[Lease]) -> None:
         """Hand messages back from another thread. Never blocks; may be called from a finalizer."""
         self._returns.extend(leases)
@@ -209,6 +224,17 @@ class Client:
             leases.append(self._returns.popleft())
         if leases:
             self.release(leases)
+
+    def later(self, errand: Callable[[], object]) -> None:
+        """Have the duties thread do something, and repeat it until the store answers. Never blocks."""
+        self._errands.append(errand)
+        self.nudge()
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            errand = self._errands[0]
+            errand()
+            self._errands.popleft()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ import random
 from typing import NamedTuple
 
 from kombu_fdb.clock import SystemClock, random_id
-from kombu_fdb.options import ClusterLocation, Location, Options, SqliteLocation
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.location import ClusterLocation, Location, SqliteLocation
+from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.store.protocol import Database
 

@@ -176,6 +176,7 @@ class Membership:
                 trouble.begins(error)
                 pause_s = RETRY_S
         self._leave(duties, alarm)
+        self._bell.close()
 
     def _duties(self) -> Duties:
         return Duties(

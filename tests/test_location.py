@@ -4,19 +4,18 @@ import pytest
 from kombu.utils.url import parse_url as kombu_parse_url
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.options import (
+from kombu_fdb.location import (
     SCHEMES,
     ClusterLocation,
-    Options,
     SqliteLocation,
     UrlParts,
     default_cluster_file,
     default_sqlite_path,
     is_connection_string,
     locate,
-    parse_options,
     parse_url,
 )
+from kombu_fdb.options import Options, parse_options
 
 NO_ENVIRONMENT = {"HOME": "/home/u"}
 

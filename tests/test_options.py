@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kombu_fdb.options import Options, options_table, parse_options, settings
+from kombu_fdb import options
 from kombu_fdb.errors import OptionError
+from kombu_fdb.options import Options, options_table, parse_options
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -108,14 +109,14 @@ def test_names_that_kombu_puts_into_the_same_dict_pass_silently(caplog):
 
 @pytest.fixture
 def _nothing_said_yet():
-    settings._tell_once.cache_clear()
+    options._tell_once.cache_clear()
     yield
-    settings._tell_once.cache_clear()
+    options._tell_once.cache_clear()
 
 
 @pytest.mark.usefixtures("_nothing_said_yet")
 def test_visibility_timeout_is_ignored_with_one_line_that_says_why(caplog):
-    caplog.set_level(logging.INFO, logger="kombu_fdb.options.settings")
+    caplog.set_level(logging.INFO, logger="kombu_fdb.options")
     for _ in range(3):
         assert parse_options({"visibility_timeout": 43200}) == Options()
     (line,) = caplog.messages
@@ -125,7 +126,7 @@ def test_visibility_timeout_is_ignored_with_one_line_that_says_why(caplog):
 
 @pytest.mark.usefixtures("_nothing_said_yet")
 def test_options_of_other_transports_do_not_break_a_failover_list(caplog):
-    caplog.set_level(logging.INFO, logger="kombu_fdb.options.settings")
+    caplog.set_level(logging.INFO, logger="kombu_fdb.options")
     assert parse_options({"socket_keepalive": True, "predefined_queues": {}}) == Options()
     assert [name in line for name, line in zip(("socket_keepalive", "predefined_queues"), caplog.messages, strict=True)]
 
@@ -137,7 +138,7 @@ def test_a_typo_next_to_a_foreign_name_is_still_a_typo():
 
 def test_no_option_takes_a_name_that_kombu_uses():
     ours = {each.name for each in dataclasses.fields(Options)}
-    assert not ours & (settings._KOMBU | settings._FOREIGN)
+    assert not ours & (options._KOMBU | options._FOREIGN)
 
 
 def test_the_readme_has_the_table_of_options():

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -62,7 +63,7 @@ def main() -> int:
         with _home(keep=arguments.keep) as home, _broker(arguments, home) as url:
             return _run(home, url)
     except CannotRun as error:
-        console.print(f"[bold red]could not run:[/] {error}")
+        console.print(f"[bold red]could not run:[/] {escape(str(error))}")
         return 2
 
 
@@ -111,15 +112,27 @@ def _run(home: Path, url: str) -> int:
 
     texts = sorted(path.name for path in tasks.TEXTS.glob("*.txt"))
     expected = {name: Counter(tasks.words_of((tasks.TEXTS / name).read_text())) for name in texts}
-    console.print(f"[bold]broker[/]  {tasks.app.connection_for_write().as_uri()}")
+    console.print(f"[bold]broker[/]  {_check_broker(tasks.app)}")
     console.print(f"[bold]work[/]    {len(texts)} texts: a chord of chains fetch | parse | count, and three hard cases")
     with _worker(home) as worker:
         job = Job(home, worker, *_send(tasks, texts))
         done = _watch(job)
         total = _total(job) if done else None
-    left = _left(tasks.app)
+    left = _left(tasks.app, url)
     outcome = verdict.Outcome(_journal(home), expected, total, left)
     return _report(outcome, verdict.judge(outcome), job, finished=done)
+
+
+def _check_broker(app: Any) -> str:
+    """Its address, if it answers. Asked before a worker is started, which would wait for it."""
+    from kombu.exceptions import OperationalError
+
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, timeout=5)
+            return str(connection.as_uri())
+    except (OperationalError, ValueError, KeyError, ImportError) as error:
+        raise CannotRun(str(error)) from error
 
 
 def _send(tasks: Any, texts: list[str]) -> tuple[Any, int]:
@@ -210,20 +223,41 @@ def _total(job: Job) -> dict[str, int] | None:
     try:
         return job.result.get(timeout=5, disable_sync_subtasks=False)
     except Exception as error:  # noqa: BLE001 - whatever it is, the verdict has to come
-        console.print(f"[red]the chord failed: {error!r}[/]")
+        console.print(f"[red]the chord failed: {escape(repr(error))}[/]")
         return None
 
 
-def _left(app: Any) -> dict[str, int]:
-    """Messages still in the store, after the worker is gone."""
+def _left(app: Any, url: str) -> dict[str, int]:
+    """Messages still in the broker, after the worker is gone."""
+    if url.startswith("fdb"):
+        return _left_in_store(url)
     queue = app.conf.task_default_queue
     with app.connection_for_read() as connection:
         ready = app.amqp.queues[queue].bind(connection.default_channel).queue_declare().message_count
     return {f"ready in {queue}": ready}
 
 
+def _left_in_store(url: str) -> dict[str, int]:
+    """Those of every queue and in every state, also where a Celery client can't look."""
+    from kombu_fdb.connect import open_store
+    from kombu_fdb.location import locate, parse_url
+    from kombu_fdb.options import parse_options
+
+    options = parse_options()
+    store = open_store(locate(parse_url(url), options), options, timeout_s=10)
+    with closing(store.database):
+        queues = store.engine.queues()
+    return {
+        f"{state} in {queue}": getattr(counts, state)
+        for queue, counts in queues.items()
+        for state in ("ready", "delayed", "leased")
+    }
+
+
 def _report(outcome: Any, checks: list[Any], job: Job, *, finished: bool) -> int:
+    console.print()
     console.print(_table(outcome.journal))
+    console.print()
     for check in checks:
         mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
         console.print(f" {mark} {check.claim}: {check.found}")
@@ -239,7 +273,7 @@ def _report(outcome: Any, checks: list[Any], job: Job, *, finished: bool) -> int
 
 
 def _table(journal: Any) -> Table:
-    table = Table(title="what happened", title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
     for name, justify in (
         ("task", "left"),
         ("sent", "right"),
@@ -249,7 +283,7 @@ def _table(journal: Any) -> Table:
         ("retries", "right"),
         ("outcome", "left"),
     ):
-        table.add_column(name, justify=justify, no_wrap=name != "outcome")
+        table.add_column(name, justify=justify, no_wrap=True)
     begin = min((at for task in journal.tasks.values() for at in task.sent), default=0.0)
     for name in dict.fromkeys(task.name for task in journal.tasks.values()):
         table.add_row(*_row(name, journal.named(name), begin))
@@ -259,10 +293,10 @@ def _table(journal: Any) -> Table:
 def _row(name: str, tasks: list[Any], begin: float) -> Iterator[str]:
     starts = sorted(task.started[0] - begin for task in tasks if task.started)
     waits = [task.waited for task in tasks if task.waited is not None]
-    yield name.removeprefix("tasks.")
+    yield name.rpartition(".")[2]
     yield str(len(tasks))
     yield str(sum(len(task.started) for task in tasks))
-    yield "" if not starts else f"+{starts[0]:.1f} s" if len(starts) == 1 else f"+{starts[0]:.1f} .. {starts[-1]:.1f} s"
+    yield "" if not starts else f"{starts[0]:.1f} s" if len(starts) == 1 else f"{starts[0]:.1f}..{starts[-1]:.1f} s"
     yield f"{median(waits):.2f} s" if waits else ""
     yield str(sum(task.ended.count("RETRY") for task in tasks) or "")
     yield _outcome(tasks)
@@ -272,7 +306,7 @@ def _outcome(tasks: list[Any]) -> str:
     states = Counter(task.ended[-1] if task.ended else "never ended" for task in tasks)
     killed = sum(len(task.started) - len(task.ended) for task in tasks)
     words = [state.lower() if number == len(tasks) else f"{number} {state.lower()}" for state, number in states.items()]
-    return ", ".join(words) + (f" after {killed} killed" if killed > 0 else "")
+    return ", ".join(words) + (f" ({killed} killed)" if killed > 0 else "")
 
 
 if __name__ == "__main__":

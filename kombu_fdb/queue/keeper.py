@@ -64,10 +64,10 @@ class Duties:
         self._session_id = session_id
         self._session_ttl_s = session_ttl_s
         self._sweep_interval_s = sweep_interval_s
-        self._sessions: Observer[bytes] = Observer()
-        self._queues: Observer[str] = Observer()
-        self._roles: Observer[str] = Observer()
-        self._tokens: Observer[bytes] = Observer()
+        self._sessions: Observer[bytes] = Observer(session_ttl_s / 4)
+        self._queues: Observer[str] = Observer(2 * sweep_interval_s)
+        self._roles: Observer[str] = Observer(ROLE_TTL_S / 4)
+        self._tokens: Observer[bytes] = Observer(TOKEN_TTL_S / 4)
         self._next_sweep = 0.0
         self._renew_role = 0.0
         self._next_tokens = clock.monotonic() + TOKEN_INTERVAL_S
@@ -95,7 +95,7 @@ class Duties:
         """Look at all sessions; end those that are dead and bring their messages back. Returns how many messages."""
         self._sessions.look(self._engine.beats(), self._clock.monotonic())
         released = 0
-        for session_id, last_beat in self._sessions.silent(self._clock.monotonic(), self._session_ttl_s):
+        for session_id, last_beat in self._sessions.silent(self._session_ttl_s):
             if session_id != self._session_id and self._engine.fence(session_id, last_beat):
                 released += self._engine.release_session(session_id)
         return released
@@ -116,7 +116,7 @@ class Duties:
         record = self._engine.role_record(PROMOTER)
         self._roles.look([] if record is None else [(PROMOTER, record)], now)
         ours = record is not None and record.startswith(self._session_id)
-        stale = self._roles.unchanged(PROMOTER, now) >= ROLE_TTL_S
+        stale = self._roles.unchanged(PROMOTER) >= ROLE_TTL_S
         if not ours and record is not None and not stale:
             return False
         held = self._engine.hold_role(PROMOTER, self._session_id, record)
@@ -126,16 +126,14 @@ class Duties:
     def expire_queues(self) -> int:
         """Delete queues with ``x-expires`` that nobody used for as long. Returns how many."""
         found = self._engine.expiring_queues()
-        now = self._clock.monotonic()
-        self._queues.look([(queue, last_use) for queue, last_use, _ in found], now)
+        self._queues.look([(queue, last_use) for queue, last_use, _ in found], self._clock.monotonic())
         expired = 0
         for queue, last_use, idle_ms in found:
-            if self._queues.unchanged(queue, now) * 1000 >= idle_ms and self._queues.unchanged(queue, now):
+            if self._queues.unchanged(queue) * 1000 >= max(idle_ms, 1):
                 expired += self._engine.expire_queue(queue, last_use)
         return expired
 
     def clear_tokens(self) -> int:
         """Clear commit tokens of processes that are gone. Returns how many."""
-        now = self._clock.monotonic()
-        self._tokens.look(self._engine.tokens(), now)
-        return sum(self._engine.clear_token(key, value) for key, value in self._tokens.silent(now, TOKEN_TTL_S))
+        self._tokens.look(self._engine.tokens(), self._clock.monotonic())
+        return sum(self._engine.clear_token(key, value) for key, value in self._tokens.silent(TOKEN_TTL_S))

@@ -22,8 +22,6 @@ from kombu_fdb.store.protocol import Transaction
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "release_part"]
 
 LEASES_PER_TRANSACTION = 200
-#: An outage or a recovery shows every session unchanged in one look, or two; it takes more to be dead.
-LOOKS = 4
 
 K = TypeVar("K", bound=Hashable)
 
@@ -31,38 +29,47 @@ K = TypeVar("K", bound=Hashable)
 @dataclass(slots=True)
 class _Sighting:
     value: bytes
-    since: float
-    looks: int
+    unchanged_s: float = 0.0
 
 
 class Observer(Generic[K]):
-    """Tells which of many values have not changed for long, by the caller's own monotonic clock."""
+    """Tells which of many values have not changed for long, by the caller's own monotonic clock.
 
-    def __init__(self) -> None:
+    What counts is the time *under observation*: between two successful looks at most ``longest_gap_s`` seconds. So a
+    store that answered nobody for minutes, or an observer that was frozen, makes nobody look silent: with gaps of a
+    quarter of the time to live it takes four looks or more, spread over it.
+    """
+
+    def __init__(self, longest_gap_s: float) -> None:
+        self._longest_gap_s = longest_gap_s
         self._sightings: dict[K, _Sighting] = {}
+        self._looked = 0.0
 
     def look(self, values: Iterable[tuple[K, bytes]], now: float) -> None:
         """Note the values of one successful look; what is not among them is forgotten."""
+        gap = counted_gap(now - self._looked, self._longest_gap_s)
         seen: dict[K, _Sighting] = {}
         for key, value in values:
             sighting = self._sightings.get(key)
             if sighting is None or sighting.value != value:
-                seen[key] = _Sighting(value, now, 1)
+                seen[key] = _Sighting(value)
             else:
-                sighting.looks += 1
-                seen[key] = sighting
-        self._sightings = seen
+                seen[key] = _Sighting(value, sighting.unchanged_s + gap)
+        self._sightings, self._looked = seen, now
 
-    def unchanged(self, key: K, now: float) -> float:
-        """For how many seconds the value is known to be the same; 0 until it was looked at often enough."""
+    def unchanged(self, key: K) -> float:
+        """For how many observed seconds the value has been the same."""
         sighting = self._sightings.get(key)
-        if sighting is None or sighting.looks < LOOKS:
-            return 0.0
-        return now - sighting.since
+        return 0.0 if sighting is None else sighting.unchanged_s
 
-    def silent(self, now: float, ttl_s: float) -> list[tuple[K, bytes]]:
+    def silent(self, ttl_s: float) -> list[tuple[K, bytes]]:
         """Those unchanged for at least ``ttl_s`` seconds."""
-        return [(key, seen.value) for key, seen in self._sightings.items() if self.unchanged(key, now) >= ttl_s]
+        return [(key, seen.value) for key, seen in self._sightings.items() if seen.unchanged_s >= ttl_s]
+
+
+def counted_gap(gap_s: float, longest_s: float) -> float:
+    """How much of the time since the last look counts as observed."""
+    return min(gap_s, longest_s)
 
 
 def release_part(

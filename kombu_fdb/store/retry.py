@@ -13,7 +13,8 @@ committed, and its result is returned as if its answer had come. So no verb of t
 at the price of one blind write per transaction, and none on a store that answers every commit.
 
 If the commit may still be under way (``in_flight``: the deadline passed while it ran) nothing can be concluded, and
-``CommitUnknown`` goes to the caller. What each verb does then stands in ``queue/engine.py``.
+``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of unknown outcome. What each
+verb does then stands in ``queue/engine.py``.
 
 A token key is used by one transaction at a time: see :class:`CommitTokens`.
 """
@@ -24,7 +25,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from kombu_fdb.clock import Clock
 from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable
@@ -117,9 +118,9 @@ class Retry:
             try:
                 return self._attempt(body, deadline, token, attempt, unknown, read_only)
             except StoreError as error:
-                if not error.retryable or (isinstance(error, CommitUnknown) and error.in_flight):
-                    raise
-                self._pause(pause, deadline, error, attempt)
+                final = not error.retryable or (isinstance(error, CommitUnknown) and error.in_flight)
+                if final or not self._pause(pause, deadline):
+                    _give_up(error, bool(unknown), attempt)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
     def _attempt(
@@ -164,11 +165,19 @@ class Retry:
             raise
         return result
 
-    def _pause(self, seconds: float, deadline: float, error: StoreError, attempts: int) -> None:
+    def _pause(self, seconds: float, deadline: float) -> bool:
+        """Wait a little, unless that would pass the deadline."""
         seconds = self.pauses.uniform(seconds / 2, seconds)
-        if self.clock.monotonic() + seconds < deadline:
-            self.clock.sleep(seconds)
-            return
-        if isinstance(error, CommitUnknown):
-            raise error
+        if self.clock.monotonic() + seconds >= deadline:
+            return False
+        self.clock.sleep(seconds)
+        return True
+
+
+def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> NoReturn:
+    """Raise what the caller must hear. ``in_doubt``: an earlier run may have committed, whatever happened since."""
+    if in_doubt and not isinstance(error, CommitUnknown):
+        raise CommitUnknown("the outcome of the commit is unknown, and the store failed since") from error
+    if error.retryable and not isinstance(error, CommitUnknown):
         raise StoreUnavailable("the deadline passed while retrying", attempts=attempts) from error
+    raise error

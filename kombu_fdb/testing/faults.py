@@ -43,7 +43,7 @@ class Faults:
 
     def __init__(self, rng: random.Random | None = None, rates: Mapping[Fault, float] | None = None) -> None:
         self._rng = rng or random.Random(0)
-        self._rates = dict(rates or {})
+        self.rates = dict(rates or {})
         self._commits: deque[Fault | None] = deque()
         self._reads: deque[Fault | None] = deque()
         self._watches: deque[Fault | None] = deque()
@@ -64,7 +64,7 @@ class Faults:
 
     def stop(self) -> None:
         """Nothing goes wrong from now on; for the end of a simulation, where everything must come to rest."""
-        self._rates.clear()
+        self.rates.clear()
         for script in (self._commits, self._reads, self._watches):
             script.clear()
 
@@ -93,7 +93,7 @@ class Faults:
 
     def _by_chance(self, kinds: tuple[Fault, ...]) -> Fault | None:
         for kind in kinds:
-            rate = self._rates.get(kind, 0.0)
+            rate = self.rates.get(kind, 0.0)
             if rate and self._rng.random() < rate:
                 return self._count(kind)
         return None

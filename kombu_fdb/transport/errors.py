@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from amqp.exceptions import NotFound, PreconditionFailed
+from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
 from kombu.exceptions import ChannelError as KombuChannelError
 from kombu.exceptions import ConnectionError as KombuConnectionError
 
@@ -29,10 +29,23 @@ from kombu_fdb.errors import (
     TransactionTooOld,
 )
 
-__all__ = ["CHANNEL_ERRORS", "CONNECTION_ERRORS", "RECOVERABLE_CONNECTION_ERRORS", "amqp_errors", "not_found"]
+__all__ = [
+    "CHANNEL_ERRORS",
+    "CONNECTION_ERRORS",
+    "RECOVERABLE_CONNECTION_ERRORS",
+    "SessionLost",
+    "amqp_errors",
+    "not_found",
+]
+
+
+class SessionLost(RecoverableConnectionError):
+    """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""
+
 
 #: After one of these, connecting again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
 RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (
+    RecoverableConnectionError,
     StoreUnavailable,
     CommitUnknown,
     Conflict,

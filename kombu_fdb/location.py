@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.options.settings import LONGEST_NAMESPACE, Options
+from kombu_fdb.options import LONGEST_NAMESPACE, Options
 
 __all__ = [
     "SCHEMES",

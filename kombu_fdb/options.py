@@ -325,3 +325,7 @@ def _table_rows() -> Iterator[str]:
         kind = cast("_Kind", each.metadata["kind"])
         default = f"{each.default:,}" if type(each.default) is int else repr(each.default)
         yield f"| `{each.name}` | `{default}` | {kind.unit} | {kind.about} |"
+
+
+if __name__ == "__main__":
+    print(options_table(), end="")  # noqa: T201 - for the README

@@ -1,0 +1,401 @@
+"""``python -m kombu_fdb.doctor [URL]``: check this machine's set-up, and name the next step for what is not right.
+
+Every check is a function that yields findings and never raises. The last ones open the store as a worker would; they
+write what any first connection writes (the format version), and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from kombu_fdb.clock import SystemClock
+from kombu_fdb.connect import Opened, open_store
+from kombu_fdb.errors import KombuFDBError, OptionError
+from kombu_fdb.location import (
+    SCHEMES,
+    ClusterLocation,
+    Location,
+    SqliteLocation,
+    default_cluster_file,
+    is_connection_string,
+    locate,
+    parse_url,
+)
+from kombu_fdb.options import Options, parse_options
+
+__all__ = ["Finding", "examine", "main"]
+
+Level = Literal["ok", "warn", "fail"]
+
+#: File systems on which several hosts see one file, or on which locks and shared memory are not to be trusted.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs", "nfs"}
+    | {"nfs4", "smb3", "smbfs", "vboxsf"}
+)
+LITTLE_SPACE_BYTES = 100 * 1024 * 1024
+#: A file that is newer than "now" by more than this: the clock was set back.
+CLOCK_SLACK_MS = 60_000
+#: Nobody ran this before (2026-01-01).
+EPOCH_MS = 1_767_225_600_000
+COORDINATOR_TIMEOUT_S = 2.0
+OLDEST = {"kombu": (5, 7), "celery": (5, 7)}
+
+
+class Finding(NamedTuple):
+    """What was found, and the next step if it is not right."""
+
+    level: Level
+    what: str
+    found: str
+    fix: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is examined."""
+
+    location: Location
+    options: Options
+    environ: dict[str, str]
+
+
+# -- software ------------------------------------------------------------------------------------------------------
+
+
+def check_software() -> Findings:
+    """Versions of Python and of the packages."""
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in ("celery-fdb", "kombu", "celery"):
+        version = _version(name)
+        if version is None:
+            step = "Install this package: pip install ." if name == "celery-fdb" else f"pip install {name}"
+            yield Finding("warn" if name == "celery-fdb" else "fail", name, "not installed", step)
+        elif _release(version) < OLDEST.get(name, ()):
+            yield Finding("fail", name, version, f"pip install '{name}>={'.'.join(map(str, OLDEST[name]))}'")
+        else:
+            yield Finding("ok", name, version)
+
+
+def check_schemes() -> Findings:
+    """Whether kombu will know our URLs without an import in the user's code."""
+    if not any(
+        each.name == "kombu-fdb-autoload" for each in importlib.metadata.entry_points(group="kombu.serializers")
+    ):
+        yield Finding(
+            "warn",
+            "URL schemes",
+            "the entry point that registers them is not installed",
+            "pip install . (a checkout on PYTHONPATH is not enough), or import kombu_fdb.transport before connecting.",
+        )
+        return
+    import _kombu_fdb_autoload
+
+    if _kombu_fdb_autoload.FAILURE is not None:
+        step = "Is kombu whole? pip install --force-reinstall kombu"
+        yield Finding("fail", "URL schemes", repr(_kombu_fdb_autoload.FAILURE), step)
+        return
+    yield Finding("ok", "URL schemes", ", ".join(f"{scheme}://" for scheme in SCHEMES))
+
+
+def check_clock(patient: Patient) -> Findings:
+    """Wall clocks decide when delayed messages are due."""
+    now_ms = SystemClock().wall_ms()
+    step = "Set the clock and let NTP keep it: delayed tasks are due by it."
+    if now_ms < EPOCH_MS:
+        yield Finding("fail", "clock", "it is set to a year gone by", step)
+        return
+    if isinstance(patient.location, SqliteLocation) and patient.location.path.exists():
+        ahead_ms = patient.location.path.stat().st_mtime_ns // 1_000_000 - now_ms
+        if ahead_ms > CLOCK_SLACK_MS:
+            found = f"the store was written {ahead_ms // 1000} s in the future"
+            yield Finding("warn", "clock", found, step)
+            return
+    yield Finding("ok", "clock", "plausible")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------------
+
+
+def check_file(location: SqliteLocation) -> Findings:
+    """The file's place and permissions."""
+    yield Finding("ok", "sqlite", sqlite3.sqlite_version)
+    path, folder = location.path, location.path.parent
+    if not folder.is_dir():
+        if location.is_default:
+            yield Finding("ok", "file", f"{path} (will be made)")
+        else:
+            yield Finding("fail", "file", f"no such folder: {folder}", f"mkdir -p {folder}")
+        return
+    yield _writable(path, folder)
+    yield from _file_system(folder)
+    free = shutil.disk_usage(folder).free
+    if free < LITTLE_SPACE_BYTES:
+        yield Finding("warn", "disk", f"{free // 2**20} MiB free", f"Make room on the disk of {folder}.")
+
+
+def _writable(path: Path, folder: Path) -> Finding:
+    if path.is_dir():
+        return Finding("fail", "file", f"{path} is a directory", f"Name a file in it: {path / 'broker.db'}.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        step = f"SQLite makes files next to its own: let the workers' user write into {folder}."
+        return Finding("fail", "file", f"the folder {folder} is not writable", step)
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        return Finding("fail", "file", f"{path} is not readable and writable", f"chown or chmod {path}.")
+    return Finding("ok", "file", str(path) if path.exists() else f"{path} (will be made)")
+
+
+def _file_system(folder: Path) -> Findings:
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return
+    kind = file_system_of(folder.resolve(), mounts.read_text())
+    if kind in NETWORK_FILE_SYSTEMS:
+        step = "Move the file to a local disk, or use fdb:// for several hosts: SQLite's locks don't hold on this one."
+        yield Finding("fail", "file system", kind, step)
+    elif kind:
+        yield Finding("ok", "file system", kind)
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """The type of the innermost mount that holds ``folder``; later lines hide earlier ones."""
+    found, depth = "", -1
+    for line in mounts.splitlines():
+        fields = line.split()
+        point = Path(fields[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = fields[2], len(point.parts)
+    return found
+
+
+# -- FoundationDB --------------------------------------------------------------------------------------------------
+
+
+def check_library() -> Findings:
+    """The binding, the client library, and whether they are of one series."""
+    binding = _version("foundationdb")
+    if binding is None:
+        yield Finding("fail", "binding", "not installed", "pip install foundationdb")
+        return
+    yield Finding("ok", "binding", binding)
+    series = _release(binding)[:2]
+    wanted = ".".join(map(str, series))
+    install = (
+        f"Install foundationdb-clients {wanted}.x from FoundationDB's release page, or put its folder on "
+        f"{'DYLD_LIBRARY_PATH' if sys.platform == 'darwin' else 'LD_LIBRARY_PATH'}."
+    )
+    try:
+        # The only call that is safe before an API version was selected, which is for good and up to the driver.
+        newest = int(_load_library().fdb_get_max_api_version())
+    except (OSError, AttributeError) as error:
+        yield Finding("fail", "client library", str(error), install)
+        return
+    has = f"{newest // 100}.{newest % 100 // 10}"
+    if newest < series[0] * 100 + series[1] * 10:
+        step = f"Make them the same: pip install 'foundationdb=={has}.*', or install the {wanted} client."
+        yield Finding("fail", "client library", f"{has}, older than the binding", step)
+        return
+    yield Finding("ok", "client library", has)
+
+
+def _load_library() -> Any:
+    name = "libfdb_c.dylib" if sys.platform == "darwin" else "libfdb_c.so"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        found = ctypes.util.find_library("fdb_c")
+        if found is None:
+            raise
+        return ctypes.CDLL(found)
+
+
+def check_cluster(location: ClusterLocation, environ: dict[str, str]) -> Findings:
+    """The cluster file, and whether its coordinators can be reached."""
+    text = location.connection_string
+    if text is None:
+        path = location.cluster_file or default_cluster_file(environ)
+        finding, text = read_cluster_file(path)
+        yield finding
+    if text is not None:
+        yield from _coordinators(text.rpartition("@")[2].split(","))
+
+
+def read_cluster_file(path: Path) -> tuple[Finding, str | None]:
+    """A finding, and the connection string if there is one."""
+    copy = "Copy it from a server of the cluster, or name another one in the URL, fdb:////path, or in FDB_CLUSTER_FILE."
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except OSError as error:
+        return Finding("fail", "cluster file", f"{path}: {error.strerror}", copy), None
+    except UnicodeDecodeError:
+        return Finding("fail", "cluster file", f"{path}: not a text", copy), None
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) != 1 or not is_connection_string(lines[0]):
+        step = f"It holds one line, description:id@host:port[,host:port]. {copy}"
+        return Finding("fail", "cluster file", f"{path}: unreadable", step), None
+    if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+        step = "Let the workers' user write it and its folder: the client notes there when coordinators move."
+        return Finding("warn", "cluster file", f"{path} is read-only", step), lines[0]
+    return Finding("ok", "cluster file", str(path)), lines[0]
+
+
+def _coordinators(addresses: Sequence[str]) -> Findings:
+    unreachable = [address for address in addresses if not _answers(address.removesuffix(":tls"))]
+    reached = f"{len(addresses) - len(unreachable)} of {len(addresses)} reachable"
+    if len(unreachable) * 2 >= len(addresses):
+        step = (
+            "Is fdbserver running, and does a firewall let this machine through? The cluster needs a majority of them."
+        )
+        yield Finding("fail", "coordinators", f"{reached}; not: {', '.join(unreachable)}", step)
+    elif unreachable:
+        step = "The cluster works without them, but not if more fail."
+        yield Finding("warn", "coordinators", f"{reached}; not: {', '.join(unreachable)}", step)
+    else:
+        yield Finding("ok", "coordinators", reached)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), COORDINATOR_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+# -- the store -----------------------------------------------------------------------------------------------------
+
+
+def check_store(patient: Patient) -> Findings:
+    """Open it as a worker would, and look."""
+    location = patient.location
+    if isinstance(location, SqliteLocation) and location.is_default and not location.path.exists():
+        yield Finding("ok", "store", "not opened, as nobody has used it yet")
+        return
+    clock = SystemClock()
+    begin = clock.monotonic()
+    try:
+        opened = open_store(location, patient.options, timeout_s=patient.options.connect_timeout)
+    except KombuFDBError as error:
+        yield _failure("store", error)
+        return
+    yield Finding("ok", "store", f"answers after {1000 * (clock.monotonic() - begin):.0f} ms, format version is known")
+    with closing(opened.database):
+        yield from _contents(opened)
+
+
+def _contents(opened: Opened) -> Findings:
+    try:
+        queues = opened.engine.queues()
+        silent = len(opened.engine.beats())
+    except KombuFDBError as error:
+        yield _failure("content", error)
+        return
+    counts = [sum(getattr(each, state) for each in queues.values()) for state in ("ready", "delayed", "leased")]
+    yield Finding(
+        "ok",
+        "content",
+        f"{len(queues)} queues: {counts[0]} messages ready, {counts[1]} delayed, {counts[2]} leased; {silent} sessions",
+    )
+
+
+def _failure(what: str, error: KombuFDBError) -> Finding:
+    fix = error.attributes.get("fix", "")
+    text = str(error).removesuffix(fix).rstrip(". ") if fix else str(error)
+    return Finding("fail", what, text, fix)
+
+
+# -- all of it -----------------------------------------------------------------------------------------------------
+
+
+def examine(url: str, given: dict[str, Any], environ: dict[str, str]) -> Findings:
+    """Every check that applies to ``url``."""
+    yield from check_software()
+    yield from check_schemes()
+    try:
+        options = parse_options(given)
+        location = locate(parse_url(url), options, environ)
+    except OptionError as error:
+        yield _failure("options", error)
+        return
+    patient = Patient(location, options, environ)
+    yield Finding("ok", "options", ", ".join(f"{name}={value!r}" for name, value in given.items()) or "defaults")
+    yield Finding("ok", "broker", str(location))
+    yield from check_clock(patient)
+    fatal = False
+    for finding in _preconditions(patient):
+        fatal = fatal or finding.level == "fail"
+        yield finding
+    if not fatal:
+        yield from check_store(patient)
+
+
+def _preconditions(patient: Patient) -> Findings:
+    if isinstance(patient.location, SqliteLocation):
+        yield from check_file(patient.location)
+    else:
+        yield from check_library()
+        yield from check_cluster(patient.location, patient.environ)
+
+
+def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:
+    """Print all findings. Returns 1 if one of them is a failure, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m kombu_fdb.doctor", description="Check a celery-fdb set-up.")
+    parser.add_argument("url", nargs="?", default="fdb+sqlite://", help="your broker_url; default: %(default)s")
+    parser.add_argument(
+        "--options", type=_json_object, default={}, metavar="JSON", help="your broker_transport_options"
+    )
+    arguments = parser.parse_args(argv)
+    levels = []
+    for finding in examine(arguments.url, arguments.options, dict(os.environ)):
+        levels.append(finding.level)
+        write(f"{finding.level:<5} {finding.what:<15} {finding.found}")
+        if finding.fix:
+            write(f"{'':<5} {'':<15} -> {finding.fix}")
+    failed, doubtful = levels.count("fail"), levels.count("warn")
+    write("all well" if not failed + doubtful else f"{failed} to mend, {doubtful} to look at")
+    return 1 if failed else 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

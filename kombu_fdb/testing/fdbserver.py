@@ -1,0 +1,135 @@
+"""A FoundationDB cluster of one process in a temporary directory, for tests and demos."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from functools import lru_cache
+from types import TracebackType
+from typing import Self
+
+from kombu_fdb.errors import StoreUnavailable
+
+__all__ = ["SingleNodeCluster", "fdb_unavailable_reason"]
+
+START_S = 30
+STOP_S = 10
+#: Another process may take the port between our choosing and the server's binding it.
+ATTEMPTS = 3
+
+
+@lru_cache(maxsize=1)
+def fdb_unavailable_reason() -> str | None:
+    """Why no cluster can be started here, in one line; None if it can."""
+    from kombu_fdb.store.foundationdb_binding import binding
+
+    for program in ("fdbserver", "fdbcli"):
+        if shutil.which(program) is None:
+            return f"{program} is not on PATH"
+    try:
+        binding()
+    except StoreUnavailable as error:
+        return str(error)
+    return None
+
+
+class SingleNodeCluster:
+    """``with SingleNodeCluster() as cluster: FoundationDatabase.open(cluster.cluster_file)``.
+
+    The memory engine logs to disk, so what was committed survives :meth:`stop` and :meth:`start`.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        # Not a TemporaryDirectory: a forked child would remove it at its exit.
+        self.directory = directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-")
+        self._temporary = directory is None
+        self.cluster_file = os.path.join(self.directory, "fdb.cluster")
+        self._server: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def connection_string(self) -> str:
+        with open(self.cluster_file, encoding="utf-8") as file:
+            return file.read().strip()
+
+    @property
+    def pid(self) -> int:
+        """The server's process, for tests that stop or kill it."""
+        assert self._server is not None
+        return self._server.pid
+
+    def __enter__(self) -> Self:
+        for attempt in range(ATTEMPTS):
+            self._port = _free_port()
+            with open(self.cluster_file, "w", encoding="utf-8") as file:
+                file.write(f"test:{secrets.token_hex(4)}@127.0.0.1:{self._port}\n")
+            try:
+                self._spawn()
+                self._cli("configure new single memory; waitopen")
+            except RuntimeError:
+                self.stop()
+                if attempt == ATTEMPTS - 1:
+                    self.close()
+                    raise
+            else:
+                return self
+        raise AssertionError("unreachable")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.stop()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it again on the same data and port, and wait until it answers."""
+        self._spawn()
+        self._cli("waitopen")
+
+    def stop(self) -> None:
+        """Kill the server; its data stays. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.kill()
+            server.wait(STOP_S)
+
+    def _spawn(self) -> None:
+        logs = os.path.join(self.directory, "logs")
+        os.makedirs(logs, exist_ok=True)
+        with open(os.path.join(logs, "stderr"), "ab") as output:
+            self._server = subprocess.Popen(
+                [
+                    *("fdbserver", "--public-address", f"127.0.0.1:{self._port}"),
+                    *("--cluster-file", self.cluster_file),
+                    *("--datadir", os.path.join(self.directory, "data")),
+                    *("--logdir", logs),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def _cli(self, commands: str) -> None:
+        assert self._server is not None
+        arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", "--exec", commands]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(arguments, capture_output=True, timeout=START_S, text=True, check=False)
+            if done.returncode == 0 and self._server.poll() is None:
+                return
+        raise RuntimeError(f"fdbserver on port {self._port} did not start; see {self.directory}/logs")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

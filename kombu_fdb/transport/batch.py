@@ -1,0 +1,133 @@
+"""``Producer.batch()``: many messages in one transaction.
+
+Model. A batch is *open* until a flush fails (*failed*) or its context ends by an exception (*aborted*) or normally
+(*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few
+transactions as the store's limits allow: usually one, so all or none of them. When a flush fails, the transactions
+before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
+``BatchPublishError`` (only after ``CommitUnknown`` it may be). Kombu's contract is not to retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.exceptions import BatchPublishError
+
+from kombu_fdb.errors import KombuFDBError, MessageTooLarge
+from kombu_fdb.model import Publication
+from kombu_fdb.queue.publish import BATCH_BYTES, BATCH_MESSAGES
+from kombu_fdb.transport.errors import amqp_errors
+
+if TYPE_CHECKING:
+    from kombu_fdb.transport.channel import Channel
+
+__all__ = ["PublishBatch"]
+
+#: What a message takes beside its payload: keys, record head, conflict ranges.
+OVERHEAD_BYTES = 300
+
+
+class _Entry(NamedTuple):
+    publication: Publication
+    message: dict[str, Any]
+    mandatory: bool
+    copies: int
+
+
+class PublishBatch:
+    """The session behind one outermost ``with producer.batch()``. Used by one thread."""
+
+    def __init__(self, channel: Channel, max_size: int) -> None:
+        self.channel = channel
+        self.max_size = max_size
+        self._entries: list[_Entry] = []
+        self._copies = 0
+        self._routes: dict[tuple[str, str], int] = {}
+        self._unusable: str | None = None
+        self._cause: BaseException | None = None
+
+    def publish(
+        self,
+        message: dict[str, Any],
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Buffer a message. Flushes when ``max_size`` copies are buffered. Raises 406 for a message over the maximum."""
+        self._check_usable()
+        publication = self.channel.encode(message, exchange, routing_key)
+        self._check_size(publication)
+        entry = _Entry(publication, message, mandatory, self._count_copies(exchange, routing_key))
+        if self._entries and self._copies + entry.copies > self.max_size:
+            self.flush()
+        self._entries.append(entry)
+        self._copies += entry.copies
+        if self._copies >= self.max_size:
+            self.flush()
+
+    def _check_size(self, publication: Publication) -> None:
+        """Here, not in the flush, so that one bad message does not spoil the others."""
+        size, most = len(publication.payload), self.channel.engine.policy.max_message_size
+        if size > most:
+            with amqp_errors("basic_publish"):
+                raise MessageTooLarge(size=size, max_message_size=most)
+
+    def _count_copies(self, exchange: str, routing_key: str) -> int:
+        """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""
+        if not exchange:
+            return 1
+        key = exchange, routing_key
+        if key not in self._routes:
+            with amqp_errors("basic_publish"):
+                self._routes[key] = max(1, len(self.channel.engine.route(exchange, routing_key)))
+        return self._routes[key]
+
+    def flush(self) -> None:
+        """Publish what is buffered. Raises ``BatchPublishError``; the batch can't be used any more then."""
+        self._check_usable()
+        entries, self._entries, self._copies = self._entries, [], 0
+        stored = 0
+        for part in _parts(entries):
+            try:
+                reached = self.channel.engine.publish([entry.publication for entry in part])
+            except KombuFDBError as error:
+                self._cause = error
+                self._unusable = f"{stored} of {len(entries)} messages were published before the batch failed: {error}"
+                raise BatchPublishError(self._unusable) from error
+            stored += len(part)
+            for entry, queues in zip(part, reached, strict=True):
+                if not queues:
+                    self.channel.on_unroutable(entry.message, entry.publication, entry.mandatory)
+
+    def discard(self) -> None:
+        """Forget what is buffered."""
+        self._entries.clear()
+        self._unusable = self._unusable or "the batch was aborted"
+
+    def close(self) -> None:
+        """Forget what is buffered, for good."""
+        self.discard()
+
+    def _check_usable(self) -> None:
+        if self._cause is not None:
+            raise BatchPublishError(self._unusable) from self._cause
+        if self._unusable is not None:
+            raise RuntimeError(self._unusable)
+
+
+def _parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
+    """Consecutive parts that one transaction holds."""
+    part: list[_Entry] = []
+    size = copies = 0
+    for entry in entries:
+        entry_size = (len(entry.publication.payload) + OVERHEAD_BYTES) * entry.copies
+        if part and (size + entry_size > BATCH_BYTES or copies + entry.copies > BATCH_MESSAGES):
+            yield part
+            part, size, copies = [], 0, 0
+        part.append(entry)
+        size += entry_size
+        copies += entry.copies
+    if part:
+        yield part

@@ -1,0 +1,429 @@
+"""A channel: declares, publishes, consumes. Every exchange, binding and queue is the store's, nothing is remembered here.
+
+The base class keeps routing in the process and delivers by it; this one overrides all of that and keeps the base for its
+helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import PreconditionFailed
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
+from kombu.utils.uuid import uuid
+
+from kombu_fdb.client import Client
+from kombu_fdb.errors import ExchangeNotFound, FormatError, StoreError
+from kombu_fdb.model import Delivery, Lease, Publication
+from kombu_fdb.queue.engine import Engine
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.transport.batch import PublishBatch
+from kombu_fdb.transport.dispatch import Subscription
+from kombu_fdb.transport.envelope import encode, open_delivery
+from kombu_fdb.transport.errors import amqp_errors, not_found
+from kombu_fdb.transport.qos import QoS
+from kombu_fdb.transport.receiver import MANY_ACKS
+
+if TYPE_CHECKING:
+    from kombu_fdb.transport.transport import Transport
+
+__all__ = ["Channel"]
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_TYPES = ("direct", "topic", "fanout")
+#: A direct get meets at most this many expired messages.
+MOST_EXPIRED = 1000
+
+
+class Channel(virtual.Channel):  # type: ignore[misc]
+    """Publishing is safe from any thread, acks too; the rest is for one thread at a time."""
+
+    QoS = QoS
+    supports_fanout = True
+    #: Bodies are stored as they are.
+    body_encoding = None
+    from_transport_options = ("deadletter_queue",)
+
+    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.transport = connection
+        #: ``Producer(on_return=...)`` adds its callback under ``basic_return``.
+        self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
+        #: Claimed and not handed out yet (``dispatch.py``).
+        self.inbox: deque[tuple[Subscription, Delivery]] = deque()
+        #: Since when less room than is worth a claim is free.
+        self.free_since: float | None = None
+        self._subscriptions: dict[str, Subscription] = {}
+        self._zero_first = connection.options.priority_order == "redis"
+        self._client: Client | None = None
+
+    # -- the store -------------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Client:
+        """What this channel consumed with: stays the same when the connection is lost."""
+        if self._client is None:
+            self._client = self.transport.store
+        return self._client
+
+    @property
+    def engine(self) -> Engine:
+        """For everything that does not depend on who asks: in a forked child it is the child's own."""
+        return self.transport.store.engine
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = "direct",
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
+        """Raises 404 if ``passive`` and there is none, 406 if it exists with another type."""
+        type = type or "direct"
+        exchange = exchange or f"amq.{type}"
+        if passive:
+            if self.engine.exchange(exchange) is None:
+                raise not_found(f"no exchange {exchange!r}", "exchange_declare")
+            return
+        if type == "x-delayed-message":  # RabbitMQ's plugin; here every queue can delay
+            type = (arguments or {}).get("x-delayed-type", "direct")
+        if type not in EXCHANGE_TYPES:
+            raise PreconditionFailed(f"unknown exchange type {type!r}", (40, 10), "Channel.exchange_declare")
+        declared = Exchange(exchange, type, bool(durable), bool(auto_delete), dict(arguments or {}))
+        with amqp_errors("exchange_declare"):
+            self.engine.declare_exchange(declared)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete it with its bindings; the queues stay."""
+        if not self.engine.delete_exchange(exchange, if_unused=if_unused):
+            raise PreconditionFailed(f"exchange {exchange!r} is in use", (40, 20), "Channel.exchange_delete")
+
+    def get_exchanges(self) -> list[str]:
+        return [each.name for each in self.engine.exchanges()]
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """``(routing key, "", queue)`` of each binding; empty for an unknown exchange."""
+        return [(routing_key, "", queue) for name, queue, routing_key in self.engine.bindings() if name == exchange]
+
+    def list_bindings(self) -> Iterator[tuple[str, str, str]]:
+        """``(queue, exchange, routing key)``."""
+        return ((queue, exchange, routing_key) for exchange, queue, routing_key in self.engine.bindings())
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        declared = self.engine.exchange(exchange)
+        return self.exchange_types[declared.type if declared else default]
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        try:
+            queues = self.engine.route(exchange, routing_key)
+        except ExchangeNotFound:
+            queues = []
+        return queues or ([default] if default else [])
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """``Queue(expires=..., message_ttl=..., max_length=...)`` become AMQP's arguments."""
+        return dict(to_rabbitmq_queue_arguments(arguments, **options))
+
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Raises 404 if ``passive`` and there is none. The message count is of ready messages."""
+        queue = queue or f"amq.gen-{uuid()}"
+        if not passive:
+            declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
+            self.engine.declare_queue(declaration)
+            self.transport.declared(declaration)
+        elif not self._has_queue(queue):
+            raise not_found(f"no queue {queue!r}", "queue_declare")
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
+        """Delete it with its messages and bindings. Raises 406 if a condition forbids it."""
+        deleted = self.engine.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
+        if deleted is None:
+            raise PreconditionFailed(f"queue {queue!r} is in use or not empty", (50, 40), "Channel.queue_delete")
+        return deleted
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Raises 404 for an unknown exchange."""
+        with amqp_errors("queue_bind"):
+            self.engine.bind(queue, exchange or "amq.direct", routing_key or "")
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.engine.unbind(queue, exchange or "amq.direct", routing_key or "")
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        """Delete what is ready or delayed. Returns how many; what consumers hold stays."""
+        return self.engine.purge(queue)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        self.queue_delete(queue)
+
+    # Names of the base class that monitoring tools call.
+
+    def _size(self, queue: str) -> int:
+        return self.engine.counts(queue).ready
+
+    def _purge(self, queue: str) -> int:
+        return self.engine.purge(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        """Declared, or made by a message to its name."""
+        if self.engine.queue(queue) is not None:
+            return True
+        counts = self.engine.counts(queue)
+        return bool(counts.ready or counts.delayed or counts.leased)
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        self.queue_declare(queue, **kwargs)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self.engine.delete_queue(queue)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self.basic_publish(message, "", queue, **kwargs)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        self.basic_publish(message, exchange, routing_key, **kwargs)
+
+    # -- publish -----------------------------------------------------------------------------------------------------
+
+    def basic_publish(
+        self,
+        message: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store the message. ``timeout``: seconds, instead of ``publish_timeout``.
+
+        Raises 404 for an unknown exchange, 406 for a message over the maximum, a connection error if the store does not
+        answer: the message may be stored only after ``CommitUnknown``.
+        """
+        publication = self.encode(message, exchange, routing_key)
+        store = self.transport.store
+        try:
+            with amqp_errors("basic_publish"):
+                queues = store.engine.publish([publication], timeout_s=timeout)[0]
+        except StoreError:
+            store.suspect()
+            raise
+        if not queues:
+            self.on_unroutable(message, publication, mandatory)
+
+    def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
+        if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
+            message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
+        now_ms = self.transport.now_ms()
+        return encode(message, exchange or "", routing_key or "", now_ms=now_ms, most_urgent_is_zero=self._zero_first)
+
+    def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
+        """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
+        exchange, routing_key = publication.exchange, publication.routing_key
+        if self.deadletter_queue:
+            warnings.warn(
+                UndeliverableWarning(UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)), stacklevel=2
+            )
+            self.basic_publish(message, "", self.deadletter_queue)
+        elif mandatory:
+            self._return(message, exchange, routing_key)
+
+    def _return(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        error = not_found(f"NO_ROUTE (312) from exchange {exchange!r}", "basic_publish")
+        properties = {**message["properties"], "delivery_tag": None}
+        returned = self.Message({**message, "properties": properties}, channel=self)
+        for callback in list(self.events["basic_return"]):
+            callback(error, exchange, routing_key, returned)
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """For ``Producer.batch()``."""
+        return PublishBatch(self, max_size)
+
+    # -- consume -----------------------------------------------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
+    ) -> str:
+        consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
+        declaration = self.engine.queue(queue)
+        transient = declaration is not None and declaration.can_vanish
+        subscription = Subscription(consumer_tag, queue, self, bool(no_ack), callback, transient)
+        self.transport.receiver.subscribe(subscription)
+        self._subscriptions[consumer_tag] = subscription
+        self._consumers.add(consumer_tag)
+        return consumer_tag
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """What was claimed for it and not handed out goes back to its place at once."""
+        self._consumers.discard(consumer_tag)
+        subscription = self._subscriptions.pop(consumer_tag, None)
+        receiver = self.transport.receiver_if_any
+        if subscription is None or receiver is None:
+            return
+        self.hand_back(receiver.cancel(subscription), counted=False)
+        receiver.unregister(subscription)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Claim one message now; None if there is none."""
+        membership = self.client.membership()
+        for _ in range(MOST_EXPIRED):
+            found = membership.claim([queue], 1, no_ack={queue} if no_ack else ())
+            if found:
+                tag = self.transport.next_tag()
+                if not no_ack:
+                    self.qos.hold(tag, found[0].lease)
+                message = self.open(found[0], tag)
+                if message is not None:
+                    return message
+            elif not self._size(queue):  # an empty window may have met an expired message
+                break
+        self.transport.used(queue)
+        return None
+
+    def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
+        """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
+        try:
+            message = self.Message(open_delivery(delivery, tag, consumer_tag), channel=self)
+        except FormatError as error:
+            logger.error("dead-lettered a message of queue %s: %s", delivery.queue, error)
+            self._bury(delivery.lease, tag, str(error))
+            return None
+        self.qos.append(message, tag)
+        return message
+
+    def _bury(self, lease: Lease, tag: int, error: str) -> None:
+        self.qos.drop(tag)
+        try:
+            self.client.reject([lease], reason="malformed", error=error)
+        except StoreError:
+            self.client.release_later([lease])
+
+    # -- settle ------------------------------------------------------------------------------------------------------
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        self.qos.ack(delivery_tag, multiple)
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        """Only ``prefetch_count`` counts, for the whole channel; 0 is no limit."""
+        self.qos.prefetch_count = prefetch_count or 0
+        self._on_room()
+
+    def acknowledge(self, lease: Lease) -> None:
+        """Settle soon: with others if a receiver runs, else at once."""
+        client = self.client
+        client.check_process()
+        client.acks.append(lease)
+        receiver = self.transport.receiver_if_any
+        if receiver is not None and receiver.running:
+            receiver.on_ack(len(client.acks), _enough(self.qos.prefetch_count))
+            if self.inbox:
+                receiver.arrived.ring()
+        elif self.closed:
+            client.nudge()
+        else:
+            client.flush_acks()
+
+    def settle(self, lease: Lease, *, requeue: bool) -> None:
+        """Now. Raises a ``StoreError``; may be repeated."""
+        if requeue:
+            self.client.requeue([lease])
+        else:
+            self.client.reject([lease])
+        self._on_room()
+
+    def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
+        """At once; if the store does not answer, as soon as it does."""
+        if leases:
+            self.client.release(leases, counted=counted)
+            self._on_room()
+
+    def hand_back_later(self, leases: Iterable[Lease]) -> None:
+        self.client.release_later(leases)
+
+    def _on_room(self) -> None:
+        receiver = self.transport.receiver_if_any
+        if receiver is not None:
+            receiver.on_room()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel the consumers, hand back what is unsettled. Idempotent; leaves nothing behind if the store fails."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            for tag in list(self._subscriptions):
+                self.basic_cancel(tag)
+            if self._qos is not None:
+                self._qos.restore_unacked_once()
+        finally:
+            self.leave()
+
+    def orphan(self) -> None:
+        """The connection failed: give up consuming without asking the store, keep what is being worked on."""
+        self.closed = True
+        for subscription in self._subscriptions.values():
+            self.transport.unregister_later(subscription)
+        if self._qos is not None:
+            self._qos.orphan()
+        self.leave()
+
+    def disown(self) -> None:
+        """In a forked child: what it held is the parent's."""
+        self._client = None
+        self._qos = None
+        self.inbox = deque()
+        self._subscriptions = {}
+        self._consumers = set()
+
+    def leave(self) -> None:
+        """Forget the consumers and the connection, in this process."""
+        self._subscriptions.clear()
+        self._consumers.clear()
+        self.inbox.clear()
+        self.transport.close_channel(self)
+
+
+def _enough(prefetch: int) -> int:
+    """How many acks are worth a claim of their own."""
+    return max(1, prefetch // 2) if prefetch else MANY_ACKS

@@ -1,0 +1,246 @@
+"""Who gets the next message, and how many more may be claimed. No thread, no store: only the bookkeeping.
+
+Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
+then it is *held* in the channel's QoS until it is settled. Room of a channel = prefetch - held - waiting, so what is
+claimed ahead counts and the prefetch is never exceeded. Without a prefetch limit the inbox is bounded by the window.
+
+Round trips are grouped: a channel with a prefetch limit claims when half of its room is free, or all of it, or when a
+free place has waited as long as an ack waits for company; one without claims when its inbox is half empty.
+
+A consumer without acks has room as if without prefetch (AMQP: the limit does not apply to it).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu_fdb.model import Delivery, Lease
+
+if TYPE_CHECKING:
+    from kombu_fdb.transport.channel import Channel
+
+__all__ = ["Arrival", "Dispatch", "Plan", "Subscription", "next_tag"]
+
+_tags = count(1)
+
+
+def next_tag() -> int:
+    """A delivery tag: rising, unique in the process."""
+    return next(_tags)
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One consumer of one queue."""
+
+    tag: str
+    queue: str
+    channel: Channel
+    no_ack: bool
+    callback: Callable[[Any], Any]
+    #: The queue vanishes with its consumers.
+    transient: bool
+    #: The session in whose name the store knows of this consumer.
+    session_id: bytes | None = None
+
+    @property
+    def leaseless(self) -> bool:
+        """Messages may be taken out of the store when they are claimed: without acks, from a queue that vanishes anyway.
+
+        Others are claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead
+        is not lost with the consumer.
+        """
+        return self.no_ack and self.transient
+
+
+class Arrival(NamedTuple):
+    """A message for a worker loop."""
+
+    subscription: Subscription
+    delivery: Delivery
+    tag: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to claim now; if nothing, when to look again (seconds; None: when something changes)."""
+
+    queues: list[str] = field(default_factory=list)
+    limit: int = 0
+    leaseless: set[str] = field(default_factory=set)
+    again_s: float | None = None
+
+
+class Dispatch:
+    """The consumers of one connection. Thread-safe."""
+
+    def __init__(self, window: int, group_s: float) -> None:
+        self._window = window
+        self._group_s = group_s
+        self._lock = threading.Lock()
+        self._by_queue: dict[str, deque[Subscription]] = {}
+        self._channels: deque[Channel] = deque()
+        self._turn = 0
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription) -> None:
+        with self._lock:
+            self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
+            if subscription.channel not in self._channels:
+                self._channels.append(subscription.channel)
+
+    def remove(self, subscription: Subscription) -> list[Lease]:
+        """Returns the leases of what was waiting for it."""
+        with self._lock:
+            subscriptions = self._by_queue.get(subscription.queue)
+            if subscriptions is None or subscription not in subscriptions:
+                return []
+            subscriptions.remove(subscription)
+            if not subscriptions:
+                del self._by_queue[subscription.queue]
+            return self._take_waiting(subscription.channel, lambda each, _: each is subscription)
+
+    def _take_waiting(self, channel: Channel, chosen: Callable[[Subscription, Delivery], bool]) -> list[Lease]:
+        taken = [(each, delivery) for each, delivery in channel.inbox if chosen(each, delivery)]
+        if taken:
+            kept = [item for item in channel.inbox if not chosen(*item)]
+            channel.inbox.clear()
+            channel.inbox.extend(kept)
+        return [delivery.lease for each, delivery in taken if not each.leaseless]
+
+    def drop_session(self, session_id: bytes) -> None:
+        """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
+        with self._lock:
+            for channel in self._channels:
+                self._take_waiting(channel, lambda _, delivery: delivery.lease.session == session_id)
+
+    def take_all_waiting(self) -> list[Lease]:
+        """Empty the inboxes; returns the leases."""
+        with self._lock:
+            return [lease for channel in self._channels for lease in self._take_waiting(channel, lambda *_: True)]
+
+    def forget(self, channel: Channel) -> None:
+        """The channel is closed."""
+        with self._lock:
+            if channel in self._channels:
+                self._channels.remove(channel)
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        with self._lock:
+            return [each for subscriptions in self._by_queue.values() for each in subscriptions]
+
+    @property
+    def queues(self) -> set[str]:
+        with self._lock:
+            return set(self._by_queue)
+
+    # -- credit ----------------------------------------------------------------------------------------------------
+
+    def plan(self, hungry: set[str], now: float) -> Plan:
+        """What to claim of those queues that may have messages."""
+        plan = Plan()
+        limit = self._window
+        with self._lock:
+            for queue, subscriptions in self._by_queue.items():
+                if queue in hungry and (room := self._room(subscriptions, plan, now)):
+                    plan.queues.append(queue)
+                    limit = min(limit, room)
+                    if all(each.leaseless for each in subscriptions):
+                        plan.leaseless.add(queue)
+        if plan.queues:
+            plan.limit = limit
+            self._rotate(plan.queues)
+        return plan
+
+    def _rotate(self, queues: list[str]) -> None:
+        """Each queue is the first in turn, so that a full one does not shut out the others."""
+        self._turn += 1
+        start = self._turn % len(queues)
+        queues[:] = queues[start:] + queues[:start]
+
+    def _room(self, subscriptions: Iterable[Subscription], plan: Plan, now: float) -> int:
+        rooms: dict[Channel, int] = {}
+        for each in subscriptions:
+            if each.no_ack or not each.channel.qos.prefetch_count:
+                waiting = len(each.channel.inbox)
+                rooms[each.channel] = self._window - waiting if waiting <= self._window // 2 else 0
+            elif each.channel.qos.can_consume():
+                rooms.setdefault(each.channel, self._bounded_room(each.channel, plan, now))
+        return sum(rooms.values())
+
+    def _bounded_room(self, channel: Channel, plan: Plan, now: float) -> int:
+        prefetch = channel.qos.prefetch_count
+        free = prefetch - len(channel.qos) - len(channel.inbox)
+        if free <= 0:
+            channel.free_since = None
+            return 0
+        if free >= max(1, prefetch // 2):
+            return int(free)
+        if channel.free_since is None:
+            channel.free_since = now
+        left = channel.free_since + self._group_s - now
+        if left <= 0:
+            return int(free)
+        plan.again_s = left if plan.again_s is None else min(plan.again_s, left)
+        return 0
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def place(self, deliveries: Iterable[Delivery]) -> list[Lease]:
+        """Assign claimed messages to consumers. Returns the leases of those whose consumers are gone."""
+        homeless = []
+        with self._lock:
+            for delivery in deliveries:
+                subscription = self._choose(delivery.queue)
+                if subscription is None:
+                    homeless.append(delivery.lease)
+                else:
+                    subscription.channel.inbox.append((subscription, delivery))
+                    subscription.channel.free_since = None
+        return homeless
+
+    def _choose(self, queue: str) -> Subscription | None:
+        """The next consumer with room, in turn; if none has, the next."""
+        subscriptions = self._by_queue.get(queue)
+        if subscriptions is None:
+            return None
+        for _ in range(len(subscriptions)):
+            chosen = subscriptions[0]
+            subscriptions.rotate(-1)
+            if len(subscriptions) == 1 or self._has_room(chosen):
+                return chosen
+        return subscriptions[0]
+
+    @staticmethod
+    def _has_room(subscription: Subscription) -> bool:
+        qos = subscription.channel.qos
+        return (
+            subscription.no_ack
+            or not qos.prefetch_count
+            or qos.prefetch_count > len(qos) + len(subscription.channel.inbox)
+        )
+
+    def next(self) -> Arrival | None:
+        """Hand out the next waiting message, from the channels in turn; None if there is none that may be."""
+        with self._lock:
+            for _ in range(len(self._channels)):
+                channel = self._channels[0]
+                self._channels.rotate(-1)
+                if channel.inbox and (channel.inbox[0][0].no_ack or channel.qos.can_consume()):
+                    subscription, delivery = channel.inbox.popleft()
+                    tag = next_tag()
+                    if not subscription.no_ack:
+                        channel.qos.hold(tag, delivery.lease)
+                    return Arrival(subscription, delivery, tag)
+        return None
+
+    def is_low(self, channel: Channel) -> bool:
+        """Whether taking a message has just made room for a claim."""
+        return not channel.qos.prefetch_count and len(channel.inbox) == self._window // 2

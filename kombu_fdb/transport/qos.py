@@ -1,0 +1,153 @@
+"""Which deliveries a channel has handed out and not settled, and how many more it may have.
+
+Model. A delivery is *handed out* under a tag of its own (one per claim, never the publisher's), and then exactly one of
+
+* acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
+* requeued or rejected: it leaves the table when the store has done it;
+* handed back, uncounted, with everything else the channel holds when it closes;
+* orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
+  the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
+  message that nobody refers to any more will never be settled, and is handed back by its finalizer.
+
+Settling a tag that is not in the table changes nothing. Acks come from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import virtual
+
+from kombu_fdb.errors import StoreError
+from kombu_fdb.model import Lease
+
+if TYPE_CHECKING:
+    from kombu_fdb.transport.channel import Channel
+
+__all__ = ["QoS"]
+
+logger = logging.getLogger(__name__)
+
+
+class QoS(virtual.QoS):  # type: ignore[misc]
+    """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
+
+    def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
+        # Without the base's finalizer: the client hands everything back at exit, of all channels.
+        self.channel = channel
+        self.prefetch_count = prefetch_count or 0
+        self._delivered: dict[int, Lease] = {}
+        self._messages: dict[int, weakref.ref[Any]] = {}
+        self._orphaned = False
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many are unsettled."""
+        return len(self._delivered)
+
+    def can_consume(self) -> bool:
+        return not self.prefetch_count or len(self._delivered) < self.prefetch_count
+
+    def can_consume_max_estimate(self) -> int | None:
+        """How many more may be handed out; None for no limit."""
+        if not self.prefetch_count:
+            return None
+        return max(self.prefetch_count - len(self._delivered), 0)
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def hold(self, delivery_tag: int, lease: Lease) -> None:
+        """The delivery is about to be handed out."""
+        self._delivered[delivery_tag] = lease
+
+    def append(self, message: Any, delivery_tag: int) -> None:
+        """This is the message of a held delivery."""
+        self._messages[delivery_tag] = weakref.ref(message)
+
+    def drop(self, delivery_tag: int) -> None:
+        """It was no message after all."""
+        self._delivered.pop(delivery_tag, None)
+
+    def get(self, delivery_tag: int) -> Any:
+        """The unsettled message of this tag. Raises ``KeyError``."""
+        return self._messages[delivery_tag]()
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        """Acknowledge one, or with ``multiple`` all handed out up to this one, as AMQP has it."""
+        if multiple:
+            for earlier in [tag for tag in list(self._delivered) if tag < delivery_tag]:
+                self.ack(earlier)
+        lease = self._pop(delivery_tag)
+        if lease is not None:
+            self.channel.acknowledge(lease)
+
+    def reject(self, delivery_tag: int, requeue: bool = False) -> None:
+        """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
+        lease = self._pop(delivery_tag)
+        if lease is None:
+            return
+        try:
+            self.channel.settle(lease, requeue=requeue)
+        except StoreError:
+            self._delivered[delivery_tag] = lease
+            raise
+
+    def _pop(self, delivery_tag: int) -> Lease | None:
+        self._messages.pop(delivery_tag, None)
+        lease = self._delivered.pop(delivery_tag, None)
+        if lease is None:
+            logger.warning(
+                "delivery %r was settled before, or handed back when its channel closed: ignored", delivery_tag
+            )
+        return lease
+
+    # -- all at once -------------------------------------------------------------------------------------------------
+
+    def take_all(self) -> list[Lease]:
+        """Empty the table."""
+        leases = list(self._delivered.values())
+        self._delivered.clear()
+        self._messages.clear()
+        return leases
+
+    def restore_unacked(self) -> list[tuple[BaseException, Any]]:
+        """Hand back all unsettled messages; they are redelivered, and the attempt counts. Returns no errors: it raises."""
+        leases = self.take_all()
+        if leases:
+            self.channel.hand_back(leases, counted=True)
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """The channel closes: hand back, uncounted."""
+        leases = self.take_all()
+        if leases:
+            # Celery's own tests wait for this text.
+            logger.info("Restoring %d unacknowledged message(s)", len(leases))
+            self.channel.hand_back(leases, counted=False)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: there is no visibility timeout."""
+
+    def orphan(self) -> None:
+        """The connection is lost. Keep what is still worked on; hand back what nobody can settle any more."""
+        unreferenced = []
+        for tag, lease in list(self._delivered.items()):
+            reference = self._messages.get(tag)
+            message = None if reference is None else reference()
+            if message is None:
+                unreferenced.append(lease)
+                self._delivered.pop(tag, None)
+            else:
+                weakref.finalize(message, self._abandon, tag).atexit = False
+        self.channel.hand_back_later(unreferenced)
+
+    def _abandon(self, delivery_tag: int) -> None:
+        """A finalizer: must not block, and takes no lock."""
+        lease = self._delivered.pop(delivery_tag, None)
+        if lease is not None:
+            self.channel.hand_back_later([lease])

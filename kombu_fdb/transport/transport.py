@@ -1,0 +1,346 @@
+"""The kombu transport: connections, draining, the event loop, what survives a fork or a lost connection.
+
+Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "connection". It is
+
+* *new*: constructed, with nothing opened (Celery constructs transports only to read their flags);
+* *established*: attached to the process's :class:`~kombu_fdb.client.Client`, with a
+  :class:`~kombu_fdb.transport.receiver.Receiver` from its first consumer on;
+* *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again, which
+  checks the store and goes on with the same consumers;
+* *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once. ``_collect``
+  after an error asks the store for nothing: messages that are being worked on keep their leases (``qos.py``).
+
+In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
+it, and attaches to a client of the child's own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger
+from kombu.transport import TRANSPORT_ALIASES, virtual
+
+from kombu_fdb.client import Client, client_for
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.location import SCHEMES, Location, UrlParts, locate, parse_url
+from kombu_fdb.options import Options, parse_options
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.dispatch import Subscription, next_tag
+from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
+from kombu_fdb.transport.receiver import Receiver
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+__all__ = ["Transport"]
+
+logger = get_logger(__name__)
+
+#: Messages handed to an event loop in one go, so that its other descriptors have their turn.
+LOOP_TURN = 64
+#: How long a drain that must not wait gives the receiver to have its first look, in seconds.
+FIRST_LOOK_S = 1.0
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """``fdb://`` and ``fdb+sqlite://``."""
+
+    Channel = Channel
+    driver_type = "fdb"
+    driver_name = "celery-fdb"
+    can_parse_url = False
+    default_port = None
+    #: Draining waits for a message; it does not poll.
+    polling_interval = None
+    connection_errors = CONNECTION_ERRORS
+    channel_errors = CHANNEL_ERRORS
+    recoverable_connection_errors = RECOVERABLE_CONNECTION_ERRORS
+    recoverable_channel_errors: tuple[type[BaseException], ...] = ()
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True,
+        batch_publish=True,
+        exchange_type=frozenset({"direct", "topic", "fanout"}),
+        heartbeats=False,
+    )
+
+    next_tag = staticmethod(next_tag)
+
+    def __init__(self, client: Connection, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.polling_interval = None
+        self._store: Client | None = None
+        self._receiver: Receiver | None = None
+        self._options: Options | None = None
+        self._loop: Any = None
+        self._declared: dict[str, QueueDeclaration] = {}
+        _join_celery_workers()
+
+    def driver_version(self) -> str:
+        try:
+            return metadata.version("celery-fdb")
+        except metadata.PackageNotFoundError:  # a source tree on the path
+            return "unknown"
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        """None: a host is not needed, so kombu must not warn that it guesses one."""
+        return {}
+
+    # -- establish and close -----------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Options:
+        """Raises ``OptionError``."""
+        if self._options is None:
+            client = self.client
+            self._options = parse_options(client.transport_options, connect_timeout=client.connect_timeout or None)
+        return self._options
+
+    def establish_connection(self) -> Transport:
+        """Raises a connection error within ``connect_timeout`` if the store does not answer, ``OptionError`` at once."""
+        if self._store is not None and self._store.pid != os.getpid():
+            self._disown()
+        store = client_for(_location(self.client, self.options), self.options)
+        store.attach(self, timeout_s=self.options.connect_timeout)
+        self._store = store
+        if self._receiver is not None:
+            self._receiver.restart()
+        return self
+
+    def verify_connection(self, connection: Transport) -> bool:
+        """Asked at each access to the connection, so it asks nobody."""
+        store = self._store
+        return store is not None and store.pid == os.getpid() and (self._receiver is None or not self._receiver.failed)
+
+    @property
+    def store(self) -> Client:
+        """The process's client. Raises ``StoreUnavailable`` if the connection is closed."""
+        store = self._store
+        if store is None:
+            raise StoreUnavailable("the connection is closed")
+        if store.pid != os.getpid():
+            self.establish_connection()
+            return self.store
+        return store
+
+    def close_connection(self, connection: Transport) -> None:
+        """Hand back everything at once. Idempotent; leaves nothing behind if the store fails meanwhile."""
+        store = self._store
+        if store is None:
+            return
+        if store.pid != os.getpid():
+            return self._disown()
+        self._leave_loop()
+        try:
+            self._settle(store)
+        except KombuFDBError as error:
+            logger.warning("the connection did not close cleanly: %s", error)
+        finally:
+            self._drop_receiver(store, timeout_s=self.options.operation_timeout)
+            self._store = None
+            store.detach(self)
+
+    def _settle(self, store: Client) -> None:
+        """Every channel, also if one fails."""
+        errors: list[KombuFDBError] = []
+        for step in [*(channel.close for channel in list(self.channels)), store.flush_acks, self._delete_exclusive]:
+            try:
+                step()
+            except KombuFDBError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _delete_exclusive(self) -> None:
+        """Exclusive queues end with the connection that declared them, consumed or not."""
+        for declaration in self._declared.values():
+            if declaration.exclusive and self._store is not None:
+                self._store.engine.delete_queue(declaration.name, if_unused=True)
+        self._declared.clear()
+
+    def _collect(self, connection: Transport | None) -> None:
+        """Drop the connection without asking the store: after an error, or in a forked child."""
+        store = self._store
+        if store is None:
+            return
+        if store.pid != os.getpid():
+            return self._disown()
+        self._leave_loop()
+        for channel in list(self.channels):
+            channel.orphan()
+        self._drop_receiver(store, timeout_s=0)
+        self._store = None
+        store.detach(self)
+
+    def _drop_receiver(self, store: Client, *, timeout_s: float) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            store.release_later(receiver.stop(timeout_s))
+
+    def _disown(self) -> None:
+        """In a forked child: forget what is the parent's."""
+        self._store = self._receiver = self._loop = None
+        self._declared.clear()
+        for channel in list(self.channels):
+            channel.disown()
+
+    def create_channel(self, connection: Transport) -> Channel:
+        channel = self.Channel(connection)
+        self.channels.append(channel)
+        return channel
+
+    def close_channel(self, channel: Channel) -> None:
+        if self._receiver is not None:
+            self._receiver.dispatch.forget(channel)
+        super().close_channel(channel)
+
+    # -- consume -----------------------------------------------------------------------------------------------------
+
+    @property
+    def receiver(self) -> Receiver:
+        store = self.store
+        if self._receiver is None:
+            self._receiver = Receiver(store)
+            if self._loop is not None:
+                self.register_with_event_loop(self, self._loop)
+        return self._receiver
+
+    @property
+    def receiver_if_any(self) -> Receiver | None:
+        return self._receiver
+
+    def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
+        """Hand one message to its consumer. Raises ``socket.timeout`` after ``timeout`` seconds; None waits for ever."""
+        receiver = self.receiver
+        deadline = None if timeout is None else monotonic() + timeout
+        while not self._deliver_next():
+            receiver.arrived.clear()
+            if self._deliver_next():
+                return
+            left_s = None if deadline is None else deadline - monotonic()
+            if left_s is not None and left_s <= 0 and not self._first_look(receiver):
+                raise socket.timeout
+            receiver.arrived.wait(left_s)
+
+    def _first_look(self, receiver: Receiver) -> bool:
+        """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
+        deadline = monotonic() + FIRST_LOOK_S
+        while receiver.running and not receiver.idle and monotonic() < deadline:
+            if receiver.arrived.wait(0.001):
+                return True
+        return False
+
+    def _deliver_next(self) -> bool:
+        """False if there is nothing to deliver. Raises the receiver's error."""
+        receiver = self._receiver
+        if receiver is None:
+            return False
+        while (arrival := receiver.next()) is not None:
+            subscription, delivery, tag = arrival
+            channel = subscription.channel
+            message = channel.open(delivery, tag, subscription.tag)
+            if message is None:
+                continue
+            if subscription.no_ack and not subscription.leaseless:
+                channel.acknowledge(delivery.lease)
+            subscription.callback(message)
+            return True
+        return False
+
+    # -- event loop --------------------------------------------------------------------------------------------------
+
+    def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
+        """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
+        self._loop = loop
+        loop.add_reader(self.receiver.arrived, self.on_readable, loop)
+
+    def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
+        self._leave_loop()
+
+    def on_readable(self, loop: Any) -> None:
+        """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        for _ in range(LOOP_TURN):
+            if not self._deliver_next():
+                receiver.arrived.clear()
+                if not self._deliver_next():
+                    return
+        # The bell is still rung: the loop comes back at once.
+
+    def _leave_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is None or self._receiver is None:
+            return
+        descriptor = self._receiver.arrived.fileno()
+        # After a reset, the loop may use the number for somebody else.
+        callback, _ = loop.readers.get(descriptor) or (None, None)
+        if callback == self.on_readable:
+            loop.remove_reader(descriptor)
+
+    # -- small services to the channels ----------------------------------------------------------------------------
+
+    @staticmethod
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    def declared(self, declaration: QueueDeclaration) -> None:
+        """Remember what this connection declared, if it needs care later."""
+        if declaration.can_vanish:
+            self._declared[declaration.name] = declaration
+
+    def used(self, queue: str) -> None:
+        """A direct get keeps a queue with ``x-expires`` alive."""
+        declaration = self._declared.get(queue)
+        if declaration is not None and "x-expires" in declaration.arguments:
+            self.store.engine.touch(queue)
+
+    def unregister_later(self, subscription: Subscription) -> None:
+        if self._store is not None and self._receiver is not None:
+            self._store.later(partial(self._receiver.unregister, subscription))
+
+
+def _location(connection: Connection, options: Options) -> Location:
+    """Where the URL points to.
+
+    Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path", after
+    a failover taken apart, as transport "fdb+sqlite" without a host. A clone of the latter has the hostname "fdb+None".
+    """
+    hostname = connection.hostname
+    prefix = f"{connection.uri_prefix}+" if connection.uri_prefix else None
+    if hostname and "://" in hostname:
+        return locate(parse_url(f"{prefix or 'fdb+'}{hostname}"), options)
+    if hostname and prefix and hostname.startswith(prefix):
+        hostname = None
+    scheme = connection.transport_cls if connection.transport_cls in SCHEMES else SCHEMES[0]
+    parts = UrlParts(
+        scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host
+    )
+    return locate(parts, options)
+
+
+def _join_celery_workers() -> None:
+    """Let Celery's mingle and gossip know that fanout and events work here.
+
+    They ask for the driver type before they look at their set, and construct a transport for it: this one.
+    """
+    for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
+        loaded = sys.modules.get(f"celery.worker.consumer.{module}")
+        if loaded is not None:
+            getattr(loaded, step).compatible_transports |= {Transport.driver_type}
+
+
+# For source trees without the entry point, and for failover after ``broker_transport = "kombu_fdb.transport:Transport"``.
+for _scheme in SCHEMES:
+    TRANSPORT_ALIASES.setdefault(_scheme, "kombu_fdb.transport:Transport")

@@ -1,0 +1,80 @@
+"""Other processes for the store's tests: programs that obey line by line, and forked children."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Self
+
+DEADLINE_S = 30.0
+
+
+class Program:
+    """A Python process that the test talks to in lines: it prints what happened, the test tells it to go on."""
+
+    def __init__(self, source: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", textwrap.dedent(source), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def tell(self, line: str = "go") -> None:
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line it prints; fails when none comes in time or the process ended."""
+        deadline = time.monotonic() + DEADLINE_S
+        while b"\n" not in self._buffer:
+            readable, _, _ = select.select([self.process.stdout], [], [], deadline - time.monotonic())
+            chunk = os.read(self.process.stdout.fileno(), 65536) if readable else b""
+            assert chunk, f"no line; exit code {self.process.poll()}"
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line.decode()
+
+    def end(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Run ``work`` in a forked child, and fail if it does."""
+    child = fork(work)
+    child.join(DEADLINE_S)
+    exit_code = child.exitcode
+    if exit_code is None:
+        child.kill()
+    assert exit_code == 0, f"the child's exit code: {exit_code}"
+
+
+def fork(work: Callable[[], object]) -> multiprocessing.Process:
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    return child
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what has no event to wait for."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()

@@ -1,0 +1,41 @@
+"""The store's conformance suite over SQLite, in one process with two handles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.testing.store_conformance import TIMEOUT_S, Capability, StoreConformance, lacks
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "broker.db")
+
+
+class TestSqlite(StoreConformance):
+    optimistic: ClassVar[Capability] = lacks("SQLite lets one writer in at a time, so nobody can come in between")
+    hides_stamps: ClassVar[Capability] = lacks("the version is taken at its first use, when nobody else can write")
+    ages: ClassVar[Capability] = lacks("a snapshot is kept as long as it is open")
+
+    @pytest.fixture
+    def database(self, path: str) -> Iterator[Database]:
+        database = SqliteDatabase.open(path)
+        yield database
+        database.close()
+
+    @pytest.fixture
+    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+        other = SqliteDatabase.open(path)
+        yield other
+        other.close()
+
+    def aged(self, database: Database, key: bytes) -> Transaction:
+        tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+        tr.get(key)
+        return tr

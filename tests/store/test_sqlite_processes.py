@@ -1,0 +1,457 @@
+"""SQLite's store between processes: turns, wake-ups, and what a killed or stopped process does to the others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import Program, until
+
+from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
+from kombu_fdb.store import sqlite_bell
+from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.store.sqlite_lock import FairLock
+from kombu_fdb.testing.store_conformance import TIMEOUT_S, arm, commit, read
+
+pytestmark = pytest.mark.process
+
+BELL = b"bell"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "broker.db")
+
+
+@pytest.fixture
+def database(path: str) -> Iterator[SqliteDatabase]:
+    database = SqliteDatabase.open(path)
+    yield database
+    database.close()
+
+
+def ring(database: SqliteDatabase, key: bytes = BELL) -> None:
+    commit(database, lambda tr: tr.set_versionstamped_value(key))
+
+
+# Turns
+
+PUBLISHER = """
+    import sys
+    from kombu_fdb.store.sqlite import SqliteDatabase
+    database, who = SqliteDatabase.open(sys.argv[1]), sys.argv[2].encode()
+    print("ready")
+    sys.stdin.readline()
+    for i in range(int(sys.argv[3])):
+        tr = database.begin(timeout_s=20)
+        tr.set_versionstamped_key(b"q/", b"", who)
+        tr.add(b"count", 1)
+        tr.commit()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("writers", [2, 4])
+def test_writers_in_tight_loops_take_turns(database: SqliteDatabase, path: str, writers: int) -> None:
+    count = 1500
+    programs = [Program(PUBLISHER, path, str(i), str(count)) for i in range(writers)]
+    for program in programs:
+        assert program.hear() == "ready"
+    for program in programs:
+        program.tell()
+    for program in programs:
+        assert program.hear() == "done"
+        program.end()
+        program.__exit__()
+    rows = [value for _, value in commit(database, lambda tr: tr.get_range(b"q/", b"q0"))]
+    assert len(rows) == count * writers
+    assert read(database, b"count") == struct.pack("<q", count * writers)
+    assert_fair(rows, [b"%d" % i for i in range(writers)])
+
+
+def assert_fair(rows: list[bytes], names: list[bytes]) -> None:
+    """While all of them were writing, each got at least half of its share."""
+    first = max(rows.index(name) for name in names)
+    last = min(len(rows) - rows[::-1].index(name) for name in names)
+    together = rows[first:last]
+    assert len(together) > len(rows) / 2, "they did not write at the same time"
+    for name in names:
+        assert together.count(name) > len(together) / len(names) / 2
+
+
+def test_threads_get_the_lock_in_the_order_they_came() -> None:
+    lock, order = FairLock(), []
+    assert lock.acquire(0)
+
+    def work(number: int) -> None:
+        assert lock.acquire(TIMEOUT_S)
+        order.append(number)
+        lock.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(10)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(lambda number=number: len(lock._waiting) == number + 1)
+    assert not lock.acquire(0.01)
+    lock.release()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert order == list(range(10))
+    assert lock.acquire(0)
+
+
+HOLDER = """
+    import sys
+    from kombu_fdb.store.sqlite import SqliteDatabase
+    database = SqliteDatabase.open(sys.argv[1])
+    tr = database.begin(timeout_s=20)
+    tr.set(b"half", b"done")
+    print("holding")
+    sys.stdin.readline()
+    tr.commit()
+    print("committed")
+    sys.stdin.readline()
+"""
+
+
+def test_a_killed_writer_frees_the_lock_and_leaves_nothing(database: SqliteDatabase, path: str) -> None:
+    with Program(HOLDER, path) as holder:
+        assert holder.hear() == "holding"
+        holder.process.send_signal(signal.SIGKILL)
+        commit(database, lambda tr: tr.set(b"a", b"1"))
+    assert read(database, b"half") is None
+
+
+def test_a_stopped_writer_costs_others_their_deadline_only(database: SqliteDatabase, path: str) -> None:
+    with Program(HOLDER, path) as holder:
+        assert holder.hear() == "holding"
+        holder.process.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            tr = database.begin(timeout_s=0.1)
+            with pytest.raises(StoreUnavailable, match="fuser"):
+                tr.set(b"a", b"1")
+            tr.cancel()
+        assert read_beside(database, b"half") is None
+        holder.process.send_signal(signal.SIGCONT)
+        holder.tell()
+        assert holder.hear() == "committed"
+        # The helper thread that stayed behind hands its lock over, and this process gives it up afterwards.
+        commit(database, lambda tr: tr.set(b"a", b"1"))
+        with Program(HOLDER, path) as other:
+            assert other.hear() == "holding"
+    assert read(database, b"a") == b"1"
+
+
+def test_an_abandoned_wait_gives_the_lock_back(database: SqliteDatabase, path: str) -> None:
+    with Program(HOLDER, path) as holder:
+        assert holder.hear() == "holding"
+        tr = database.begin(timeout_s=0.1)
+        with pytest.raises(StoreUnavailable):
+            tr.get(b"a")
+        holder.tell()
+        assert holder.hear() == "committed"
+        with Program(HOLDER, path) as other:  # not stopped by this process, which wants nothing any more
+            assert other.hear() == "holding"
+
+
+def read_beside(database: SqliteDatabase, key: bytes) -> bytes | None:
+    tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+    value = tr.get(key)
+    tr.commit()
+    return value
+
+
+ENDLESS = """
+    import sys
+    from kombu_fdb.store.sqlite import SqliteDatabase
+    database = SqliteDatabase.open(sys.argv[1])
+    for i in range(1_000_000):
+        tr = database.begin(timeout_s=20)
+        tr.set_versionstamped_key(b"q/", b"", b"x" * 900)
+        tr.add(b"count", 1)
+        tr.set_versionstamped_value(b"bell")
+        tr.commit()
+        if i == 50:
+            print("running")
+"""
+
+
+def test_killing_writers_in_mid_work_harms_nobody(database: SqliteDatabase, path: str) -> None:
+    for round_ in range(4):
+        with Program(ENDLESS, path) as victim:
+            assert victim.hear() == "running"
+            until(lambda round_=round_: int.from_bytes(read_beside(database, b"count"), "little") > 200 * (round_ + 1))
+            victim.process.send_signal(signal.SIGKILL)
+            victim.end()
+        rows = commit(database, lambda tr: tr.get_range(b"q/", b"q0"))
+        assert read(database, b"count") == struct.pack("<q", len(rows))
+    with sqlite3.connect(path) as other:
+        assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    other.close()
+
+
+# Wake-ups
+
+LISTENER = """
+    import sys, threading
+    from kombu_fdb.store.sqlite import SqliteDatabase
+    from kombu_fdb.testing.store_conformance import arm
+    database = SqliteDatabase.open(sys.argv[1])
+    while True:
+        watch, fired = arm(database, b"bell")
+        print("armed")
+        assert fired.wait(20)
+        print("woken")
+        if not sys.stdin.readline():
+            break
+"""
+
+
+def test_a_commit_wakes_another_process(
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+) -> None:
+    monkeypatch.setattr(sqlite_bell, "CHECK_S", 3600)
+    latencies = []
+    with Program("from kombu_fdb.store import sqlite_bell\nsqlite_bell.CHECK_S = 3600\n" + _dedent(LISTENER), path) as (
+        listener
+    ):
+        for _ in range(50):
+            assert listener.hear() == "armed"
+            start = time.perf_counter()
+            ring(database)
+            assert listener.hear() == "woken"
+            latencies.append(time.perf_counter() - start)
+            listener.tell()
+    record_property("wake_up_p50_us", round(sorted(latencies)[25] * 1e6))
+
+
+def _dedent(source: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(source)
+
+
+def test_several_processes_are_woken_by_one_commit(database: SqliteDatabase, path: str) -> None:
+    listeners = [Program(LISTENER, path) for _ in range(3)]
+    for listener in listeners:
+        assert listener.hear() == "armed"
+    ring(database)
+    for listener in listeners:
+        assert listener.hear() == "woken"
+        listener.__exit__()
+
+
+def test_a_dead_listeners_pipe_is_removed(database: SqliteDatabase, path: str) -> None:
+    bells = Path(f"{path}-bells")
+    with Program(LISTENER, path) as listener:
+        assert listener.hear() == "armed"
+        ring(database)
+        assert listener.hear() == "woken"
+        assert len(list(bells.glob("*.bell"))) == 1
+    ring(database)
+    assert list(bells.glob("*.bell")) == []
+    with Program(LISTENER, path) as listener:
+        assert listener.hear() == "armed"
+    with_fresh_cache = SqliteDatabase.open(path)
+    ring(with_fresh_cache)
+    assert list(bells.glob("*.bell")) == []
+    with_fresh_cache.close()
+
+
+def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: str) -> None:
+    other = SqliteDatabase.open(path)
+    _, fired = arm(database, BELL)
+    ring(other)
+    assert fired.wait(TIMEOUT_S)
+    # The thread was on its way back to the pipe; one more ring gets it to rest.
+    ring(other)
+    until(lambda: unread(database) == 0)
+    for _ in range(10):
+        ring(other)
+    assert unread(database) == 10 * sqlite_bell.DIGEST_BYTES
+    _, fired = arm(database, BELL)
+    assert not fired.is_set(), "old news is no news"
+    ring(other)
+    assert fired.wait(TIMEOUT_S)
+    other.close()
+
+
+def unread(database: SqliteDatabase) -> int:
+    answer = fcntl.ioctl(database.listener._read_fd, termios.FIONREAD, bytes(4))
+    return int.from_bytes(answer, "little")
+
+
+def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str) -> None:
+    other = SqliteDatabase.open(path)
+    _, fired = arm(database, BELL)
+    ring(other)
+    assert fired.wait(TIMEOUT_S)
+    fds = other._ringer._fds
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(next(iter(fds.values())), bytes(range(1, 9)) * 64)
+    _, first = arm(database, BELL)
+    ring(other)
+    assert first.wait(TIMEOUT_S)
+    other.close()
+
+
+def test_news_lost_with_a_killed_writer_is_found_by_comparing(
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_bell, "CHECK_S", 0.02)
+    other = SqliteDatabase.open(path)
+    monkeypatch.setattr(other._ringer, "ring", lambda keys: None)
+    _, fired = arm(database, BELL)
+    _, unconcerned = arm(database, b"other bell")
+    ring(other)
+    assert fired.wait(TIMEOUT_S)
+    assert not unconcerned.is_set()
+    other.close()
+
+
+def test_bells_work_after_their_directory_was_removed(database: SqliteDatabase, path: str) -> None:
+    shutil.rmtree(f"{path}-bells")
+    other = SqliteDatabase.open(path)
+    ring(database)
+    _, fired = arm(other, BELL)
+    ring(database)
+    assert fired.wait(TIMEOUT_S)
+    other.close()
+
+
+def test_many_bells_in_one_commit(database: SqliteDatabase, path: str) -> None:
+    other = SqliteDatabase.open(path)
+    keys = [b"bell/%d" % i for i in range(200)]  # more than one atomic write to a pipe holds
+    fired = [arm(database, key)[1] for key in keys]
+    commit(other, lambda tr: [tr.set_versionstamped_value(key) for key in keys])
+    assert all(event.wait(TIMEOUT_S) for event in fired)
+    other.close()
+
+
+def test_closing_ends_the_thread_and_removes_the_pipe(path: str) -> None:
+    database = SqliteDatabase.open(path)
+    arm(database, BELL)
+    thread = database.listener._thread
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    database.close()
+    database.close()
+    assert not thread.is_alive()
+    assert list(Path(f"{path}-bells").glob("*.bell")) == []
+    if before is not None:
+        assert len(os.listdir("/proc/self/fd")) < before
+    with pytest.raises(StoreUnavailable):
+        database.begin(timeout_s=1)
+
+
+# Disks and files
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount_point)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
+    try:
+        fill(str(mount_point / "broker.db"), ballast=mount_point / "ballast")
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
+
+
+def fill(path: str, ballast: Path) -> None:
+    database = SqliteDatabase.open(path)
+    ballast.write_bytes(bytes(500_000))
+    stored = []
+    with pytest.raises(StoreUnavailable, match="disk is full.*Free space"):
+        for i in range(1000):
+            commit(database, lambda tr: tr.set(b"%04d" % i, bytes(20_000)))  # noqa: B023
+            stored.append(b"%04d" % i)
+    assert [key for key, _ in commit(database, lambda tr: tr.get_range(b"0", b"9"))] == stored
+    ballast.unlink()
+    commit(database, lambda tr: tr.set(b"again", b"1"))
+    assert read(database, b"again") == b"1"
+    database.close()
+
+
+def test_a_database_that_may_not_grow(database: SqliteDatabase) -> None:
+    database._writer.execute("PRAGMA max_page_count=20")
+    with pytest.raises(StoreUnavailable, match="disk is full"):
+        for i in range(1000):
+            commit(database, lambda tr: tr.set(b"%04d" % i, bytes(20_000)))  # noqa: B023
+    commit(database, lambda tr: tr.clear_range(b"0", b"9"))
+    commit(database, lambda tr: tr.set(b"again", b"1"))
+
+
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    if os.geteuid():
+        SqliteDatabase.open(str(directory / "broker.db")).close()
+        directory.chmod(0o500)
+        (directory / "broker.db").chmod(0o400)
+        with pytest.raises(StoreUnavailable, match="writable for this user"):
+            SqliteDatabase.open(str(directory / "broker.db"))
+        directory.chmod(0o700)
+        return
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(directory)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"root does not heed permissions, and may not mount: {mounted.stderr.decode().strip()}")
+    try:
+        SqliteDatabase.open(str(directory / "broker.db")).close()
+        subprocess.run(["mount", "-o", "remount,ro", str(directory)], check=True)
+        with pytest.raises(StoreUnavailable, match="Mount .* read-write"):
+            SqliteDatabase.open(str(directory / "broker.db"))
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_another_program_that_locks_the_database(database: SqliteDatabase, path: str) -> None:
+    with Program(
+        """
+        import sqlite3, sys
+        other = sqlite3.connect(sys.argv[1], isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        print("locked")
+        sys.stdin.readline()
+        other.execute("ROLLBACK")
+        print("free")
+        sys.stdin.readline()
+        """,
+        path,
+    ) as other:
+        assert other.hear() == "locked"
+        tr = database.begin(timeout_s=0.05)
+        with pytest.raises(StoreUnavailable, match="another program locks.*fuser"):
+            tr.set(b"a", b"1")
+        tr.cancel()
+        other.tell()
+        assert other.hear() == "free"
+        commit(database, lambda tr: tr.set(b"a", b"1"))
+
+
+def test_a_failed_transaction_frees_the_lock(database: SqliteDatabase, path: str) -> None:
+    other = SqliteDatabase.open(path)
+    tr = database.begin(timeout_s=TIMEOUT_S)
+    tr.set(b"a", b"1")
+    with pytest.raises(LimitExceeded):
+        tr.set(b"k" * 20_000, b"")
+    tr.cancel()
+    with pytest.raises(StoreError):
+        tr.commit()
+    commit(other, lambda tr: tr.set(b"b", b"1"))
+    assert read(database, b"a") is None
+    other.close()

@@ -1,0 +1,194 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from kombu_fdb import doctor
+
+
+def run(*arguments):
+    lines = []
+    code = doctor.main(arguments, lines.append)
+    return code, "\n".join(lines)
+
+
+def finding(findings, what):
+    (found,) = [each for each in findings if each.what == what]
+    return found
+
+
+def test_a_healthy_file(tmp_path):
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 0
+    assert "ok    store           answers after" in text
+    assert "ok    content         0 queues" in text
+
+
+def test_the_default_file_is_not_made_by_looking(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, text = run()
+    assert code == 0
+    assert "nobody has used it yet" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
+    code, text = run(f"fdb+sqlite:///{tmp_path}/typo/broker.db")
+    assert code == 1
+    assert f"fail  file            no such folder: {tmp_path}/typo" in text
+    assert f"-> mkdir -p {tmp_path}/typo" in text
+    assert "store" not in [line.split()[1] for line in text.splitlines()]
+
+
+def test_a_directory_instead_of_a_file(tmp_path):
+    code, text = run(f"fdb+sqlite:///{tmp_path}")
+    assert code == 1
+    assert f"-> Name a file in it: {tmp_path}/broker.db." in text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(tmp_path):
+    tmp_path.chmod(0o500)
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 1
+    assert "is not writable" in text
+
+
+def test_a_file_that_is_no_store(tmp_path):
+    (tmp_path / "broker.db").write_text("something else entirely" * 100)
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 1
+    assert "fail  store" in text
+
+
+def test_wrong_options_end_the_examination_with_the_advice():
+    code, text = run("fdb://", "--options", '{"sesion_ttl": 3}')
+    assert code == 1
+    assert "-> Did you mean session_ttl?" in text
+    assert "fail  options         unknown option (name='sesion_ttl', suggestion='session_ttl')" in text
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "3"])
+def test_options_that_are_no_object_are_a_usage_error(text, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run("fdb://", "--options", text)
+    assert caught.value.code == 2
+    assert "--options" in capsys.readouterr().err
+
+
+def test_a_clock_that_was_set_back(tmp_path):
+    path = tmp_path / "broker.db"
+    url = f"fdb+sqlite:///{path}"
+    assert run(url)[0] == 0
+    tomorrow = path.stat().st_mtime + 86_400
+    os.utime(path, (tomorrow, tomorrow))
+    code, text = run(url)
+    assert code == 0
+    assert "warn  clock           the store was written 86" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "connection_string"),
+    [
+        ("d:i@127.0.0.1:4500\n", "ok", "d:i@127.0.0.1:4500"),
+        ("# made by hand\n\nd:i@10.0.0.1:4500,10.0.0.2:4500:tls\n", "ok", "d:i@10.0.0.1:4500,10.0.0.2:4500:tls"),
+        ("", "fail", None),
+        ("d@127.0.0.1:4500\n", "fail", None),
+        ("d:i@127.0.0.1:4500\nd:i@127.0.0.2:4500\n", "fail", None),
+        ("\udcff", "fail", None),
+    ],
+)
+def test_cluster_files(tmp_path, content, found, connection_string):
+    path = tmp_path / "fdb.cluster"
+    path.write_text(content, errors="surrogateescape")
+    assert (doctor.read_cluster_file(path)[0].level, doctor.read_cluster_file(path)[1]) == (found, connection_string)
+
+
+def test_a_missing_cluster_file_is_one_line_with_the_next_step(tmp_path):
+    missing, _ = doctor.read_cluster_file(tmp_path / "fdb.cluster")
+    assert missing.found == f"{tmp_path}/fdb.cluster: No such file or directory"
+    assert "Copy it from a server" in missing.fix
+
+
+def test_a_cluster_that_nobody_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_load_library", lambda: Library(730))
+    path = tmp_path / "fdb.cluster"
+    path.write_text("d:i@127.0.0.1:1\n")
+    code, text = run(f"fdb:///{path}")
+    assert code == 1
+    assert "fail  coordinators    0 of 1 reachable; not: 127.0.0.1:1" in text
+    assert "-> Is fdbserver running" in text
+
+
+class Library:
+    def __init__(self, newest):
+        self.newest = newest
+
+    def fdb_get_max_api_version(self):
+        return self.newest
+
+
+def test_a_library_of_another_series_names_both_remedies(monkeypatch):
+    monkeypatch.setattr(doctor, "_load_library", lambda: Library(730))
+    monkeypatch.setattr(doctor, "_version", lambda _: "8.0.0")
+    found = finding(doctor.check_library(), "client library")
+    assert found.level == "fail"
+    assert found.found == "7.3, older than the binding"
+    assert "pip install 'foundationdb==7.3.*'" in found.fix
+    assert "8.0 client" in found.fix
+
+
+def test_a_newer_library_is_fine(monkeypatch):
+    monkeypatch.setattr(doctor, "_load_library", lambda: Library(740))
+    monkeypatch.setattr(doctor, "_version", lambda _: "7.3.79")
+    assert finding(doctor.check_library(), "client library").level == "ok"
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    def missing():
+        raise OSError("libfdb_c.so: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "_load_library", missing)
+    found = finding(doctor.check_library(), "client library")
+    assert found.level == "fail"
+    assert "foundationdb-clients" in found.fix
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/u/local\\040disk xfs rw 0 0
+tmpfs /var tmpfs rw 0 0
+overlay /var overlay rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/srv", "ext4"),
+        ("/home/u", "nfs4"),
+        ("/homework", "ext4"),
+        ("/home/u/local disk/x", "xfs"),
+        ("/var/lib", "overlay"),
+    ],
+)
+def test_file_system_of_a_folder(folder, kind):
+    assert doctor.file_system_of(Path(folder), MOUNTS) == kind
+
+
+def test_network_file_systems_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "file_system_of", lambda *_: "nfs4")
+    if not Path("/proc/self/mounts").exists():
+        pytest.skip("no /proc here")
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 1
+    assert "fail  file system     nfs4" in text
+
+
+@pytest.mark.parametrize("installed", ["5.6.2", "5", "4.9.9rc1"])
+def test_a_kombu_that_is_too_old(monkeypatch, installed):
+    monkeypatch.setattr(doctor, "_version", lambda _: installed)
+    assert finding(doctor.check_software(), "kombu") == doctor.Finding(
+        "fail", "kombu", installed, "pip install 'kombu>=5.7'"
+    )

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+
+DEADLINE_S = 10.0
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SingleNodeCluster]:
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    with SingleNodeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A broker of its own for each test."""
+    if request.param == "sqlite":
+        return f"fdb+sqlite:///{tmp_path}/broker.db"
+    cluster = request.getfixturevalue("cluster")
+    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., Connection]]:
+    """Opens connections that are closed after the test."""
+    opened: list[Connection] = []
+
+    def connect(**options: Any) -> Connection:
+        connection = Connection(url, transport_options={"session_ttl": 5.0, "sweep_interval": 0.5, **options})
+        opened.append(connection)
+        return connection
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def connection(connect: Callable[..., Connection]) -> Connection:
+    return connect()
+
+
+@pytest.fixture
+def channel(connection: Connection) -> Any:
+    return connection.default_channel
+
+
+def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Any:
+    """Wait until ``condition`` is true; its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture
+def drain() -> Callable[[Connection, list[Any], int], list[Any]]:
+    """Drain until so many messages were received; then assert that no other comes along."""
+
+    def drain(connection: Connection, received: list[Any], number: int) -> list[Any]:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(received) < number:
+            connection.drain_events(timeout=max(0.01, deadline - time.monotonic()))
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0)
+        assert len(received) == number
+        return received
+
+    return drain

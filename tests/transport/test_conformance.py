@@ -1,0 +1,368 @@
+"""What kombu's own integration suite (t/integration/common.py) asks of every broker, over our stores."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.pools import connections, producers
+
+
+def publish_all(channel: Any, exchange: Exchange | str, *bodies: Any, **options: Any) -> None:
+    producer = Producer(channel, auto_declare=False)
+    for body in bodies:
+        producer.publish(body, exchange=exchange, **options)
+
+
+def bodies_of(channel: Any, *queues: Queue) -> list[Any]:
+    """Take everything."""
+    found = []
+    for queue in queues:
+        while (message := queue(channel).get(no_ack=True)) is not None:
+            found.append(message.payload)
+    return found
+
+
+class TestBasic:
+    def test_connect(self, connection: Connection) -> None:
+        assert connection.connect()
+        assert connection.connected
+        connection.close()
+        assert not connection.connected
+
+    def test_publish_consume(self, connection: Connection, drain: Any) -> None:
+        queue, received = Queue("q"), []
+
+        def callback(body: Any, message: Any) -> None:
+            received.append((body, message.content_type, message.content_encoding, message.headers))
+            message.ack()
+
+        connection.Producer().publish(
+            {"hello": "world"}, routing_key="q", declare=[queue], headers={"k": "v", "n": 1, "none": None}
+        )
+        with connection.Consumer([queue], callbacks=[callback], accept=["json"]):
+            drain(connection, received, 1)
+        assert received == [({"hello": "world"}, "application/json", "utf-8", {"k": "v", "n": 1, "none": None})]
+
+    @pytest.mark.parametrize(
+        ("body", "options", "expected"),
+        [
+            ("text ünd mehr", {"content_type": "text/plain", "content_encoding": "utf-8"}, "text ünd mehr"),
+            (b"\x00\xff raw", {"content_type": "application/data", "content_encoding": "binary"}, b"\x00\xff raw"),
+            (b"", {"content_type": "application/data", "content_encoding": "binary"}, b""),
+            (memoryview(b"view"), {"content_type": "application/data", "content_encoding": "binary"}, b"view"),
+            ({"a": [1, None]}, {"compression": "gzip"}, {"a": [1, None]}),
+            ({"a": (1, 2)}, {"serializer": "pickle"}, {"a": (1, 2)}),
+            ("x" * 300_000, {"serializer": "json"}, "x" * 300_000),
+        ],
+        ids=["str", "bytes", "empty", "memoryview", "compressed", "pickle", "large"],
+    )
+    def test_bodies(self, connection: Connection, body: Any, options: Any, expected: Any) -> None:
+        connection.Producer().publish(body, routing_key="q", **options)
+        message = Queue("q")(connection.default_channel).get(accept=["pickle", "json", "application/data", "text/plain"])
+        assert message.decode() == expected
+        message.ack()
+
+    def test_consumer_sees_later_messages(self, connection: Connection, connect: Any, drain: Any) -> None:
+        received: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())):
+            for number in range(3):
+                connect().Producer().publish(number, routing_key="q")
+                drain(connection, received, number + 1)
+        assert received == [0, 1, 2]
+
+    def test_simple_queue(self, connection: Connection) -> None:
+        with connection.SimpleQueue("simple") as queue:
+            queue.put({"n": 1}, headers={"k": "v"})
+            queue.put({"n": 2})
+            assert queue.qsize() == 2
+            message = queue.get(timeout=5)
+            assert (message.payload, message.headers["k"]) == ({"n": 1}, "v")
+            message.ack()
+            second = queue.get(timeout=5)
+            second.ack()
+            with pytest.raises(queue.Empty):
+                queue.get(block=False)
+            with pytest.raises(queue.Empty):
+                queue.get(timeout=0.05)
+            queue.put({"n": 3})
+            until_ready = queue.get(timeout=5)
+            until_ready.requeue()
+            assert queue.get(timeout=5).payload == {"n": 3}
+
+    def test_simple_buffer(self, connection: Connection) -> None:
+        with connection.SimpleBuffer("buffer") as buffer:
+            buffer.put("a")
+            assert buffer.get(timeout=5).payload == "a"
+
+    def test_clear(self, connection: Connection) -> None:
+        with connection.SimpleQueue("simple") as queue:
+            for number in range(5):
+                queue.put(number)
+            assert queue.clear() == 5
+            assert len(queue) == 0
+
+
+class TestExchanges:
+    def test_direct(self, channel: Any) -> None:
+        exchange = Exchange("d", "direct")
+        queues = [Queue(name, exchange, routing_key=name) for name in ("a", "b", "c")]
+        for queue in queues:
+            queue(channel).declare()
+        publish_all(channel, exchange, 1, routing_key="a")
+        publish_all(channel, exchange, 2, routing_key="b")
+        assert [bodies_of(channel, queue) for queue in queues] == [[1], [2], []]
+
+    def test_topic(self, channel: Any) -> None:
+        exchange = Exchange("t", "topic")
+        queues = [Queue(key, exchange, routing_key=key) for key in ("t.*", "t.#", "*.x", "#", "t")]
+        for queue in queues:
+            queue(channel).declare()
+        publish_all(channel, exchange, "t.x", routing_key="t.x")
+        publish_all(channel, exchange, "t.x.y", routing_key="t.x.y")
+        publish_all(channel, exchange, "t", routing_key="t")
+        found = {queue.name: bodies_of(channel, queue) for queue in queues}
+        assert found == {
+            "t.*": ["t.x"],
+            "t.#": ["t.x", "t.x.y", "t"],
+            "*.x": ["t.x"],
+            "#": ["t.x", "t.x.y", "t"],
+            "t": ["t"],
+        }
+
+    def test_fanout(self, channel: Any) -> None:
+        exchange = Exchange("f", "fanout")
+        queues = [Queue(name, exchange) for name in ("a", "b")]
+        for queue in queues:
+            queue(channel).declare()
+        publish_all(channel, exchange, {"hello": "world"}, routing_key="any")
+        assert [bodies_of(channel, queue) for queue in queues] == [[{"hello": "world"}]] * 2
+
+    def test_routing_is_shared_by_connections(self, connection: Connection, connect: Any) -> None:
+        exchange = Exchange("t", "topic")
+        Queue("q", exchange, routing_key="k.#")(connection.default_channel).declare()
+        # A publisher that declares nothing.
+        connect().Producer(auto_declare=False).publish(1, exchange="t", routing_key="k.x")
+        assert bodies_of(connection.default_channel, Queue("q")) == [1]
+
+    def test_one_connection_consumes_two_queues_of_a_topic(self, connection: Connection, drain: Any) -> None:
+        """The base class gives both copies one delivery tag, and loses one of them."""
+        exchange = Exchange("t", "topic")
+        queues = [Queue(name, exchange, routing_key="#") for name in ("a", "b")]
+        messages: list[Any] = []
+        with connection.Consumer(queues, on_message=messages.append):
+            publish_all(connection.default_channel, exchange, 1, routing_key="k")
+            drain(connection, messages, 2)
+            assert len({message.delivery_tag for message in messages}) == 2
+            for message in messages:
+                message.ack()
+        assert bodies_of(connection.default_channel, *queues) == []
+
+
+class TestTimeToLive:
+    def test_message_ttl(self, connection: Connection, until: Any) -> None:
+        channel = connection.default_channel
+        publish_all(channel, "", "short", routing_key="q", expiration=0.05)
+        publish_all(channel, "", "long", routing_key="q", expiration=60)
+        until(lambda: time.time() > started + 0.06) if (started := time.time()) else None
+        assert bodies_of(channel, Queue("q")) == ["long"]
+
+    def test_expiration_zero_is_legal(self, channel: Any) -> None:
+        publish_all(channel, "", "now or never", routing_key="q", expiration=0)
+        assert bodies_of(channel, Queue("q")) in ([], ["now or never"])
+
+    def test_queue_ttl(self, channel: Any, until: Any) -> None:
+        queue = Queue("q", message_ttl=0.05)
+        queue(channel).declare()
+        publish_all(channel, "", "short", routing_key="q")
+        started = time.time()
+        until(lambda: time.time() > started + 0.06)
+        assert bodies_of(channel, queue) == []
+
+    def test_expired_messages_do_not_hide_the_living(self, channel: Any, until: Any) -> None:
+        publish_all(channel, "", *["short"] * 20, routing_key="q", expiration=0.01)
+        publish_all(channel, "", "long", routing_key="q")
+        started = time.time()
+        until(lambda: time.time() > started + 0.02)
+        assert Queue("q")(channel).get().payload == "long"
+
+
+class TestPriority:
+    def test_highest_first_fifo_inside(self, channel: Any) -> None:
+        for body, priority in [("a", 3), ("b", 6), ("c", 3), ("d", 9), ("e", 6), ("f", 0), ("g", 99), ("h", -1)]:
+            publish_all(channel, "", body, routing_key="q", priority=priority)
+        assert bodies_of(channel, Queue("q")) == ["d", "g", "b", "e", "a", "c", "f", "h"]
+
+    def test_requeue_keeps_the_place(self, connection: Connection, drain: Any) -> None:
+        received: list[Any] = []
+
+        def on_message(message: Any) -> None:
+            if message.payload["msg"] == "second" and not message.delivery_info["redelivered"]:
+                message.requeue()
+            else:
+                received.append(message.payload["msg"])
+                message.ack()
+
+        producer = connection.Producer()
+        for name, priority in (("first", 6), ("second", 3), ("third", 3), ("fourth", 0)):
+            producer.publish({"msg": name}, routing_key="q", priority=priority)
+        with connection.Consumer([Queue("q")], on_message=on_message, prefetch_count=1):
+            drain(connection, received, 4)
+        assert received == ["first", "second", "third", "fourth"]
+
+    def test_redis_order(self, connect: Any) -> None:
+        channel = connect(priority_order="redis").default_channel
+        for priority in (9, 0, 5):
+            publish_all(channel, "", priority, routing_key="q", priority=priority)
+        assert bodies_of(channel, Queue("q")) == [0, 5, 9]
+
+
+class TestMessages:
+    def get(self, connection: Connection) -> Any:
+        return Queue("q")(connection.default_channel).get()
+
+    def test_ack(self, connection: Connection) -> None:
+        connection.Producer().publish(1, routing_key="q")
+        message = self.get(connection)
+        message.ack()
+        assert message.acknowledged
+        with pytest.raises(message.MessageStateError):
+            message.ack()
+        assert self.get(connection) is None
+
+    def test_reject(self, connection: Connection) -> None:
+        connection.Producer().publish(1, routing_key="q")
+        self.get(connection).reject()
+        assert self.get(connection) is None
+
+    def test_requeue(self, connection: Connection) -> None:
+        for number in (1, 2):
+            connection.Producer().publish(number, routing_key="q")
+        first = self.get(connection)
+        assert not first.delivery_info["redelivered"]
+        first.requeue()
+        again = self.get(connection)
+        assert again.payload == 1, "back at its place"
+        assert again.delivery_info["redelivered"]
+        assert again.delivery_tag != first.delivery_tag
+        assert again.headers["x-delivery-count"] == 1
+
+    def test_unacked_go_back_at_close(self, connect: Any) -> None:
+        connection = connect()
+        connection.Producer().publish(1, routing_key="q")
+        self.get(connection)
+        assert self.get(connection) is None
+        connection.close()
+        assert self.get(connect()).payload == 1
+
+    def test_ack_from_another_thread(self, connection: Connection, drain: Any) -> None:
+        received: list[Any] = []
+        for number in range(20):
+            connection.Producer().publish(number, routing_key="q")
+
+        def on_message(message: Any) -> None:
+            received.append(message.payload)
+            thread = threading.Thread(target=message.ack)
+            thread.start()
+            thread.join()
+
+        with connection.Consumer([Queue("q")], on_message=on_message, prefetch_count=2):
+            drain(connection, received, 20)
+        assert received == list(range(20))
+
+    def test_ack_multiple(self, connection: Connection) -> None:
+        for number in range(3):
+            connection.Producer().publish(number, routing_key="q")
+        messages = [self.get(connection) for _ in range(3)]
+        messages[1].ack(multiple=True)
+        assert len(connection.default_channel.qos) == 1
+        connection.default_channel.basic_recover(requeue=True)
+        again = self.get(connection)
+        assert again.payload == 2
+        assert self.get(connection) is None
+
+
+class TestConnections:
+    def test_clone_copy_and_pickle(self, connection: Connection) -> None:
+        connection.Producer().publish("x", routing_key="q")
+        for number, again in enumerate(
+            (connection.clone(), copy.copy(connection), pickle.loads(pickle.dumps(connection)))  # noqa: S301
+        ):
+            with again:
+                message = Queue("q")(again.default_channel).get()
+                assert message.payload == ("x" if number == 0 else number - 1)
+                message.ack()
+                again.Producer().publish(number, routing_key="q")
+
+    def test_pool(self, connection: Connection) -> None:
+        pool = connection.Pool(2)
+        first, second = pool.acquire(), pool.acquire()
+        with pytest.raises(pool.LimitExceeded):
+            pool.acquire()
+        first.Producer().publish(1, routing_key="q")
+        first.release()
+        assert Queue("q")(second.default_channel).get().payload == 1
+        pool.force_close_all()
+
+    def test_producer_pool(self, connection: Connection) -> None:
+        with producers[connection].acquire(block=True) as producer:
+            producer.publish(1, routing_key="q", retry=True)
+        assert bodies_of(connection.default_channel, Queue("q")) == [1]
+        producers[connection].force_close_all()
+        connections[connection].force_close_all()
+
+    def test_channel_pool(self, connection: Connection) -> None:
+        pool = connection.ChannelPool(2)
+        with pool.acquire() as channel:
+            channel().queue_declare("q") if callable(channel) else channel.queue_declare("q")
+        pool.force_close_all()
+
+    def test_publish_from_many_threads(self, connection: Connection) -> None:
+        channel = connection.default_channel
+
+        def publish(thread: int) -> None:
+            for number in range(20):
+                Producer(channel, auto_declare=False).publish([thread, number], routing_key="q")
+
+        threads = [threading.Thread(target=publish, args=(thread,)) for thread in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = bodies_of(channel, Queue("q"))
+        assert sorted(found) == [[thread, number] for thread in range(5) for number in range(20)]
+        for thread_number in range(5):
+            assert [body for body in found if body[0] == thread_number] == sorted(
+                body for body in found if body[0] == thread_number
+            )
+
+
+def test_consumer_as_context_in_two_connections(connect: Any, drain: Any) -> None:
+    """Two competing consumers share the work; nothing is delivered twice."""
+    received: list[Any] = []
+    producer = connect().Producer()
+    for number in range(50):
+        producer.publish(number, routing_key="q")
+    one, other = connect(), connect(session_ttl=6.0)
+
+    def on_message(message: Any) -> None:
+        received.append(message.payload)
+        message.ack()
+
+    with (
+        Consumer(one, [Queue("q")], on_message=on_message, prefetch_count=1),
+        Consumer(other, [Queue("q")], on_message=on_message, prefetch_count=1),
+    ):
+        deadline = time.monotonic() + 10
+        while len(received) < 50 and time.monotonic() < deadline:
+            for connection in (one, other):
+                try:
+                    connection.drain_events(timeout=0.01)
+                except TimeoutError:
+                    pass
+    assert sorted(received) == list(range(50))
