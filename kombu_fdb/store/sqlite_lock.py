@@ -32,7 +32,10 @@ from kombu_fdb.errors import StoreUnavailable
 __all__ = ["FairLock", "WriterLock"]
 
 #: About as long as one short write transaction takes.
-SPINS = 60
+#: About as long as one short write transaction takes.
+MAIN_SPINS = 60
+#: Less, because those who come here by spinning pass those who sleep.
+GATE_SPINS = 20
 LONGEST_POLL_S = 0.002
 
 
@@ -85,8 +88,8 @@ def _try(fd: int) -> bool:
     return True
 
 
-def _try_for_a_turn(fd: int) -> bool:
-    for _ in range(SPINS):
+def _try_for_a_turn(fd: int, spins: int) -> bool:
+    for _ in range(spins):
         if _try(fd):
             return True
         os.sched_yield()
@@ -150,10 +153,10 @@ class WriterLock:
         os.close(self._main)
 
     def _take_at_once(self) -> bool:
-        self._at_gate = self._at_gate or _try(self._gate) or _try_for_a_turn(self._gate)
+        self._at_gate = self._at_gate or _try(self._gate) or _try_for_a_turn(self._gate, GATE_SPINS)
         if not self._at_gate:
             return False
-        if not (_try(self._main) or _try_for_a_turn(self._main)):
+        if not (_try(self._main) or _try_for_a_turn(self._main, MAIN_SPINS)):
             return False
         self._open_gate()
         return True

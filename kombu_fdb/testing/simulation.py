@@ -75,7 +75,7 @@ class Sent:
     maybe_settled: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """A consumer process: an engine, a session, its duties, and what it believes to hold."""
 
@@ -197,6 +197,8 @@ class Simulation:
 
     def _act(self, process: Process, kind: Callable[[Process], None]) -> None:
         """One thread per process: it does nothing else meanwhile, but beats when it is time."""
+        if process not in self.processes:
+            return  # it died while an actor before it acted
         self._busy.add(id(process))
         try:
             if self._now - process.last_beat >= BEAT_INTERVAL_S:
@@ -312,12 +314,11 @@ class Simulation:
     def _lose_session(self, process: Process) -> None:
         self._note(f"{process.session.hex()[:4]} learns that it was fenced")
         self._require(process.overslept, "NOT-TWICE", "a session was fenced that never stopped beating")
-        process.overslept = False
         process.held.clear()
         process.session = process.engine.open_session({})
         process.duties = self._duties(process.engine, process.session)
         process.last_beat = self._now
-        process.in_doubt = False
+        process.in_doubt = process.overslept = False
 
     def _duty(self, process: Process) -> None:
         process.duties.run_once()

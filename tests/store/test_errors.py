@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import Program
+from kombu_fdb.testing.processes import Program
 
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.store.sqlite import SqliteDatabase

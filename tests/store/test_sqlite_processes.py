@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Program, until
+from kombu_fdb.testing.processes import Program, until
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.store import sqlite_bell
@@ -64,7 +64,7 @@ PUBLISHER = """
 
 @pytest.mark.parametrize("writers", [2, 4])
 def test_writers_in_tight_loops_take_turns(database: SqliteDatabase, path: str, writers: int) -> None:
-    count = 1500
+    count = 3000
     programs = [Program(PUBLISHER, path, str(i), str(count)) for i in range(writers)]
     for program in programs:
         assert program.hear() == "ready"
@@ -81,13 +81,13 @@ def test_writers_in_tight_loops_take_turns(database: SqliteDatabase, path: str, 
 
 
 def assert_fair(rows: list[bytes], names: list[bytes]) -> None:
-    """While all of them were writing, each got at least half of its share."""
+    """While all of them were writing, none got less than 40 % of its share."""
     first = max(rows.index(name) for name in names)
     last = min(len(rows) - rows[::-1].index(name) for name in names)
     together = rows[first:last]
     assert len(together) > len(rows) / 2, "they did not write at the same time"
     for name in names:
-        assert together.count(name) > len(together) / len(names) / 2
+        assert together.count(name) > 0.4 * len(together) / len(names)
 
 
 def test_threads_get_the_lock_in_the_order_they_came() -> None:
@@ -274,9 +274,6 @@ def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: 
     _, fired = arm(database, BELL)
     ring(other)
     assert fired.wait(TIMEOUT_S)
-    # The thread was on its way back to the pipe; one more ring gets it to rest.
-    ring(other)
-    until(lambda: unread(database) == 0)
     for _ in range(10):
         ring(other)
     assert unread(database) == 10 * sqlite_bell.DIGEST_BYTES

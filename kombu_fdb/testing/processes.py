@@ -1,4 +1,4 @@
-"""Other processes for the store's tests: programs that obey line by line, and forked children."""
+"""Other processes for tests: programs that obey line by line, and forked children."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 from typing import Self
+
+__all__ = ["DEADLINE_S", "Program", "fork", "in_child", "until"]
 
 DEADLINE_S = 30.0
 
@@ -25,6 +28,9 @@ class Program:
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
         self._buffer = b""
 
     def __enter__(self) -> Self:
@@ -34,19 +40,20 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self._input.close()
+        self._output.close()
 
     def tell(self, line: str = "go") -> None:
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
+        self._input.write(line.encode() + b"\n")
+        self._input.flush()
 
     def hear(self) -> str:
         """The next line it prints; fails when none comes in time or the process ended."""
         deadline = time.monotonic() + DEADLINE_S
         while b"\n" not in self._buffer:
-            readable, _, _ = select.select([self.process.stdout], [], [], deadline - time.monotonic())
-            chunk = os.read(self.process.stdout.fileno(), 65536) if readable else b""
+            left = max(deadline - time.monotonic(), 0)
+            readable, _, _ = select.select([self._output], [], [], left)
+            chunk = os.read(self._output.fileno(), 65536) if readable else b""
             assert chunk, f"no line; exit code {self.process.poll()}"
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
@@ -66,7 +73,7 @@ def in_child(work: Callable[[], object]) -> None:
     assert exit_code == 0, f"the child's exit code: {exit_code}"
 
 
-def fork(work: Callable[[], object]) -> multiprocessing.Process:
+def fork(work: Callable[[], object]) -> ForkProcess:
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     return child
