@@ -24,7 +24,7 @@ from kombu import Connection
 
 @dataclass
 class Broker:
-    """``durability``: what a confirmed publish survives. ``slow``: fewer messages are enough."""
+    """``durability``: what a confirmed publish survives."""
 
     name: str
     url: str
@@ -124,12 +124,21 @@ def rabbitmq() -> Iterator[list[Broker]]:
         HOME=folder,
     )
     log = Path(folder, "start.log").open("wb")
+    # Debian's wrapper on PATH changes the user and drops the environment.
+    plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
     server = subprocess.Popen(
-        ["rabbitmq-server"], env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        [str(plain) if plain.exists() else "rabbitmq-server"],
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         url = f"amqp://guest:guest@127.0.0.1:{port}//"
-        _await_connection(url, 60)
+        try:
+            _await_connection(url, 60)
+        except OSError as error:
+            raise RuntimeError(Path(folder, "start.log").read_text()[-500:] or str(error)) from error
         version = _rabbitmq_version(url)
         yield [
             Broker("rabbitmq", url, version, "durable, unconfirmed"),

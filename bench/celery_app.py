@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import time
+from pathlib import Path
 
 from celery import Celery
 
@@ -26,6 +27,6 @@ def noop(sent: float) -> None:
     """Note when it was sent and when it started."""
     pid = os.getpid()
     if pid not in _files:
-        path = os.path.join(os.environ["BENCH_OUT"], f"{pid}.stamps")
+        path = Path(os.environ["BENCH_OUT"], f"{pid}.stamps")
         _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(_files[pid], struct.pack("<dd", sent, time.time()))

@@ -104,8 +104,9 @@ class Client:
         """A connection was closed. With the last one, and nothing left to settle, everything closes."""
         with self._lock:
             self._users.discard(user)
-            if not self._users and not self.owes:
-                self.close()
+            last = not self._users and not self.owes
+        if last:  # without the lock: the session's threads need it to end
+            self.close()
 
     def suspect(self) -> None:
         """A call failed: until one succeeds, new connections don't wait long."""

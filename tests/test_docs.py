@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from kombu_fdb.keyspace import layout
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 KEYSPACE = DOCS / "keyspace.md"
 BLOCK = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- /keys -->)", re.DOTALL)
 GUARANTEES = (
@@ -41,6 +44,18 @@ def test_keyspace_names_the_format_version():
 def test_every_guarantee_of_the_engine_is_explained():
     text = (DOCS / "guarantees.md").read_text()
     assert [tag for tag in GUARANTEES if f"| `{tag}` |" not in text] == []
+
+
+def files_with(tag, *folders):
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
+    return {path for path in paths if re.search(rf"\b{tag}\b", path.read_text())}
+
+
+@pytest.mark.parametrize("tag", GUARANTEES)
+def test_a_guarantee_is_upheld_somewhere_and_tested_somewhere(tag):
+    tests = files_with(tag, "tests", "kombu_fdb/testing")
+    assert tests, f"no test names {tag}"
+    assert files_with(tag, "kombu_fdb") - tests, f"no code names {tag}"
 
 
 def test_links_between_pages_lead_somewhere():

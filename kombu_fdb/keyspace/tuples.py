@@ -4,7 +4,8 @@ Specification: https://github.com/apple/foundationdb/blob/main/design/tuple.md. 
 binding, because the embedded store must work without ``libfdb_c`` and because prefixes are joined with fixed suffixes
 on the hot path. A test holds it equal to ``fdb.tuple``.
 
-Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A versionstamp is 12 bytes (10 assigned at commit, 2
+Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A
+versionstamp is 12 bytes (10 assigned at commit, 2
 chosen by the writer) behind :data:`STAMP_CODE`.
 """
 

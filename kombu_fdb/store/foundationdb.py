@@ -1,19 +1,7 @@
 """The store on a FoundationDB cluster, over its own Python binding.
 
 Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
-time, so that no call waits longer. What each error means depends on whether the commit had been sent:
-
-=========================================== =============================== ==========================================
-FoundationDB                                before                          from the commit
-=========================================== =============================== ==========================================
-1020 not_committed                                                          ``Conflict``
-1007 transaction_too_old                    ``TransactionTooOld``           ``TransactionTooOld``
-1021 commit_unknown_result                                                  ``CommitUnknown``
-1031 timed_out, 1039 cluster changed        ``StoreUnavailable``            ``CommitUnknown(in_flight=True)``
-2101, 2102, 2103 too large                  ``LimitExceeded``               ``LimitExceeded``
-other retryable ones (1009, 1037, 1213, ..) ``ClusterBusy``                 ``ClusterBusy``
-all others                                  ``StoreUnavailable``            ``StoreUnavailable``
-=========================================== =============================== ==========================================
+time, so that no call waits longer. What errors mean stands in :mod:`~kombu_fdb.store.foundationdb_errors`.
 
 A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (spurious, the caller
 looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on it.
@@ -32,38 +20,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu_fdb.clock import Clock, SystemClock
-from kombu_fdb.errors import (
-    CommitUnknown,
-    Conflict,
-    ForkedError,
-    LimitExceeded,
-    StoreError,
-    StoreUnavailable,
-    TransactionTooOld,
-)
+from kombu_fdb.errors import ForkedError, StoreError, StoreUnavailable
 from kombu_fdb.store.foundationdb_binding import binding
+from kombu_fdb.store.foundationdb_errors import (
+    ABANDONED,
+    TIMED_OUT,
+    explain,
+    explain_commit,
+    explain_open,
+    no_cluster_file,
+)
 from kombu_fdb.store.limits import check_key, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
 
-__all__ = ["ClusterBusy", "FoundationDatabase"]
+__all__ = ["FoundationDatabase"]
 
 STAMP = bytes(10)
 ZERO = bytes(8)
 
-TOO_OLD, CONFLICT, UNKNOWN_RESULT, CANCELLED, TIMED_OUT = 1007, 1020, 1021, 1025, 1031
-UNREADABLE, CLUSTER_CHANGED, OPERATION_CANCELLED = 1036, 1039, 1101
-TOO_LARGE = (2101, 2102, 2103)
-
 _pack_delta = struct.Struct("<q").pack
 _pack_offset = struct.Struct("<I").pack
-
-
-class ClusterBusy(StoreError):
-    """The cluster asks to try again: recovering, behind, or throttling."""
-
-    text = "the cluster asks to try again"
-    retryable = True
 
 
 class FoundationDatabase:
@@ -95,11 +72,11 @@ class FoundationDatabase:
         deadline = clock.monotonic() + timeout_s
         fdb = binding()
         if cluster_file is not None and not os.path.exists(cluster_file):
-            raise _no_cluster_file(cluster_file)
+            raise no_cluster_file(cluster_file)
         try:
             handle = _connect(fdb, cluster_file, connection_string)
         except fdb.FDBError as error:
-            raise _explain_open(error, cluster_file) from error
+            raise explain_open(error, cluster_file) from error
         database = cls(handle, cluster_file or ("the URL" if connection_string else "the default cluster file"))
         database._verify(deadline - clock.monotonic(), cluster_file)
         return database
@@ -138,7 +115,7 @@ class FoundationDatabase:
 
         def ready(future: Any) -> None:
             self._watches.pop(id(watch), None)
-            if _error_code(future) not in (CANCELLED, OPERATION_CANCELLED):
+            if _error_code(future) not in ABANDONED:
                 watch.fire()
 
         future.on_ready(ready)
@@ -150,13 +127,12 @@ class FoundationDatabase:
             transaction.get(b"")
         except StoreUnavailable as error:
             if error.attributes.get("code") not in (None, TIMED_OUT):
-                raise _explain_open(error.__cause__, cluster_file) from error
+                raise explain_open(error.__cause__, cluster_file) from error
             raise StoreUnavailable(
                 "the FoundationDB cluster does not answer",
                 cluster=self._place,
                 reason=self._incompatible(),
-                fix=f"See `fdbcli{f' -C {cluster_file}' if cluster_file else ''} --exec status`, and whether the client "
-                "package has the cluster's version",
+                fix=f"See `{_fdbcli(cluster_file)}`, and whether the client package has the cluster's version",
             ) from error
         finally:
             transaction.cancel()
@@ -187,10 +163,14 @@ def _connect(fdb: Any, cluster_file: str | None, connection_string: str | None) 
     return fdb.Database(pointer)
 
 
+def _fdbcli(cluster_file: str | None) -> str:
+    return f"fdbcli -C {cluster_file} --exec status" if cluster_file else "fdbcli --exec status"
+
+
 def _error_code(future: Any) -> int:
     try:
         future.wait()
-    except Exception as error:  # FDBError, of whichever copy of the binding
+    except Exception as error:  # FDBError, of whichever copy of the binding  # noqa: BLE001
         return getattr(error, "code", -1)
     return 0
 
@@ -218,7 +198,7 @@ class FoundationTransaction:
         try:
             value: bytes | None = self._reader(snapshot).get(key).value
         except self._fdb_error as error:
-            raise _explain(error) from error
+            raise explain(error) from error
         return value
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
@@ -227,7 +207,7 @@ class FoundationTransaction:
             futures = [reader.get(key) for key in keys]
             return [future.value for future in futures]
         except self._fdb_error as error:
-            raise _explain(error) from error
+            raise explain(error) from error
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
@@ -240,7 +220,7 @@ class FoundationTransaction:
             rows = self._reader(snapshot).get_range(begin, end, limit, reverse, binding().StreamingMode.want_all)
             return [(row.key, row.value) for row in rows]
         except self._fdb_error as error:
-            raise _explain(error) from error
+            raise explain(error) from error
 
     def _reader(self, snapshot: bool) -> Any:
         tr = self._alive()
@@ -307,13 +287,13 @@ class FoundationTransaction:
         try:
             step(self._alive())
         except self._fdb_error as error:
-            raise _explain(error) from error
+            raise explain(error) from error
 
     def watch(self, key: bytes) -> OneShotWatch:
         try:
             future = self._alive().watch(key)
         except self._fdb_error as error:
-            raise _explain(error) from error
+            raise explain(error) from error
         self._watches = True
         return self._db.arm(key, future)
 
@@ -325,7 +305,7 @@ class FoundationTransaction:
         try:
             tr.commit().wait()
         except self._fdb_error as error:
-            raise (_explain_commit(error) if self._wrote else _explain(error)) from error
+            raise (explain_commit(error) if self._wrote else explain(error)) from error
 
     def cancel(self) -> None:
         self._tr = None  # destroys it, and with it the futures of an uncommitted one
@@ -334,65 +314,3 @@ class FoundationTransaction:
         if self._tr is None:
             raise StoreError("the transaction has ended")
         return self._tr
-
-
-def _explain(error: Any) -> StoreError:
-    """What an error of anything but a writing commit means."""
-    code = error.code
-    if code == TOO_OLD:
-        return TransactionTooOld()
-    if code == CONFLICT:
-        return Conflict()
-    if code in TOO_LARGE:
-        return LimitExceeded(_description(error))
-    if code == TIMED_OUT:
-        return StoreUnavailable(
-            "the cluster did not answer within the deadline", code=code, fix="See `fdbcli --exec status`"
-        )
-    if code == UNREADABLE:
-        return StoreError("read what depends on this transaction's own versionstamp")
-    if binding().predicates.is_retryable(error):
-        return ClusterBusy(reason=_description(error), code=code)
-    return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code)
-
-
-def _explain_commit(error: Any) -> StoreError:
-    if error.code == UNKNOWN_RESULT:
-        return CommitUnknown()
-    if error.code in (TIMED_OUT, CLUSTER_CHANGED, CANCELLED, OPERATION_CANCELLED):
-        return CommitUnknown(in_flight=True)
-    return _explain(error)
-
-
-def _explain_open(error: Any, cluster_file: str | None) -> StoreError:
-    code = getattr(error, "code", None)
-    if code in (1511, 1515):
-        return _no_cluster_file(cluster_file)
-    if code in (2104, 2105):
-        return StoreUnavailable(
-            "this is not a FoundationDB connection string",
-            cluster_file=cluster_file or "the default one",
-            fix="It is one line, description:id@host:port,host:port; copy the cluster file from a server",
-        )
-    if code in (1513, 1514):
-        return StoreUnavailable(
-            "the cluster file can't be read and written",
-            cluster_file=cluster_file or "the default one",
-            fix="Give this user both permissions, for the file and its directory: the client updates it",
-        )
-    return StoreUnavailable(
-        "can't connect to FoundationDB", code=code, reason=_description(error), cluster_file=cluster_file
-    )
-
-
-def _no_cluster_file(cluster_file: str | None) -> StoreUnavailable:
-    return StoreUnavailable(
-        "there is no cluster file",
-        cluster_file=cluster_file or os.environ.get("FDB_CLUSTER_FILE") or "/etc/foundationdb/fdb.cluster",
-        fix="Copy it from a server of the cluster, or name another with the option cluster_file",
-    )
-
-
-def _description(error: Any) -> str:
-    text = getattr(error, "description", None)
-    return text.decode() if isinstance(text, bytes) else str(text or error)

@@ -114,7 +114,7 @@ def _select_api_version(fdb: Any) -> None:
         try:
             fdb.api_version(selected)
         except RuntimeError as error:
-            raise _mismatch(fdb, error) from error
+            raise _mismatch(fdb) from error
     if selected < OLDEST_API_VERSION:
         raise StoreUnavailable(
             "the FoundationDB API version is too old",
@@ -123,7 +123,7 @@ def _select_api_version(fdb: Any) -> None:
         )
 
 
-def _mismatch(fdb: Any, error: RuntimeError) -> StoreUnavailable:
+def _mismatch(fdb: Any) -> StoreUnavailable:
     """The binding is of a newer series than the library."""
     capi = sys.modules["fdb.impl"]._capi
     newest = int(capi.fdb_get_max_api_version())

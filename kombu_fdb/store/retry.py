@@ -16,7 +16,8 @@ If the commit may still be under way (``in_flight``: the deadline passed while i
 ``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of unknown outcome. What each
 verb does then stands in ``queue/engine.py``.
 
-A token key is used by one transaction at a time: see :class:`CommitTokens`.
+Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction is given
+what is left of it. A token key is used by one transaction at a time: see :class:`CommitTokens`.
 """
 
 from __future__ import annotations

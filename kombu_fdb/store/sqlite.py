@@ -25,19 +25,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import struct
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kombu_fdb.clock import Clock, SystemClock
-from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreUnavailable
+from kombu_fdb.errors import ForkedError, OptionError, StoreUnavailable
 from kombu_fdb.store import sqlite_fork
-from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
-from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.sqlite_bell import Listener, Ringer
 from kombu_fdb.store.sqlite_files import check_path, connect, create, explain, explain_os, open_sidecar
 from kombu_fdb.store.sqlite_lock import WriterLock
+from kombu_fdb.store.sqlite_transaction import ReadingTransaction, SqliteTransaction
 from kombu_fdb.store.watch import OneShotWatch
 
 __all__ = ["SqliteDatabase"]
@@ -47,22 +44,6 @@ T = TypeVar("T")
 IDLE_READERS = 8
 #: SQLite's own locks are held for microseconds (recovery after a crash, another program).
 BUSY_PAUSE_S = 0.001
-#: Keys asked for in one statement.
-MOST_PARAMETERS = 500
-#: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
-MUTATION_BYTES = 64
-
-GET = "SELECT v FROM kv WHERE k=?"
-RANGE = "SELECT k, v FROM kv WHERE k>=? AND k<? ORDER BY k LIMIT ?"
-RANGE_REVERSE = "SELECT k, v FROM kv WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
-SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
-CLEAR = "DELETE FROM kv WHERE k=?"
-CLEAR_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
-BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
-NEXT_VERSION = "UPDATE meta SET version=version+1 WHERE id=1 RETURNING version"
-
-_pack_stamp = struct.Struct(">QH").pack
-_pack_delta = struct.Struct("<q").pack
 
 
 class SqliteDatabase:
@@ -75,7 +56,7 @@ class SqliteDatabase:
         self.path = path
         self.synchronous = synchronous
         self.clock = clock
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._closed = False
         self._readers: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
@@ -102,15 +83,15 @@ class SqliteDatabase:
         return database
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> SqliteTransaction:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             raise ForkedError("this SQLite database was opened before the process forked", path=self.path)
         if self._closed:
             raise StoreUnavailable("the database was closed", path=self.path)
-        return (_Reading if read_only else SqliteTransaction)(self, timeout_s)
+        return (ReadingTransaction if read_only else SqliteTransaction)(self, timeout_s)
 
     def close(self) -> None:
         """Close once the running transactions have ended. Armed watches never fire."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or os.getpid() != self.pid:
             return
         self._closed = True
         sqlite_fork.unguard(self)
@@ -246,202 +227,3 @@ class SqliteDatabase:
             return transaction.get_many(keys)
         finally:
             transaction.cancel()
-
-
-def _sum(stored: bytes | None, delta: int) -> int:
-    """Signed 64-bit, with wrap-around, as FoundationDB adds."""
-    number = int.from_bytes((stored or b"")[:8], "little", signed=len(stored or b"") >= 8)
-    return (number + delta + 2**63) % 2**64 - 2**63
-
-
-class SqliteTransaction:
-    """One that may write: alone from its first operation to its end."""
-
-    __slots__ = ("_bells", "_connection", "_cursor", "_db", "_deadline", "_ended", "_size", "_stamp", "_watches", "_wrote")
-
-    _begin = "BEGIN IMMEDIATE"
-
-    def __init__(self, database: SqliteDatabase, timeout_s: float) -> None:
-        self._db = database
-        self._deadline = database.clock.monotonic() + timeout_s
-        self._cursor: sqlite3.Cursor | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._ended = False
-        self._wrote = False
-        self._size = 0
-        self._stamp = b""
-        self._bells: list[bytes] = []
-        self._watches: list[OneShotWatch] = []
-
-    @property
-    def read_only(self) -> bool:
-        return not self._wrote
-
-    # Reads
-
-    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
-        row = self._run(GET, (key,)).fetchone()
-        return None if row is None else row[0]
-
-    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        found: dict[bytes, bytes] = {}
-        for first in range(0, len(keys), MOST_PARAMETERS):
-            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
-        return [found.get(key) for key in keys]
-
-    def _get_some(self, keys: Sequence[bytes]) -> list[KeyValue]:
-        # Few different statements, so that they stay prepared: the last key fills up to a power of two.
-        size = 1 << (len(keys) - 1).bit_length()
-        marks = ",".join("?" * size)
-        padded = [*keys, *[keys[-1]] * (size - len(keys))]
-        return self._run(f"SELECT k, v FROM kv WHERE k IN ({marks})", padded).fetchall()
-
-    def get_range(
-        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
-    ) -> list[KeyValue]:
-        if limit < 0:
-            raise ValueError("limit is negative")
-        return self._run(RANGE_REVERSE if reverse else RANGE, (begin, end, limit or -1)).fetchall()
-
-    # Writes
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self._write(SET, key, value)
-
-    def clear(self, key: bytes) -> None:
-        check_key(key)
-        self._change(CLEAR, (key,), 3 * len(key))
-
-    def clear_range(self, begin: bytes, end: bytes) -> None:
-        check_key(begin)
-        check_key(end)
-        self._change(CLEAR_RANGE, (begin, end), 2 * (len(begin) + len(end)))
-
-    def add(self, key: bytes, delta: int) -> None:
-        # Two plain statements are quicker than one that calls back into Python.
-        total = _sum(self.get(key), delta)
-        if total:
-            self._write(SET, key, _pack_delta(total))
-        else:
-            self.clear(key)
-
-    def byte_max(self, key: bytes, value: bytes) -> None:
-        self._write(BYTE_MAX, key, value)
-
-    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
-        self._write(SET, prefix + (self._stamp or self._next_stamp()) + suffix, value)
-
-    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
-        self._write(SET, key, prefix + (self._stamp or self._next_stamp()) + suffix)
-        self._bells.append(key)
-
-    def _write(self, sql: str, key: bytes, value: bytes) -> None:
-        if len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
-            check_key(key)
-            check_value(value)
-        self._change(sql, (key, value), 3 * len(key) + len(value))
-
-    def _change(self, sql: str, parameters: tuple[bytes, ...], size: int) -> None:
-        self._wrote = True
-        self._size += size + MUTATION_BYTES
-        if self._size > TRANSACTION_BYTES:
-            check_size(self._size)
-        self._run(sql, parameters)
-
-    def _next_stamp(self) -> bytes:
-        (version,) = self._run(NEXT_VERSION, ()).fetchone()
-        self._stamp = _pack_stamp(version, 0)
-        return self._stamp
-
-    # Conflicts: none, writers take turns
-
-    def add_read_conflict_key(self, key: bytes) -> None:
-        pass
-
-    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
-        pass
-
-    # Watches and the end
-
-    def watch(self, key: bytes) -> OneShotWatch:
-        watch = OneShotWatch(key, self._db.listener.disarm, seen=self.get(key))
-        self._watches.append(watch)
-        return watch
-
-    def commit(self) -> None:
-        if self._cursor is not None:
-            self._run("COMMIT", ())
-            self._release(sound=True)
-        elif self._ended:
-            raise StoreError("the transaction has ended")
-        self._ended = True
-        if self._bells:
-            self._db.ring(self._bells)
-        if self._watches:
-            self._db.arm(self._watches)
-
-    def cancel(self) -> None:
-        self._ended = True
-        if self._cursor is not None:
-            self._give_up()
-
-    def _run(self, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
-        try:
-            return (self._cursor or self._start()).execute(sql, parameters)
-        except sqlite3.Error as error:
-            self.cancel()
-            raise explain(error, self._db.path) from error
-
-    def _start(self) -> sqlite3.Cursor:
-        if self._ended:
-            raise StoreError("the transaction has ended")
-        connection = self._connection = self._take()
-        cursor = connection.cursor()
-        try:
-            self._db.insist(lambda: cursor.execute(self._begin), self._deadline)
-        except BaseException:
-            self._release(sound=False)
-            raise
-        self._cursor = cursor
-        return cursor
-
-    def _give_up(self) -> None:
-        assert self._cursor is not None
-        sound = True
-        if self._connection is not None and self._connection.in_transaction:
-            try:
-                self._cursor.execute("ROLLBACK")
-            except sqlite3.Error:
-                sound = False
-        self._release(sound=sound)
-
-    def _take(self) -> sqlite3.Connection:
-        return self._db.take_writer(self._deadline)
-
-    def _release(self, *, sound: bool) -> None:
-        self._cursor = self._connection = None
-        if not sound:
-            self._db.discard_writer()
-        self._db.return_writer()
-
-
-class _Reading(SqliteTransaction):
-    """One that promised not to write: a snapshot beside the writer."""
-
-    __slots__ = ()
-
-    _begin = "BEGIN"
-
-    def _take(self) -> sqlite3.Connection:
-        return self._db.take_reader(self._deadline)
-
-    def _change(self, sql: str, parameters: tuple[bytes, ...], size: int) -> None:
-        raise StoreError("write in a transaction that was begun read-only", key=parameters[0])
-
-    def _next_stamp(self) -> bytes:
-        raise StoreError("write in a transaction that was begun read-only")
-
-    def _release(self, *, sound: bool) -> None:
-        connection, self._cursor, self._connection = self._connection, None, None
-        assert connection is not None
-        self._db.return_reader(connection, sound=sound)

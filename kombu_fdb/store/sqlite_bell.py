@@ -17,7 +17,8 @@ tick.) A FIFO gets its final name only after its owner opened it, so one without
 
 What fails:
 
-* the reader is busy and its pipe runs full: the writer's EAGAIN is ignored; a reader that finds much news fires all its watches;
+* the reader is busy and its pipe runs full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
+  its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
 * the writer is killed between its commit and its ring, or has no permission for a FIFO: nobody is told. Every
   ``CHECK_S`` seconds a reader with armed watches therefore compares their values once;
@@ -74,9 +75,7 @@ def _digest(key: bytes) -> bytes:
 class Listener:
     """This process's FIFO and the watches armed on it."""
 
-    def __init__(
-        self, directory: str, mode: int, read_values: Callable[[Sequence[bytes]], list[bytes | None]]
-    ) -> None:
+    def __init__(self, directory: str, mode: int, read_values: Callable[[Sequence[bytes]], list[bytes | None]]) -> None:
         self._directory = directory
         self._mode = mode
         self._read_values = read_values

@@ -146,5 +146,3 @@ def explain_os(error: OSError, path: str) -> StoreUnavailable:
     return StoreUnavailable(
         "the database's files can't be used", path=path, reason=reason, fix=fixes.get(error.errno or 0)
     )
-
-

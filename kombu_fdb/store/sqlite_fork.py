@@ -59,6 +59,7 @@ class Users:
 
 class Guarded(Protocol):
     path: str
+    pid: int
     users: Users
 
     def close_connections(self) -> None: ...
@@ -82,6 +83,9 @@ def unguard(database: Guarded) -> None:
 
 def refuse_tainted(path: str) -> None:
     """Raise if this process inherited open connections to the file."""
+    for database in [database for database in _guarded if database.pid != os.getpid()]:
+        _taint(database)  # C code forked, and the hooks did not run
+        _guarded.discard(database)
     if not _tainted:
         return
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -46,16 +46,15 @@ class SingleNodeCluster:
 
     def __init__(self, directory: str | None = None) -> None:
         # Not a TemporaryDirectory: a forked child would remove it at its exit.
-        self.directory = directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-")
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-"))
         self._temporary = directory is None
-        self.cluster_file = os.path.join(self.directory, "fdb.cluster")
+        self.cluster_file = str(self.directory / "fdb.cluster")
         self._server: subprocess.Popen[bytes] | None = None
         self._port = 0
 
     @property
     def connection_string(self) -> str:
-        with open(self.cluster_file, encoding="utf-8") as file:
-            return file.read().strip()
+        return Path(self.cluster_file).read_text(encoding="utf-8").strip()
 
     @property
     def pid(self) -> int:
@@ -66,8 +65,9 @@ class SingleNodeCluster:
     def __enter__(self) -> Self:
         for attempt in range(ATTEMPTS):
             self._port = _free_port()
-            with open(self.cluster_file, "w", encoding="utf-8") as file:
-                file.write(f"test:{secrets.token_hex(4)}@127.0.0.1:{self._port}\n")
+            Path(self.cluster_file).write_text(
+                f"test:{secrets.token_hex(4)}@127.0.0.1:{self._port}\n", encoding="utf-8"
+            )
             try:
                 self._spawn()
                 self._cli("configure new single memory; waitopen")
@@ -103,15 +103,15 @@ class SingleNodeCluster:
             server.wait(STOP_S)
 
     def _spawn(self) -> None:
-        logs = os.path.join(self.directory, "logs")
-        os.makedirs(logs, exist_ok=True)
-        with open(os.path.join(logs, "stderr"), "ab") as output:
+        logs = self.directory / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / "stderr").open("ab") as output:
             self._server = subprocess.Popen(
                 [
                     *("fdbserver", "--public-address", f"127.0.0.1:{self._port}"),
                     *("--cluster-file", self.cluster_file),
-                    *("--datadir", os.path.join(self.directory, "data")),
-                    *("--logdir", logs),
+                    *("--datadir", str(self.directory / "data")),
+                    *("--logdir", str(logs)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -72,7 +72,10 @@ def _value_at(chain: Chain | None, version: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One write as FoundationDB would log it. ``kind``: set, clear, clear_range, add, byte_max, stamp_key, stamp_value."""
+    """One write as FoundationDB would log it.
+
+    ``kind``: set, clear, clear_range, add, byte_max, stamp_key, stamp_value.
+    """
 
     kind: str
     key: bytes

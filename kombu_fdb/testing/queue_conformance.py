@@ -330,6 +330,7 @@ class QueueConformance:
         assert leftovers(bench.engine) == []
 
     def test_poison_ends(self, bench: Bench) -> None:
+        """POISON-ENDS."""
         bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
         bench.put(b"poison")
         deliveries = 0

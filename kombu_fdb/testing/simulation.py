@@ -1,8 +1,8 @@
 """Deterministic simulation of a whole namespace: ``python -m kombu_fdb.testing.simulation FIRST [LAST]``.
 
 One thread, one :class:`~kombu_fdb.testing.memory.MemoryDatabase` with injected faults, one
-:class:`~kombu_fdb.testing.clock.ManualClock`, and everything that happens drawn from one seed. Actors are producers and
-consumer processes; a step of one is a call of the engine. While a writing transaction commits, a step of *another* actor
+:class:`~kombu_fdb.testing.clock.ManualClock`, and everything that happens drawn from one seed. Actors are producers
+and consumer processes; a step of one is a call of the engine. While a writing transaction commits, a step of *another* actor
 may run first, so that calls interleave exactly where FoundationDB lets them: between a transaction's reads and its
 commit. Consumers die at any step, stop for longer than their session's life and wake up again; the wall clock jumps.
 
@@ -478,6 +478,8 @@ def _blind(module: object, verb: str) -> tuple[object, str, object]:
     return module, verb, lambda tr, *args, **kwargs: original(_SnapshotReads(tr), *args, **kwargs)
 
 
+_fence = session_verbs.fence
+
 #: Name -> (object, attribute, what replaces it): one guard taken out of the engine.
 TWINS: dict[str, tuple[object, str, object]] = {
     "a claim does not conflict on what it takes": _blind(claim_verb, "_take"),
@@ -490,7 +492,7 @@ TWINS: dict[str, tuple[object, str, object]] = {
     "fencing ignores the last beat": (
         session_verbs,
         "fence",
-        lambda tr, keys, session_id, *, last_beat=None: tr.clear(keys.session(session_id)) or True,
+        lambda tr, keys, session_id, **_: _fence(tr, keys, session_id),
     ),
     "a queue expires under its consumer": _blind(control_verbs, "begin_expiry"),
     "a purge does not conflict with claims": _blind(control_verbs, "_delete_range"),

@@ -255,7 +255,8 @@ class StoreConformance:
     def test_a_range_of_many_rows_comes_whole(self, database: Database, key: Keys) -> None:
         for first in range(0, 3000, 1000):
             commit(
-                database, lambda tr: [tr.set(key(b"%05d" % i), bytes(500)) for i in range(first, first + 1000)]  # noqa: B023
+                database,
+                lambda tr: [tr.set(key(b"%05d" % i), bytes(500)) for i in range(first, first + 1000)],  # noqa: B023
             )
         rows = commit(database, lambda tr: tr.get_range(*key.range()))
         assert [name for name, _ in key.strip(rows)] == [b"%05d" % i for i in range(3000)]
@@ -494,6 +495,7 @@ class StoreConformance:
             ("conflict range, set inside", True),
             ("conflict range, set at its end", False),
             ("own write in range read, set that key", False),
+            ("watch, set", True),
         ],
     )
     def test_conflict(self, database: Database, key: Keys, case: str, conflict: bool) -> None:
@@ -501,9 +503,7 @@ class StoreConformance:
         commit(database, lambda tr: tr.set(key(b"a"), struct.pack("<q", 1)))
         first, between = case.split(", ")
         steps = _FIRST[first], _BETWEEN[between]
-        self.race(
-            database, key, lambda tr: steps[0](tr, key), lambda tr: steps[1](tr, key), conflict=conflict
-        )
+        self.race(database, key, lambda tr: steps[0](tr, key), lambda tr: steps[1](tr, key), conflict=conflict)
 
     def test_an_earlier_commit_is_no_conflict(self, database: Database, key: Keys) -> None:
         commit(database, lambda tr: tr.set(key(b"a"), b"1"))
@@ -713,6 +713,7 @@ _FIRST: dict[str, Step] = {
         tr.get(key(b"a"), snapshot=True),
         tr.add_read_conflict_range(*key.range(b"r/0", b"r/9")),
     ),
+    "watch": lambda tr, key: (tr.get(key(b"x")), tr.watch(key(b"a"))),
     "own write in range read": lambda tr, key: (
         tr.set(key(b"r/4"), b"mine"),
         tr.get_range(*key.range(b"r/0", b"r/9")),

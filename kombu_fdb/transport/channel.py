@@ -345,7 +345,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Only ``prefetch_count`` counts, for the whole channel; 0 is no limit."""
         self.qos.prefetch_count = prefetch_count or 0
-        self._on_room()
+        self.on_room()
 
     def acknowledge(self, lease: Lease) -> None:
         """Settle soon: with others if a receiver runs, else at once."""
@@ -368,18 +368,17 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.client.requeue([lease])
         else:
             self.client.reject([lease])
-        self._on_room()
 
     def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does."""
         if leases:
             self.client.release(leases, counted=counted)
-            self._on_room()
 
     def hand_back_later(self, leases: Iterable[Lease]) -> None:
         self.client.release_later(leases)
 
-    def _on_room(self) -> None:
+    def on_room(self) -> None:
+        """Room was made, or taken away."""
         receiver = self.transport.receiver_if_any
         if receiver is not None:
             receiver.on_room()

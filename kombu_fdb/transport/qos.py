@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from kombu_fdb.errors import StoreError
 from kombu_fdb.model import Lease
 
 if TYPE_CHECKING:
@@ -68,7 +67,8 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         self._messages[delivery_tag] = weakref.ref(message)
 
     def drop(self, delivery_tag: int) -> None:
-        """It was no message after all."""
+        """It is settled, or was no message after all."""
+        self._messages.pop(delivery_tag, None)
         self._delivered.pop(delivery_tag, None)
 
     def get(self, delivery_tag: int) -> Any:
@@ -88,47 +88,47 @@ class QoS(virtual.QoS):  # type: ignore[misc]
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
-        lease = self._pop(delivery_tag)
+        lease = self._delivered.get(delivery_tag)
         if lease is None:
-            return
-        try:
-            self.channel.settle(lease, requeue=requeue)
-        except StoreError:
-            self._delivered[delivery_tag] = lease
-            raise
+            return self._warn(delivery_tag)
+        # Its room is free only when it is back in the store: a consumer of one message gets the same one again, in order.
+        self.channel.settle(lease, requeue=requeue)
+        self.drop(delivery_tag)
+        self.channel.on_room()
 
     def _pop(self, delivery_tag: int) -> Lease | None:
         self._messages.pop(delivery_tag, None)
         lease = self._delivered.pop(delivery_tag, None)
         if lease is None:
-            logger.warning(
-                "delivery %r was settled before, or handed back when its channel closed: ignored", delivery_tag
-            )
+            self._warn(delivery_tag)
         return lease
+
+    @staticmethod
+    def _warn(delivery_tag: int) -> None:
+        logger.warning("delivery %r was settled before, or handed back when its channel closed: ignored", delivery_tag)
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
-    def take_all(self) -> list[Lease]:
-        """Empty the table."""
-        leases = list(self._delivered.values())
-        self._delivered.clear()
-        self._messages.clear()
-        return leases
-
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Hand back all unsettled messages; they are redelivered, and the attempt counts. Returns no errors: it raises."""
-        leases = self.take_all()
-        if leases:
-            self.channel.hand_back(leases, counted=True)
+        self._hand_back(counted=True)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """The channel closes: hand back, uncounted."""
-        leases = self.take_all()
-        if leases:
+        if self._delivered:
             # Celery's own tests wait for this text.
-            logger.info("Restoring %d unacknowledged message(s)", len(leases))
-            self.channel.hand_back(leases, counted=False)
+            logger.info("Restoring %d unacknowledged message(s)", len(self._delivered))
+        self._hand_back(counted=False)
+
+    def _hand_back(self, *, counted: bool) -> None:
+        held = dict(self._delivered)
+        try:
+            self.channel.hand_back(list(held.values()), counted=counted)
+        finally:  # else the client keeps them, to hand them back as soon as it can
+            for tag in held:
+                self.drop(tag)
+        self.channel.on_room()
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: there is no visibility timeout."""

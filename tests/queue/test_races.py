@@ -1,7 +1,7 @@
 """Two calls at once, case by case: the second runs between the reads and the commit of the first.
 
-Each race is run as it is, and with the guard it depends on taken out (``simulation.TWINS``), which must break it: else the
-race would prove nothing.
+Each race is run as it is, and with the guard it depends on taken out (``simulation.TWINS``), which must break it: else
+the race would prove nothing.
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import sqlite3
 import socket
+import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
-from kombu_fdb.testing.processes import Program
 
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
+from kombu_fdb.testing.processes import Program
 
 
 def open_and_fail(path: Path | str, match: str) -> None:
@@ -63,7 +63,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
     database = SqliteDatabase.open(str(path))
     tr = database.begin(timeout_s=5)
-    with pytest.raises(StoreUnavailable, match="damaged.*recover"):
+    with pytest.raises(StoreUnavailable, match=r"damaged.*recover"):
         tr.get_range(b"", b"\xff")
     tr.cancel()
     database.close()
@@ -95,7 +95,7 @@ OPEN = """
 
 
 def opened_with(packages: Path | None, cluster_file: str) -> str:
-    env = {"PYTHONPATH": os.pathsep.join([*([str(packages)] if packages else []), os.getcwd()])}
+    env = {"PYTHONPATH": os.pathsep.join([*([str(packages)] if packages else []), str(Path.cwd())])}
     with Program(OPEN, cluster_file, env=env) as program:
         return program.hear()
 
@@ -164,5 +164,3 @@ def needs_library() -> None:
     reason = fdb_unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
-
-

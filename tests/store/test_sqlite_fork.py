@@ -76,7 +76,7 @@ def test_forking_while_threads_commit(database: SqliteDatabase, path: str) -> No
     for thread in threads:
         thread.start()
     children = []
-    for i in range(8):
+    for _ in range(8):
         before = sum(done)
         children.append(fork(child))
         until(lambda before=before: sum(done) > before + 4)
@@ -235,15 +235,27 @@ def test_a_child_that_exits_normally_harms_nobody(path: str) -> None:
     database.close()
 
 
-def test_a_fork_without_pythons_hooks_is_noticed(database: SqliteDatabase, path: str) -> None:
-    """As uWSGI forks: by then nothing was closed."""
-
-    def child() -> None:
-        sqlite_fork._guarded.clear()
-        with pytest.raises(ForkedError):
-            database.begin(timeout_s=1)
-
-    in_child(child)
+def test_a_fork_without_pythons_hooks_is_noticed(path: str) -> None:
+    """As C code may fork: by then nothing was closed."""
+    with Program(
+        """
+        import ctypes, os, sys
+        from kombu_fdb.errors import ForkedError, StoreUnavailable
+        from kombu_fdb.store.sqlite import SqliteDatabase
+        database = SqliteDatabase.open(sys.argv[1])
+        if not ctypes.CDLL(None).fork():
+            for use in (lambda: database.begin(timeout_s=1), lambda: SqliteDatabase.open(sys.argv[1])):
+                try:
+                    use()
+                except (ForkedError, StoreUnavailable) as error:
+                    print(type(error).__name__)
+            os._exit(0)
+        sys.stdin.readline()
+        """,
+        path,
+    ) as program:
+        assert program.hear() == "ForkedError"
+        assert program.hear() == "StoreUnavailable"
 
 
 def test_subprocesses_cost_nothing(database: SqliteDatabase) -> None:
@@ -257,4 +269,4 @@ def test_a_database_is_reopened_after_the_fork(database: SqliteDatabase) -> None
     in_child(lambda: None)
     assert database._writer is None
     commit(database, lambda tr: tr.set(b"a", b"1"))
-    assert os.getpid() == database._pid
+    assert os.getpid() == database.pid

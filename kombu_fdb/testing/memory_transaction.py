@@ -1,0 +1,262 @@
+"""One transaction of the memory store: its reads, its unsaved writes, and how it ends."""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.store.limits import TRANSACTION_AGE_S, check_key, check_size, check_value
+from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.store.watch import OneShotWatch
+from kombu_fdb.testing.faults import Fault
+from kombu_fdb.testing.mvcc import Mutation, Pending, Range
+
+if TYPE_CHECKING:
+    from kombu_fdb.testing.memory import MemoryDatabase
+
+__all__ = ["MemoryTransaction", "Reads"]
+
+#: What FoundationDB counts for the structures around one mutation and one conflict range.
+MUTATION_BYTES = 40
+RANGE_BYTES = 24
+
+
+@dataclass(slots=True)
+class Reads:
+    """What a transaction read serializably."""
+
+    keys: set[bytes] = field(default_factory=set)
+    ranges: list[Range] = field(default_factory=list)
+
+    def has_key(self, key: bytes) -> bool:
+        return key in self.keys
+
+    def sorted_keys(self) -> list[bytes]:
+        return sorted(self.keys)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.ranges)
+
+
+class MemoryTransaction:
+    """One transaction; ended by ``commit`` or ``cancel``."""
+
+    def __init__(self, database: MemoryDatabase, timeout_s: float, read_only: bool) -> None:
+        self._db = database
+        self._deadline = database.clock.monotonic() + timeout_s
+        self._born: float | None = None
+        self._declared_read_only = read_only
+        self._size = 0
+        self._ended = False
+        self._watches: list[OneShotWatch] = []
+        self.read_version: int | None = None
+        self.reads = Reads()
+        self.pending = Pending()
+        #: Fired although the committer never got its answer.
+        self.lost_watches: list[OneShotWatch] = []
+
+    @property
+    def read_only(self) -> bool:
+        return not self.pending.log
+
+    # Reads
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        with self._db._lock:
+            self._before_read()
+            return self._get(key, snapshot)
+
+    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        with self._db._lock:
+            self._before_read()
+            return [self._get(key, snapshot) for key in keys]
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]:
+        if limit < 0:
+            raise ValueError("limit is negative")
+        with self._db._lock:
+            self._before_read()
+            if begin >= end:
+                return []
+            rows = self._merged(begin, end, limit, reverse)
+            if limit and len(rows) >= limit:  # only what was read may conflict
+                last = rows[-1][0]
+                begin, end = (last, end) if reverse else (begin, last + b"\0")
+            self._refuse_unreadable(begin, end)
+            if not snapshot:
+                self.reads.ranges += self.pending.unknown_parts(begin, end)
+            return rows
+
+    def _get(self, key: bytes, snapshot: bool) -> bytes | None:
+        self._refuse_unreadable(key, key + b"\0")
+        op = self.pending.op(key)
+        if op is not None and op.independent:
+            return op.over(None)
+        if not snapshot:
+            self.reads.keys.add(key)
+        stored = self._stored(key)
+        return stored if op is None else op.over(stored)
+
+    def _stored(self, key: bytes) -> bytes | None:
+        assert self.read_version is not None
+        return self._db._map.at(key, self.read_version)
+
+    def _merged(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[KeyValue]:
+        assert self.read_version is not None
+        stored = self._db._map.scan(begin, end, self.read_version, reverse=reverse)
+        if not self.pending.log:
+            return list(islice(stored, limit or None))
+        own = [(key, self._own_value(key)) for key in self.pending.keys(begin, end)]
+        others = ((k, v) for k, v in stored if self.pending.op(k) is None)
+        mine = ((k, v) for k, v in (reversed(own) if reverse else own) if v is not None)
+        return list(islice(heapq.merge(others, mine, reverse=reverse), limit or None))
+
+    def _own_value(self, key: bytes) -> bytes | None:
+        op = self.pending.op(key)
+        assert op is not None
+        if op.unreadable:
+            return b"?"  # present; whoever reads as far as this is refused
+        return op.over(None if op.independent else self._stored(key))
+
+    def _refuse_unreadable(self, begin: bytes, end: bytes) -> None:
+        pending = self.pending
+        stamped = any(b < end and begin < e for b, e in pending.unreadable)
+        if stamped or any(op.unreadable for op in map(pending.op, pending.keys(begin, end)) if op):
+            raise StoreError("read what depends on this transaction's own versionstamp", key=begin)
+
+    def _before_read(self) -> None:
+        self._check_alive()
+        match self._db.faults.next_at_read():
+            case Fault.TOO_OLD:
+                raise TransactionTooOld
+            case Fault.UNAVAILABLE:
+                raise StoreUnavailable("a fault was injected")
+            case _:
+                self._ensure_read_version()
+
+    def _ensure_read_version(self) -> None:
+        if self.read_version is None:
+            self._born = self._db.clock.monotonic()
+            self.read_version = self._db._take_read_version(self)
+        self._check_age()
+
+    # Writes
+
+    def set(self, key: bytes, value: bytes) -> None:
+        check_value(value)
+        self._record(Mutation("set", key, value))
+
+    def clear(self, key: bytes) -> None:
+        self._record(Mutation("clear", key))
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        if begin < end:
+            self._record(Mutation("clear_range", begin, end))
+
+    def add(self, key: bytes, delta: int) -> None:
+        self._record(Mutation("add", key, struct.pack("<q", delta)))
+
+    def byte_max(self, key: bytes, value: bytes) -> None:
+        check_value(value)
+        self._record(Mutation("byte_max", key, value))
+
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        check_key(prefix + bytes(10) + suffix)
+        check_value(value)
+        self._record(Mutation("stamp_key", prefix, value, suffix))
+
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        check_value(prefix + bytes(10) + suffix)
+        self._record(Mutation("stamp_value", key, prefix, suffix))
+
+    def _record(self, mutation: Mutation) -> None:
+        self._check_alive()
+        check_key(mutation.key)
+        if self._declared_read_only:
+            raise StoreError("write in a transaction that was begun read-only", key=mutation.key)
+        self._size += 3 * len(mutation.key) + len(mutation.value) + len(mutation.suffix) + MUTATION_BYTES + RANGE_BYTES
+        self.pending.record(mutation)
+
+    # Conflicts, watches and the end
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        self._check_alive()
+        check_key(key)
+        op = self.pending.op(key)
+        if op is None or not op.independent:
+            self.reads.keys.add(key)
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        self._check_alive()
+        if begin < end:
+            self.reads.ranges += self.pending.unknown_parts(begin, end)
+
+    def watch(self, key: bytes) -> OneShotWatch:
+        """Also reads the key serializably, as FoundationDB's watches do."""
+        with self._db._lock:
+            self._check_alive()
+            self._ensure_read_version()
+            op = self.pending.op(key)
+            if op is None or not op.independent:
+                self.reads.keys.add(key)
+        watch = OneShotWatch(key, self._db._disarm)
+        self._watches.append(watch)
+        return watch
+
+    def commit(self) -> None:
+        db = self._db
+        if not self.read_only and db.before_commit is not None:
+            db.before_commit()
+        with db._lock:
+            self._check_alive()
+            self._ended = True
+            try:
+                fired = [] if self.read_only else self._commit_writes()
+                fired += self._arm_watches()
+            finally:
+                db._release(self)
+        self._fire(fired)
+
+    def _commit_writes(self) -> list[OneShotWatch]:
+        check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.reads.keys))
+        self._check_age()
+        try:
+            return self._db._commit(self)
+        except CommitUnknown:
+            self._fire(self.lost_watches)
+            raise
+
+    def _arm_watches(self) -> list[OneShotWatch]:
+        """Compare with what was written since this transaction's read version, so that no change falls between."""
+        version = self.read_version if self.read_only else self._db._version
+        return [watch for watch in self._watches if not self._db._arm(watch, version or 0)]
+
+    @staticmethod
+    def _fire(watches: list[OneShotWatch]) -> None:
+        for watch in watches:
+            watch.fire()
+
+    def cancel(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with self._db._lock:
+                self._db._release(self)
+
+    def _check_alive(self) -> None:
+        if self._ended:
+            raise StoreError("the transaction has ended")
+        if self._db.closed:
+            raise StoreUnavailable("the database was closed")
+        if self._db.clock.monotonic() > self._deadline:
+            raise StoreUnavailable("no answer within the deadline")
+
+    def _check_age(self) -> None:
+        if self._born is not None and self._db.clock.monotonic() - self._born > TRANSACTION_AGE_S:
+            raise TransactionTooOld

@@ -1,0 +1,73 @@
+"""The Celery application of the acceptance tests. Configured by the environment, because workers are processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
+
+DIRECTORY = Path(os.environ["ACCEPTANCE_DIRECTORY"])
+
+app = Celery("acceptance", broker=os.environ["ACCEPTANCE_BROKER"], set_as_current=False)
+app.conf.update(
+    broker_transport_options=json.loads(os.environ["ACCEPTANCE_OPTIONS"]),
+    broker_connection_retry_on_startup=True,
+    broker_connection_timeout=2.0,
+    task_acks_late=True,
+    task_ignore_result=True,
+    worker_hijack_root_logger=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    beat_schedule_filename=str(DIRECTORY / "beat"),
+    beat_schedule={"tick": {"task": "acceptance_app.note", "schedule": 0.5, "args": ("tick",)}},
+)
+
+
+def mark(kind: str, name: str) -> None:
+    """Append one line; a single small write, so lines of several processes don't mix."""
+    descriptor = os.open(DIRECTORY / "marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"{kind} {name} {os.getpid()} {time.time()}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+@app.task
+def note(name: str) -> None:
+    mark("run", name)
+
+
+@app.task
+def hold(name: str, seconds: float = 60) -> None:
+    """Runs until the test allows it to end."""
+    mark("start", name)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
+        time.sleep(0.01)
+    mark("end", name)
+
+
+@app.task
+def spread(name: str, number: int) -> None:
+    """Publishes from inside the child."""
+    for each in range(number):
+        note.delay(f"{name}-{each}")
+    mark("run", name)
+
+
+@app.task(bind=True, max_retries=3)
+def flaky(self: Task, name: str) -> None:
+    mark("run", name)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.2)
+    mark("done", name)
+
+
+@app.task
+def answer(value: Any) -> Any:
+    return value

@@ -1,0 +1,185 @@
+"""Real processes: Celery workers, publishers and beat in processes of their own, watched through files.
+
+A task tells what it does by appending a line to one file (see ``acceptance_app.py``); a test waits for lines with a
+deadline. Nothing sleeps to let something happen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+DEADLINE_S = 25.0
+
+pytestmark = pytest.mark.process
+
+
+class Mark(NamedTuple):
+    """One line a task has written."""
+
+    kind: str
+    name: str
+    pid: int
+    time: float
+
+
+@dataclass
+class Broker:
+    """Where the processes of one test meet."""
+
+    url: str
+    directory: Path
+    cluster: SingleNodeCluster | None = None
+    options: dict[str, Any] = field(default_factory=lambda: {"session_ttl": 2.0, "sweep_interval": 0.3})
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "ACCEPTANCE_BROKER": self.url,
+            "ACCEPTANCE_DIRECTORY": str(self.directory),
+            "ACCEPTANCE_OPTIONS": json.dumps(self.options),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def marks(self, kind: str | None = None, name: str | None = None) -> list[Mark]:
+        """What was written so far."""
+        try:
+            lines = (self.directory / "marks").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = [Mark(kind_, name_, int(pid), float(at)) for kind_, name_, pid, at in map(str.split, lines)]
+        return [mark for mark in found if kind in {None, mark.kind} and name in {None, mark.name}]
+
+    def count(self, kind: str) -> Counter[str]:
+        return Counter(mark.name for mark in self.marks(kind))
+
+    def allow(self, name: str) -> None:
+        """Let a ``hold`` task end."""
+        (self.directory / f"allow-{name}").touch()
+
+
+class Worker:
+    """A process group of one Celery program."""
+
+    def __init__(self, broker: Broker, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self.log = broker.directory / f"{name}.log"
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+                env=broker.env,
+                cwd=broker.directory,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def wait_ready(self) -> None:
+        until(lambda: self.said("ready.") or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+
+    def kill(self) -> None:
+        """kill -9 of the whole group: master and children at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """Warm shutdown."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_end()
+
+    def wait_end(self) -> int:
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end:\n{self.log.read_text()}") from None
+
+
+def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, say: Callable[[], Any] | None = None) -> Any:
+    """Wait until ``condition`` is true; its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    """An empty broker; on FoundationDB a cluster of its own, because tests stop it."""
+    if request.param == "sqlite":
+        yield Broker(f"fdb+sqlite:///{tmp_path}/broker.db", tmp_path)
+        return
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    (tmp_path / "cluster").mkdir()
+    with SingleNodeCluster(str(tmp_path / "cluster")) as cluster:
+        yield Broker(f"fdb://{cluster.connection_string}/acceptance", tmp_path, cluster)
+
+
+@pytest.fixture
+def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
+    """Starts workers; kills what is left of them after the test."""
+    workers: list[Worker] = []
+
+    def start(*arguments: str, name: str | None = None, pool: str = "prefork", wait: bool = True) -> Worker:
+        name = name or f"w{len(workers)}"
+        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments])
+        workers.append(worker)
+        if wait:
+            worker.wait_ready()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.kill()
+
+
+@pytest.fixture
+def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The application as a publisher, in this process."""
+    for name in ("ACCEPTANCE_BROKER", "ACCEPTANCE_DIRECTORY", "ACCEPTANCE_OPTIONS"):
+        monkeypatch.setenv(name, broker.env[name])
+    monkeypatch.syspath_prepend(str(HERE))
+    sys.modules.pop("acceptance_app", None)
+    import acceptance_app
+
+    yield acceptance_app
+    acceptance_app.app.pool.force_close_all()
+    acceptance_app.app.close()
+    sys.modules.pop("acceptance_app", None)
+
+
+@pytest.fixture
+def engine(app: Any) -> Iterator[Any]:
+    """To look into the store."""
+    with app.app.connection_for_read() as connection:
+        yield connection.default_channel.engine

@@ -1,0 +1,329 @@
+"""What issue 2 calls proof with real processes, on every store this machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from kombu.exceptions import OperationalError
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+prefork = ("-c", "2")
+
+
+def once(broker: Any, kind: str, names: list[str]) -> bool:
+    return broker.count(kind) == dict.fromkeys(names, 1)
+
+
+# -- fork ------------------------------------------------------------------------------------------------------------
+
+
+def test_children_publish_with_max_tasks_per_child_1(broker: Any, app: Any, start: Any, until: Any) -> None:
+    start(*prefork, "--max-tasks-per-child", "1")
+    for number in range(3):
+        app.spread.delay(f"s{number}", 3)
+    names = [f"s{number}" for number in range(3)] + [f"s{n}-{m}" for n in range(3) for m in range(3)]
+    until(lambda: len(broker.marks("run")) >= len(names), say=lambda: broker.count("run"))
+    assert once(broker, "run", names)
+    assert len({mark.pid for mark in broker.marks("run")}) == len(names), "each in a child of its own"
+
+
+@pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
+def test_publish_in_parent_fork_publish_in_child(broker: Any, how: str, engine: Any) -> None:
+    """A preloading web server, with one connection object made before the fork."""
+    code = f"""
+import os, sys, multiprocessing
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+import acceptance_app, kombu
+connection = acceptance_app.app.connection_for_write()
+producer = connection.Producer(auto_declare=False)
+def publish(who):
+    acceptance_app.note.delay(who)
+    producer.publish(who, routing_key="plain")
+publish("parent")
+def child():
+    publish("child")
+    if os.fork() == 0:
+        publish("grandchild")
+        os._exit(0)
+    assert os.wait()[1] == 0
+if {how!r} == "os.fork":
+    if os.fork() == 0:
+        child()
+        os._exit(0)
+    assert os.wait()[1] == 0
+else:
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+publish("parent-again")
+"""
+    subprocess.run([sys.executable, "-c", code], env=broker.env, check=True, timeout=30)
+    assert engine.counts("celery").ready == 4
+    assert engine.counts("plain").ready == 4
+
+
+def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any) -> None:
+    with app.app.connection_for_read() as connection:
+        connection.Producer().publish("held", routing_key="q")
+        message = connection.SimpleQueue("q").get(timeout=10)
+        child = multiprocessing.get_context("fork").Process(target=_child_exits_cleanly, args=(connection,))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        message.ack()
+        connection.default_channel.client.flush_acks()
+        counts = connection.default_channel.engine.counts("q")
+        assert (counts.ready, counts.leased) == (0, 0)
+        assert connection.default_channel.client.lost_acks == 0
+
+
+def _child_exits_cleanly(connection: Any) -> None:
+    connection.default_channel.queue_declare("from-the-child")
+    connection.collect()
+    connection.close()
+
+
+# -- death -----------------------------------------------------------------------------------------------------------
+
+
+def test_kill_9_in_the_middle_of_a_task(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    """The task runs again within session TTL + one sweep; nothing else runs twice."""
+    victim = start(*prefork, "--prefetch-multiplier", "1")
+    app.hold.delay("long")
+    until(lambda: broker.marks("start", "long"))
+    other = start(*prefork)
+    for number in range(20):
+        app.note.delay(f"n{number}")
+    until(lambda: len(broker.marks("run")) >= 20)
+    until(lambda: engine.counts("celery").leased == 1)  # a task whose ack did not make it in time may run again
+    victim.kill()
+    killed = time.time()
+    until(lambda: len(broker.marks("start", "long")) == 2, say=other.log.read_text)
+    took = broker.marks("start", "long")[1].time - killed
+    # Four looks at an unchanged beat, over the TTL; the margin is for a busy machine.
+    assert took < 2.0 + 2 * 0.3 + 2.0
+    broker.allow("long")
+    until(lambda: broker.marks("end", "long"))
+    assert once(broker, "run", [f"n{number}" for number in range(20)])
+
+
+def test_a_task_longer_than_ten_ttls_starts_once(broker: Any, app: Any, start: Any, until: Any) -> None:
+    broker.options.update(session_ttl=1.0, sweep_interval=0.2)
+    start(*prefork)
+    start(*prefork)
+    app.hold.delay("long", 10.0)
+    until(lambda: broker.marks("end", "long"), 20)
+    assert len(broker.marks("start", "long")) == 1
+
+
+def test_warm_shutdown_hands_unstarted_messages_back(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    worker = start("-c", "1", "--prefetch-multiplier", "8")
+    app.hold.delay("first")
+    for number in range(7):
+        app.note.delay(f"n{number}")
+    until(lambda: broker.marks("start", "first") and engine.counts("celery").leased == 8)
+    worker.process.send_signal(signal.SIGTERM)
+    until(lambda: worker.said("Warm shutdown"))
+    broker.allow("first")
+    worker.wait_end()
+    done = broker.count("run")
+    counts = engine.counts("celery")
+    assert (counts.ready + sum(done.values()), counts.leased) == (7, 0), "at once, not after a TTL"
+    start("-c", "1")
+    until(lambda: once(broker, "run", [f"n{number}" for number in range(7)]))
+
+
+def test_cold_shutdown_hands_started_messages_back(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    worker = start("-c", "1")
+    app.hold.delay("first")
+    until(lambda: broker.marks("start", "first"))
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.wait_end()
+    until(lambda: engine.counts("celery").ready == 1)
+    start("-c", "1")
+    until(lambda: len(broker.marks("start", "first")) == 2)
+    broker.allow("first")
+    until(lambda: broker.marks("end", "first"))
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    start(*prefork, name="a")
+    start(*prefork, name="b")
+    due = time.time() + 4
+    for number in range(20):
+        app.note.apply_async((f"eta{number}",), countdown=due - time.time())
+    assert engine.counts("celery").delayed == 20
+    inspect = app.app.control.inspect(timeout=0.8, destination=["a@test", "b@test"])
+    for held in (inspect.scheduled(), inspect.reserved()):
+        assert held == {"a@test": [], "b@test": []}
+    assert engine.counts("celery").leased == 0
+    until(lambda: len(broker.marks("run")) >= 20)
+    assert once(broker, "run", [f"eta{number}" for number in range(20)])
+    times = [mark.time for mark in broker.marks("run")]
+    assert min(times) >= due - 0.05
+    assert max(times) < due + 2
+
+
+def test_retries_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any) -> None:
+    start(*prefork)
+    app.flaky.delay("f")
+    until(lambda: broker.marks("done", "f"))
+    assert len(broker.marks("run", "f")) == 3
+
+
+def test_an_expired_task_does_not_run(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    app.note.apply_async(("gone",), expires=0.2)
+    app.note.apply_async(("gone-with-eta",), countdown=0.4, expires=0.2)
+    started = time.time()
+    until(lambda: time.time() > started + 0.5)
+    start(*prefork)
+    app.note.delay("here")
+    until(lambda: broker.marks("run", "here"))
+    until(lambda: engine.counts("celery") == type(engine.counts("celery"))())
+    assert once(broker, "run", ["here"])
+
+
+def test_beat(broker: Any, start: Any, until: Any) -> None:
+    start("-c", "1", "-B", name="beating")
+    until(lambda: len(broker.marks("run", "tick")) >= 3)
+
+
+# -- many ------------------------------------------------------------------------------------------------------------
+
+
+def test_two_publishers_two_workers_each_task_once(broker: Any, app: Any, start: Any, until: Any) -> None:
+    code = """
+import acceptance_app, sys
+for number in range(2500):
+    acceptance_app.note.delay(f"{sys.argv[1]}-{number}")
+"""
+    start(*prefork)
+    start(*prefork)
+    publishers = [subprocess.Popen([sys.executable, "-c", code, who], env=broker.env) for who in ("p", "q")]
+    for publisher in publishers:
+        assert publisher.wait(40) == 0
+    until(lambda: len(broker.marks("run")) >= 5000, say=lambda: len(broker.marks("run")))
+    assert once(broker, "run", [f"{who}-{number}" for who in "pq" for number in range(2500)])
+
+
+# -- control ---------------------------------------------------------------------------------------------------------
+
+
+def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    worker = start(*prefork, name="w")
+    control = app.app.control
+    queues = until(lambda: set(engine.queues()))
+    assert control.ping(timeout=3, destination=["w@test"]) == [{"w@test": {"ok": "pong"}}]
+    app.hold.delay("busy")
+    until(lambda: broker.marks("start", "busy"))
+    inspect = control.inspect(timeout=3, destination=["w@test"])
+    assert [task["args"] for task in inspect.active()["w@test"]] == [["busy"]]
+    stats = inspect.stats()["w@test"]
+    assert stats["broker"]["transport"] == "fdb"
+    json.dumps(stats)
+    assert "password" not in stats["broker"]
+    broker.allow("busy")
+    assert set(engine.queues()) - {"celery"} <= queues, "reply queues are gone"
+    control.shutdown(destination=["w@test"])
+    worker.wait_end()
+    until(lambda: not [name for name in engine.queues() if "pidbox" in name or "celeryev" in name])
+
+
+def test_killed_inspectors_leave_no_queues(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    broker.options.update(session_ttl=1.0, sweep_interval=0.2)
+    start("-c", "1")
+    before = set(engine.queues())
+    code = "import acceptance_app as a, os, threading; threading.Timer(0.7, os._exit, (9,)).start(); " + (
+        "a.app.control.inspect(timeout=20, destination=['nobody@nowhere']).ping()"
+    )
+    clients = [subprocess.Popen([sys.executable, "-c", code], env=broker.env) for _ in range(3)]
+    until(lambda: len(set(engine.queues()) - before) >= 1)
+    for client in clients:
+        client.wait(20)
+    until(lambda: set(engine.queues()) <= before | {"celery"}, say=lambda: set(engine.queues()) - before)
+
+
+def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
+    one = start("-c", "1", name="one")
+    other = start("-c", "1", name="other")
+    assert other.said("mingle: sync with 1 nodes")
+    until(lambda: one.said("joined the party") or one.said("sync with other@test"), say=one.log.read_text)
+
+
+# -- pools -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
+def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
+    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    worker = start("-c", "4", pool=pool, name="w")
+    app.spread.delay("s", 5)
+    for number in range(20):
+        app.note.delay(f"n{number}")
+    names = ["s", *(f"s-{n}" for n in range(5)), *(f"n{n}" for n in range(20))]
+    until(lambda: len(broker.marks("run")) >= len(names), say=lambda: (broker.count("run"), worker.log.read_text()))
+    assert once(broker, "run", names)
+    assert app.app.control.ping(timeout=5, destination=["w@test"]) == [{"w@test": {"ok": "pong"}}]
+    worker.stop()
+
+
+# -- failure ---------------------------------------------------------------------------------------------------------
+
+
+def test_undecodable_bytes_in_the_store(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    from kombu_fdb.model import Publication
+
+    worker = start("-c", "1")
+    for payload in (b"", b"\xff" * 40, b'{"body": "old"}', b"\x01\x00\x00\x00\x02[]"):
+        engine.publish([Publication("", "celery", payload)])
+    app.note.delay("after")
+    until(lambda: broker.marks("run", "after"), say=worker.log.read_text)
+    until(lambda: engine.counts("celery.dead").ready == 4)
+
+
+@pytest.mark.foundationdb
+@pytest.mark.parametrize("broker", ["fdb"], indirect=True)
+def test_fdbserver_stopped_and_started_under_load(broker: Any, app: Any, start: Any, until: Any) -> None:
+    broker.options.update(publish_timeout=1.0, operation_timeout=1.0, session_ttl=3.0, sweep_interval=0.5)
+    app.app.conf.broker_transport_options = broker.options
+    worker = start(*prefork)
+    app.hold.delay("across")
+    for number in range(100):
+        app.note.delay(f"before{number}")
+    until(lambda: broker.marks("start", "across"))
+    broker.cluster.stop()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(OperationalError):
+            app.note.apply_async(("meanwhile",), retry=False)
+        assert time.monotonic() - began < 4, "within its deadline, every time"
+    broker.cluster.start()
+    until(lambda: _publishes(app, "after"), 20)
+    names = [f"before{number}" for number in range(100)]
+    until(lambda: broker.marks("run", "after") and set(names) <= set(broker.count("run")), say=worker.log.read_text)
+    broker.allow("across")
+    until(lambda: broker.marks("end", "across"))
+    assert worker.process.poll() is None
+
+
+def _publishes(app: Any, name: str) -> bool:
+    try:
+        app.note.apply_async((name,), retry=False)
+    except OperationalError:
+        return False
+    return True

@@ -1,0 +1,175 @@
+"""The retry loop over a store whose commits fail, or happen without an answer."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.retry import CommitTokens, Retry
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.costs import CountingDatabase
+from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.store_conformance import number, read
+
+N = b"n"
+LOST = (Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED)
+RETRYABLE = (Fault.CONFLICT, Fault.TOO_OLD, *LOST)
+
+
+class Bench:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.clock = ManualClock()
+        self.database = MemoryDatabase(clock=self.clock, faults=self.faults)
+        self.counted = CountingDatabase(self.database)
+        tokens = CommitTokens(lambda number: b"token/%d" % number)
+        self.retry = Retry(self.counted, self.clock, tokens, random.Random(0))
+        self.runs = 0
+
+    def add_one(self, tr: Transaction) -> int:
+        """Not idempotent, on purpose: its effect and its result are wrong if it happens twice."""
+        self.runs += 1
+        value = number(tr.get(N)) + 1
+        tr.set(N, struct.pack("<q", value))
+        return value
+
+    def count(self) -> int:
+        self.faults.stop()
+        return number(read(self.database, N))
+
+
+@given(st.lists(st.lists(st.sampled_from(RETRYABLE), max_size=5), max_size=6))
+@settings(deadline=None)
+def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]]) -> None:
+    bench = Bench()
+    for i, faults in enumerate(script):
+        bench.faults.at_commits(*faults, None)
+        assert bench.retry(bench.add_one, timeout_s=60) == i + 1
+        bench.faults.stop()
+    assert bench.count() == len(script)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_long_life_among_faults(seed: int) -> None:
+    rates = dict.fromkeys((*RETRYABLE, Fault.TOO_OLD), 0.15)
+    bench = Bench(Faults(random.Random(seed), rates))
+    results = [bench.retry(bench.add_one, timeout_s=60) for _ in range(100)]
+    assert results == list(range(1, 101))
+    assert bench.count() == 100
+    assert all(bench.faults.struck[fault] for fault in RETRYABLE)
+
+
+def test_a_lost_answer_is_found_again_without_running_the_body() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 1
+
+
+def test_an_earlier_lost_run_is_recognised_after_later_failures() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 3
+    assert bench.count() == 1
+
+
+def test_a_run_lost_before_another_one_was_lost() -> None:
+    """The first one happened, the check after it was cut off, and nothing may run the body a second time."""
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    bench.faults.at_reads(None, Fault.TOO_OLD)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 1
+    assert bench.count() == 1
+
+
+def test_a_commit_that_may_still_happen_goes_to_the_caller() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.COMMIT_LATE)
+    with pytest.raises(CommitUnknown) as unknown:
+        bench.retry(bench.add_one, timeout_s=60)
+    assert unknown.value.in_flight
+    assert bench.runs == 1
+    # Its token may still be written late, so the next call must not use it.
+    assert bench.retry(bench.add_one, timeout_s=60) in (1, 2)
+    assert {key for key, _ in bench.database.items(b"token/", b"token0")} >= {b"token/2"}
+
+
+def test_the_deadline_ends_it() -> None:
+    """BOUNDED."""
+    bench = Bench(Faults(rates={Fault.CONFLICT: 1.0}))
+    with pytest.raises(StoreUnavailable) as ended:
+        bench.retry(bench.add_one, timeout_s=10)
+    assert isinstance(ended.value.__cause__, Conflict)
+    assert ended.value.attempts > 5
+    assert 9 <= bench.clock.monotonic() - 1000 <= 10
+
+
+def test_the_deadline_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+    bench = Bench(Faults(rates={Fault.ANSWER_LOST_NOT_APPLIED: 1.0}))
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=1)
+
+
+def test_a_failure_for_good_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED, Fault.UNAVAILABLE)
+    bench.faults.at_reads(None, Fault.UNAVAILABLE)
+    with pytest.raises(CommitUnknown) as caught:
+        bench.retry(bench.add_one, timeout_s=60)
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE])
+def test_what_is_not_retryable_is_not_retried(fault: Fault) -> None:
+    bench = Bench()
+    bench.faults.at_commits(fault)
+    with pytest.raises(StoreUnavailable):
+        bench.retry(bench.add_one, timeout_s=60)
+    assert bench.runs == 1
+
+
+def test_limits_are_not_retried() -> None:
+    bench = Bench()
+    with pytest.raises(LimitExceeded):
+        bench.retry(lambda tr: tr.set(b"k", bytes(100_001)), timeout_s=60)
+    assert len(bench.counted.transactions) == 1
+
+
+def test_a_token_costs_one_blind_write_and_nothing_when_only_reading() -> None:
+    bench = Bench()
+    bench.retry(bench.add_one, timeout_s=60)
+    cost = bench.counted.last
+    assert (cost.point_reads, cost.conflict_keys, cost.sets, cost.round_trips) == (1, 1, 2, 3)
+    bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
+    cost = bench.counted.last
+    assert (cost.point_reads, cost.sets, cost.round_trips, cost.commits) == (1, 0, 2, 0)
+
+
+def test_reads_that_fail_are_retried() -> None:
+    bench = Bench()
+    bench.faults.at_reads(Fault.TOO_OLD, Fault.TOO_OLD)
+    assert bench.retry.read(lambda tr: tr.get(N), timeout_s=60) is None
+    bench.faults.at_reads(Fault.UNAVAILABLE)
+    with pytest.raises(StoreUnavailable):
+        bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
+
+
+def test_a_transaction_is_always_ended() -> None:
+    bench = Bench()
+
+    def body(tr: Transaction) -> None:
+        tr.get(N)
+        raise TransactionTooOld
+
+    with pytest.raises(StoreUnavailable):
+        bench.retry(body, timeout_s=1)
+    assert not bench.database._readers
