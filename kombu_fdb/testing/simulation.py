@@ -2,9 +2,10 @@
 
 One thread, one :class:`~kombu_fdb.testing.memory.MemoryDatabase` with injected faults, one
 :class:`~kombu_fdb.testing.clock.ManualClock`, and everything that happens drawn from one seed. Actors are producers
-and consumer processes; a step of one is a call of the engine. While a writing transaction commits, a step of *another* actor
-may run first, so that calls interleave exactly where FoundationDB lets them: between a transaction's reads and its
-commit. Consumers die at any step, stop for longer than their session's life and wake up again; the wall clock jumps.
+and consumer processes; a step of one is a call of the engine. While a writing transaction commits, a step of *another*
+actor may run first, so that calls interleave exactly where FoundationDB lets them: between a transaction's reads and
+its commit. Consumers die at any step, stop for longer than their session's life and wake up again; the wall clock
+jumps.
 
 The history is checked against what the guarantees of ``docs/guarantees.md`` promise, after every step and at the end,
 when the faults stop, everything is swept, promoted and drained. ``TWINS`` are versions of the engine with one guard

@@ -1,0 +1,337 @@
+"""What a channel declares, routes and answers (research/interfaces.md A1, A4, A8, A9).
+
+=========================================================== ===============================================
+interface                                                   test
+=========================================================== ===============================================
+A1 passive declarations, 404                                TestDeclare.test_passive_*
+A1 406 on another type, x-delayed-message                   TestDeclare.test_exchange_*
+A1 redeclare updates the arguments                          TestDeclare.test_redeclare_updates
+A1 prepare_queue_arguments                                  TestDeclare.test_queue_options_become_arguments
+A1 delete a queue known only by name; conditions            TestDelete
+A1 bind to an exchange of another process; unbind           TestBind
+A1 undeclared queue through the default exchange            TestPublish.test_undeclared_queue
+A1 events, mandatory, deadletter_queue                      TestPublish.test_unroutable_*
+A1 get_bindings                                             TestBind.test_manager_lists_bindings
+A1 after_reply_message_received                             TestDelete.test_reply_queue
+A3 wire format, unknown exchange, too large                 TestPublish, test_envelope.py
+A4 auto-delete, exclusive, x-expires                        TestVanishing
+A9 DelaySeconds, x-delay, eta                               TestDelay
+=========================================================== ===============================================
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from amqp.exceptions import NotFound, PreconditionFailed
+from kombu import Connection, Exchange, Producer, Queue
+from kombu.transport.virtual.base import UndeliverableWarning
+
+from kombu_fdb.model import Publication
+
+
+class TestDeclare:
+    def test_passive_queue(self, channel: Any) -> None:
+        with pytest.raises(NotFound) as caught:
+            channel.queue_declare("q", passive=True)
+        assert caught.value.code == 404
+        channel.queue_declare("q")
+        assert channel.queue_declare("q", passive=True).message_count == 0
+
+    def test_passive_exchange(self, channel: Any) -> None:
+        with pytest.raises(NotFound):
+            channel.exchange_declare("e", passive=True)
+        channel.exchange_declare("e", "topic")
+        channel.exchange_declare("e", passive=True)
+        channel.exchange_declare("amq.topic", passive=True)
+
+    def test_passive_declare_is_not_retried(self, connection: Connection) -> None:
+        """404 must not count as recoverable, or ``ensure`` repeats it."""
+        calls = []
+
+        def declare(channel: Any) -> None:
+            calls.append(1)
+            channel.queue_declare("q", passive=True)
+
+        with pytest.raises(NotFound):
+            connection.autoretry(declare, max_retries=3)()
+        assert calls == [1]
+
+    def test_exchange_of_another_type(self, connection: Connection, channel: Any) -> None:
+        channel.exchange_declare("e", "topic")
+        channel.exchange_declare("e", "topic")
+        with pytest.raises(PreconditionFailed) as caught:
+            channel.exchange_declare("e", "fanout")
+        assert isinstance(caught.value, connection.channel_errors)
+        assert not isinstance(caught.value, connection.connection_errors)
+
+    def test_exchange_type_of_the_delay_plugin(self, channel: Any) -> None:
+        channel.exchange_declare("e", "x-delayed-message", arguments={"x-delayed-type": "topic"})
+        assert channel.engine.exchange("e").type == "topic"
+
+    def test_unknown_exchange_type(self, channel: Any) -> None:
+        with pytest.raises(PreconditionFailed):
+            channel.exchange_declare("e", "headers")
+
+    def test_redeclare_updates(self, channel: Any) -> None:
+        channel.queue_declare("q", arguments={"x-message-ttl": 1000})
+        channel.queue_declare("q", arguments={"x-message-ttl": 2000})
+        assert channel.engine.queue("q").arguments == {"x-message-ttl": 2000}
+
+    def test_queue_options_become_arguments(self, channel: Any) -> None:
+        Queue("q", expires=10, message_ttl=5, max_length=7, max_priority=9)(channel).declare()
+        assert channel.engine.queue("q").arguments == {
+            "x-expires": 10_000,
+            "x-message-ttl": 5000,
+            "x-max-length": 7,
+            "x-max-priority": 9,
+        }
+
+    def test_generated_name(self, channel: Any) -> None:
+        declared = channel.queue_declare()
+        assert declared.queue.startswith("amq.gen-")
+        assert channel.queue_declare(declared.queue, passive=True)
+
+    def test_size_counts_ready_messages(self, channel: Any) -> None:
+        producer = Producer(channel)
+        producer.publish(1, routing_key="q")
+        producer.publish(2, routing_key="q")
+        producer.publish(3, routing_key="q", headers={"x-delay": 60_000})
+        held = channel.basic_get("q")
+        assert channel.queue_declare("q", passive=True).message_count == channel._size("q") == 1
+        held.ack()
+
+
+class TestDelete:
+    def test_by_another_connection_and_undeclared(self, channel: Any, connect: Any) -> None:
+        Producer(channel).publish(1, routing_key="q")
+        assert connect().default_channel.queue_delete("q") == 1
+        with pytest.raises(NotFound):
+            channel.queue_declare("q", passive=True)
+
+    def test_with_its_bindings(self, channel: Any) -> None:
+        Queue("q", Exchange("e", "fanout"))(channel).declare()
+        channel.queue_delete("q")
+        assert list(channel.list_bindings()) == []
+
+    def test_if_empty(self, channel: Any) -> None:
+        Producer(channel).publish(1, routing_key="q")
+        with pytest.raises(PreconditionFailed):
+            channel.queue_delete("q", if_empty=True)
+        assert channel.queue_purge("q") == 1
+        channel.queue_delete("q", if_empty=True)
+
+    def test_if_unused(self, connection: Connection, channel: Any) -> None:
+        channel.queue_declare("q")
+        with connection.Consumer([Queue("q")]), pytest.raises(PreconditionFailed):
+            channel.queue_delete("q", if_unused=True)
+        channel.queue_delete("q", if_unused=True)
+
+    def test_reply_queue(self, channel: Any) -> None:
+        channel.queue_declare("q")
+        channel.after_reply_message_received("q")
+        assert not channel._has_queue("q")
+
+    def test_exchange(self, channel: Any) -> None:
+        Queue("q", Exchange("e", "fanout"))(channel).declare()
+        with pytest.raises(PreconditionFailed):
+            channel.exchange_delete("e", if_unused=True)
+        channel.exchange_delete("e")
+        assert channel._has_queue("q")
+        with pytest.raises(NotFound):
+            channel.exchange_declare("e", passive=True)
+
+    def test_purge_leaves_what_is_held(self, channel: Any) -> None:
+        for number in range(3):
+            Producer(channel).publish(number, routing_key="q")
+        held = channel.basic_get("q")
+        assert channel.queue_purge("q") == 2
+        held.requeue()
+        assert channel._size("q") == 1
+
+
+class TestBind:
+    def test_exchange_declared_by_another_connection(self, connect: Any, channel: Any) -> None:
+        connect().default_channel.exchange_declare("e", "topic")
+        channel.queue_declare("q")
+        channel.queue_bind("q", "e", "a.#")
+        assert channel.typeof("e").type == "topic"
+        assert channel.get_table("e") == [("a.#", "", "q")]
+
+    def test_unknown_exchange(self, channel: Any) -> None:
+        channel.queue_declare("q")
+        with pytest.raises(NotFound):
+            channel.queue_bind("q", "nowhere", "k")
+
+    def test_unbind_is_seen_by_others(self, connect: Any, channel: Any) -> None:
+        exchange = Exchange("e", "direct")
+        queue = Queue("q", exchange, routing_key="k")(channel)
+        queue.declare()
+        producer = connect().Producer(auto_declare=False)
+        producer.publish(1, exchange="e", routing_key="k")
+        queue.unbind_from(exchange, "k")
+        producer.publish(2, exchange="e", routing_key="k")
+        assert channel._size("q") == 1
+
+    def test_rebound_after_another_process_deleted_the_queue(self, connect: Any, channel: Any) -> None:
+        queue = Queue("q", Exchange("e", "direct"), routing_key="k")
+        queue(channel).declare()
+        connect().default_channel.queue_delete("q")
+        queue(channel).declare()
+        Producer(channel).publish(1, exchange="e", routing_key="k")
+        assert channel._size("q") == 1
+
+    def test_manager_lists_bindings(self, connection: Connection, channel: Any) -> None:
+        Queue("q", Exchange("e", "direct"), routing_key="k")(channel).declare()
+        manager = connection.get_manager()
+        assert manager.get_bindings() == [{"destination": "q", "source": "e", "routing_key": "k"}]
+        manager.close()
+
+
+class TestPublish:
+    def test_undeclared_queue(self, channel: Any) -> None:
+        Producer(channel).publish(1, routing_key="never-declared")
+        assert channel.basic_get("never-declared").payload == 1
+
+    def test_unknown_exchange(self, connection: Connection) -> None:
+        with pytest.raises(NotFound) as caught:
+            connection.Producer(auto_declare=False).publish(1, exchange="nowhere", routing_key="k")
+        assert isinstance(caught.value, connection.channel_errors)
+
+    def test_unroutable_is_dropped(self, channel: Any) -> None:
+        channel.exchange_declare("e", "direct")
+        Producer(channel).publish(1, exchange="e", routing_key="k")
+        assert channel.engine.queues() == {}
+
+    def test_unroutable_is_returned(self, connection: Connection) -> None:
+        returned = []
+        connection.default_channel.exchange_declare("e", "direct")
+        producer = connection.Producer(on_return=lambda *arguments: returned.append(arguments))
+        producer.publish({"a": 1}, exchange="e", routing_key="k", mandatory=True)
+        ((error, exchange, routing_key, message),) = returned
+        assert (error.code, exchange, routing_key, message.payload) == (404, "e", "k", {"a": 1})
+
+    def test_unroutable_goes_to_the_deadletter_queue(self, connect: Any) -> None:
+        connection = connect(deadletter_queue="lost")
+        connection.default_channel.exchange_declare("e", "topic")
+        with pytest.warns(UndeliverableWarning):
+            connection.Producer().publish(1, exchange="e", routing_key="k")
+        assert connection.default_channel.basic_get("lost").payload == 1
+
+    def test_too_large(self, connect: Any) -> None:
+        connection = connect(max_message_size=2000)
+        with pytest.raises(PreconditionFailed, match="too large") as caught:
+            connection.Producer().publish("x" * 3000, routing_key="q")
+        assert isinstance(caught.value, connection.channel_errors)
+        assert connection.default_channel.engine.queues() == {}
+
+    def test_a_body_that_is_no_body(self, channel: Any) -> None:
+        with pytest.raises(TypeError):
+            channel.basic_publish(channel.prepare_message(5, content_type="application/data"), "", "q")
+
+    def test_text_as_the_command_line_sends_it(self, channel: Any) -> None:
+        channel.basic_publish("hello", exchange="", routing_key="q")
+        assert channel.basic_get("q").body == b"hello"
+
+    def test_delivery_info(self, channel: Any) -> None:
+        Queue("q", Exchange("e", "topic"), routing_key="a.*")(channel).declare()
+        Producer(channel).publish(1, exchange="e", routing_key="a.b", correlation_id="c", reply_to="r", priority=4)
+        message = channel.basic_get("q")
+        assert message.delivery_info == {"exchange": "e", "routing_key": "a.b", "queue": "q", "redelivered": False}
+        assert message.properties["correlation_id"] == "c"
+        assert (message.properties["reply_to"], message.properties["priority"]) == ("r", 4)
+
+    def test_timeout_argument(self, channel: Any) -> None:
+        Producer(channel).publish(1, routing_key="q", timeout=3)
+        assert channel._size("q") == 1
+
+
+class TestGet:
+    def test_empty(self, channel: Any) -> None:
+        assert channel.basic_get("q") is None
+
+    def test_no_ack_leaves_no_lease(self, channel: Any) -> None:
+        Producer(channel).publish(1, routing_key="q")
+        message = channel.basic_get("q", no_ack=True)
+        assert message.payload == 1
+        assert channel.engine.counts("q").leased == 0
+        assert len(channel.qos) == 0
+
+    def test_malformed(self, channel: Any) -> None:
+        channel.engine.publish([Publication("", "q", b"nonsense")])
+        Producer(channel).publish(1, routing_key="q")
+        assert channel.basic_get("q").payload == 1
+        assert channel.engine.counts("q.dead").ready == 1
+
+
+class TestDelay:
+    def seconds_left(self, channel: Any, **publish: Any) -> int:
+        Producer(channel).publish(1, routing_key="q", **publish)
+        counts = channel.engine.counts("q")
+        assert channel.basic_get("q") is None
+        return counts.delayed
+
+    def test_x_delay(self, channel: Any) -> None:
+        assert self.seconds_left(channel, headers={"x-delay": 60_000}) == 1
+
+    def test_delay_seconds(self, channel: Any) -> None:
+        assert self.seconds_left(channel, headers={"DelaySeconds": 60}) == 1
+        assert self.seconds_left(channel, DelaySeconds=60) == 2
+
+    def test_eta(self, channel: Any) -> None:
+        eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
+        assert self.seconds_left(channel, headers={"task": "t", "id": "1", "eta": eta}) == 1
+
+    def test_a_foreign_eta_header_is_none(self, channel: Any) -> None:
+        eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
+        Producer(channel).publish(1, routing_key="q", headers={"eta": eta})
+        assert channel._size("q") == 1
+
+    def test_arrives_when_due_and_not_before(self, connection: Connection, drain: Any) -> None:
+        received: list[float] = []
+        started = time.time()
+        connection.Producer().publish(1, routing_key="q", headers={"x-delay": 300})
+        with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(time.time()), message.ack())):
+            drain(connection, received, 1)
+        assert 0.3 <= received[0] - started < 2
+
+
+class TestVanishing:
+    def test_auto_delete(self, connection: Connection, channel: Any) -> None:
+        queue = Queue("q", auto_delete=True)
+        with connection.Consumer([queue]):
+            assert channel._has_queue("q")
+        assert not channel._has_queue("q")
+
+    def test_auto_delete_waits_for_the_last_consumer(self, connection: Connection, connect: Any, channel: Any) -> None:
+        queue = Queue("q", auto_delete=True)
+        one, other = connection.Consumer([queue]), connect().Consumer([queue])
+        one.consume()
+        other.consume()
+        one.cancel()
+        assert channel._has_queue("q")
+        other.cancel()
+        assert not channel._has_queue("q")
+
+    def test_exclusive_ends_with_its_connection(self, connect: Any, channel: Any) -> None:
+        connection = connect()
+        Queue("q", exclusive=True)(connection.default_channel).declare()
+        assert channel._has_queue("q")
+        connection.close()
+        assert not channel._has_queue("q")
+
+    def test_expires_when_unused(self, connection: Connection, channel: Any, until: Any) -> None:
+        with connection.Consumer([Queue("keeps-duties-running")]):
+            Queue("q", expires=0.1)(channel).declare()
+            until(lambda: not channel._has_queue("q"))
+
+    def test_lives_while_consumed(self, connection: Connection, connect: Any, channel: Any, until: Any) -> None:
+        queue = Queue("q", expires=0.1)
+        with connection.Consumer([queue]):
+            Queue("unused", expires=1.5)(channel).declare()
+            until(lambda: not channel._has_queue("unused"))
+            assert channel._has_queue("q")
+        until(lambda: not channel._has_queue("q"))

@@ -1,0 +1,368 @@
+"""QoS, consumers, and when a message is whose (research/interfaces.md A2, A6).
+
+=========================================================== ===============================================
+interface                                                   test
+=========================================================== ===============================================
+A2 prefetch is exact, per channel, 0 is unlimited           TestPrefetch
+A2 unknown tags, acks of lost leases                        TestSettle.test_unknown_tag, test_session.py
+A2 basic_recover, restore at close                          TestSettle
+A1 several consumers of one queue in one connection         TestConsumers
+A1 cancel hands back, also from inside a callback           TestCancel
+A6 drain_events: timeout 0, None, a number                  TestDrain
+A4 no_ack                                                   TestNoAck
+=========================================================== ===============================================
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Queue
+
+
+def fill(connection: Connection, number: int, queue: str = "q") -> None:
+    producer = connection.Producer(auto_declare=False)
+    with producer.batch():
+        for each in range(number):
+            producer.publish(each, routing_key=queue)
+
+
+def drain_all(connection: Connection) -> None:
+    while True:
+        try:
+            connection.drain_events(timeout=0)
+        except TimeoutError:
+            return
+
+
+class TestPrefetch:
+    @pytest.mark.parametrize("prefetch", [1, 2, 3, 8])
+    def test_exact(self, connection: Connection, prefetch: int, until: Any) -> None:
+        fill(connection, 20)
+        held: list[Any] = []
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=prefetch):
+            drain_all(connection)
+            assert len(held) == prefetch == engine.counts("q").leased
+            seen = prefetch
+            while seen < 20:
+                held.pop(0).ack()
+                until(lambda: drain_all(connection) is None and len(held) == prefetch)
+                seen += 1
+                assert engine.counts("q").leased <= prefetch + 1, "one acked, not flushed yet"
+        assert [message.payload for message in held] == list(range(20 - prefetch, 20))
+
+    def test_claimed_ahead_counts(self, connection: Connection, until: Any) -> None:
+        fill(connection, 20)
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=4):
+            until(lambda: engine.counts("q").leased == 4)
+            connection.drain_events(timeout=5)
+            drain_all(connection)
+            assert engine.counts("q").leased == 4
+
+    def test_unlimited_is_bounded_by_the_window(self, connect: Any, until: Any) -> None:
+        connection = connect(claim_window=10)
+        fill(connection, 50)
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=lambda _: None):
+            until(lambda: engine.counts("q").leased >= 10)
+            assert engine.counts("q").leased == 10, "nobody drains"
+            assert connection.default_channel.qos.can_consume_max_estimate() is None
+
+    def test_per_channel(self, connection: Connection, until: Any) -> None:
+        fill(connection, 20)
+        channels = [connection.channel() for _ in range(2)]
+        held: list[list[Any]] = [[], []]
+        consumers = [
+            Consumer(channel, [Queue("q")], on_message=messages.append, prefetch_count=number)
+            for channel, messages, number in zip(channels, held, (2, 3), strict=True)
+        ]
+        for consumer in consumers:
+            consumer.consume()
+        until(lambda: drain_all(connection) is None and [len(messages) for messages in held] == [2, 3])
+        for consumer in consumers:
+            consumer.cancel()
+
+    def test_raised_and_lowered(self, connection: Connection, until: Any) -> None:
+        fill(connection, 20)
+        held: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=2) as consumer:
+            until(lambda: drain_all(connection) is None and len(held) == 2)
+            consumer.qos(prefetch_count=5)
+            until(lambda: drain_all(connection) is None and len(held) == 5)
+            consumer.qos(prefetch_count=1)
+            for _ in range(4):
+                held.pop(0).ack()
+            drain_all(connection)
+            assert len(held) == 1
+            held.pop(0).ack()
+            until(lambda: drain_all(connection) is None and len(held) == 1)
+
+    def test_lowered_while_messages_wait(self, connection: Connection, until: Any) -> None:
+        """What was claimed under the old limit is handed out under the new one."""
+        fill(connection, 8)
+        held: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=8) as consumer:
+            until(lambda: connection.default_channel.engine.counts("q").leased == 8)
+            consumer.qos(prefetch_count=1)
+            for expected in range(8):
+                until(lambda: drain_all(connection) is None and len(held) == 1)
+                message = held.pop()
+                assert message.payload == expected
+                message.ack()
+
+    def test_a_patched_can_consume_is_asked(self, connection: Connection, until: Any) -> None:
+        """Celery's ``worker_disable_prefetch`` replaces it."""
+        fill(connection, 3)
+        held: list[Any] = []
+        allowed = False
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=3):
+            connection.default_channel.qos.can_consume = lambda: allowed
+            drain_all(connection)
+            assert held == []
+            allowed = True
+            connection.default_channel.on_room()
+            until(lambda: drain_all(connection) is None and len(held) == 3)
+
+
+class TestSettle:
+    def test_unknown_tag(self, channel: Any, caplog: Any) -> None:
+        channel.basic_ack(10**9)
+        channel.basic_reject(10**9)
+        channel.basic_reject(10**9, requeue=True)
+        assert len(caplog.records) == 3
+
+    def test_recover(self, connection: Connection, channel: Any, until: Any) -> None:
+        fill(connection, 3)
+        held: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            until(lambda: drain_all(connection) is None and len(held) == 3)
+            channel.basic_recover(requeue=True)
+            until(lambda: drain_all(connection) is None and len(held) == 6)
+            assert [message.payload for message in held] == [0, 1, 2, 0, 1, 2]
+            assert [message.delivery_info["redelivered"] for message in held] == [False] * 3 + [True] * 3
+        with pytest.raises(NotImplementedError):
+            channel.basic_recover()
+
+    def test_restore_at_close(self, connect: Any, caplog: Any) -> None:
+        connection = connect()
+        fill(connection, 3)
+        channel = connection.channel()
+        held = [channel.basic_get("q") for _ in range(2)]
+        with caplog.at_level("INFO"):
+            channel.close()
+            channel.close()
+        assert "Restoring 2 unacknowledged message(s)" in caplog.text
+        counts = connection.default_channel.engine.counts("q")
+        assert (counts.ready, counts.leased) == (3, 0)
+        held[0].ack()  # late: nothing happens
+        assert connection.default_channel.engine.counts("q").ready == 3
+
+    def test_close_without_connection(self, connection: Connection) -> None:
+        channel = connection.channel()
+        connection.close()
+        channel.close()
+
+    def test_acks_are_flushed_in_time(self, connection: Connection, until: Any) -> None:
+        fill(connection, 1)
+        held: list[Any] = []
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=5)
+            held[0].ack()
+            started = time.monotonic()
+            until(lambda: engine.counts("q").leased == 0)
+            assert time.monotonic() - started < 1
+
+    def test_rejected_go_to_the_dead(self, connection: Connection, channel: Any) -> None:
+        fill(connection, 1)
+        channel.basic_get("q").reject()
+        dead = channel.basic_get("q.dead")
+        (death,) = dead.headers["x-death"]
+        assert (death["queue"], death["reason"], death["count"]) == ("q", "rejected", 1)
+        assert dead.headers["x-first-death-queue"] == "q"
+
+    def test_delivery_limit(self, connect: Any) -> None:
+        connection = connect(delivery_limit=2)
+        fill(connection, 1)
+        channel = connection.default_channel
+        for _ in range(3):
+            channel.basic_get("q").requeue()
+        assert channel.basic_get("q") is None
+        assert channel.basic_get("q.dead").headers["x-death"][0]["reason"] == "delivery_limit"
+
+
+class TestConsumers:
+    def test_two_consumers_of_one_queue_take_turns(self, connection: Connection, until: Any) -> None:
+        fill(connection, 10)
+        received: list[list[Any]] = [[], []]
+        channel = connection.default_channel
+        consumers = [Consumer(channel, [Queue("q")], on_message=each.append) for each in received]
+        for consumer in consumers:
+            consumer.consume()
+        until(lambda: drain_all(connection) is None and sum(map(len, received)) == 10)
+        assert min(map(len, received)) >= 3
+        consumers[0].cancel()
+        before = len(received[1])
+        fill(connection, 4)
+        until(lambda: drain_all(connection) is None and len(received[1]) == before + 4)
+        consumers[1].cancel()
+
+    def test_many_queues_have_their_turn(self, connect: Any, until: Any) -> None:
+        connection = connect(claim_window=4)
+        fill(connection, 200, "flood")
+        fill(connection, 2, "trickle")
+        received: list[str] = []
+
+        def on_message(message: Any) -> None:
+            received.append(message.delivery_info["queue"])
+            message.ack()
+
+        with connection.Consumer([Queue("flood"), Queue("trickle")], on_message=on_message):
+            until(lambda: connection.drain_events(timeout=5) or received.count("trickle") == 2)
+        assert len(received) < 50
+
+    def test_consumer_tag_is_generated(self, channel: Any) -> None:
+        tag = channel.basic_consume("q", False, lambda _: None, "")
+        assert tag
+        channel.basic_cancel(tag)
+        channel.basic_cancel(tag)
+        channel.basic_cancel("unknown")
+
+    def test_decode_error_leaves_the_consumer_alive(self, connection: Connection, until: Any) -> None:
+        connection.Producer().publish(b"{nonsense", routing_key="q", content_type="application/json")
+        connection.Producer().publish(1, routing_key="q")
+        errors, received = [], []
+        consumer = connection.Consumer([Queue("q")], callbacks=[lambda body, _: received.append(body)])
+        consumer.on_decode_error = lambda message, error: errors.append(error)
+        with consumer:
+            until(lambda: drain_all(connection) is None and received)
+        assert len(errors) == 1
+
+
+class TestCancel:
+    def test_hands_back_what_was_not_handed_out(self, connection: Connection, until: Any) -> None:
+        fill(connection, 10)
+        held: list[Any] = []
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=5)
+            until(lambda: engine.counts("q").leased == 10)
+        counts = engine.counts("q")
+        assert (counts.ready, counts.leased) == (9, 1)
+        held[0].ack()
+        assert connection.default_channel.basic_get("q").payload == 1
+        assert connection.default_channel.basic_get("q").delivery_info["redelivered"] is False
+
+    def test_from_inside_a_callback(self, connection: Connection) -> None:
+        fill(connection, 10)
+        engine = connection.default_channel.engine
+
+        def on_message(message: Any) -> None:
+            message.ack()
+            consumer.cancel()
+
+        consumer = connection.Consumer([Queue("q")], on_message=on_message)
+        consumer.consume()
+        connection.drain_events(timeout=5)
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.05)
+        connection.default_channel.client.flush_acks()
+        counts = engine.counts("q")
+        assert (counts.ready, counts.leased) == (9, 0)
+
+    def test_ack_after_cancel(self, connection: Connection, until: Any) -> None:
+        """A worker's warm shutdown: cancel, then the pool ends its tasks."""
+        fill(connection, 1)
+        held: list[Any] = []
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=5)
+        held[0].ack()
+        until(lambda: engine.counts("q").leased == 0)
+        assert engine.counts("q").ready == 0
+
+    def test_consume_again(self, connection: Connection, until: Any) -> None:
+        received: list[Any] = []
+        consumer = connection.Consumer([Queue("q")], on_message=lambda message: received.append(message.payload))
+        for round_ in range(3):
+            consumer.consume()
+            connection.Producer().publish(round_, routing_key="q")
+            until(lambda round_=round_: connection.drain_events(timeout=5) or round_ in received)
+            consumer.cancel()
+
+
+class TestNoAck:
+    def test_not_lost_when_claimed_ahead(self, connection: Connection, until: Any) -> None:
+        fill(connection, 10)
+        received: list[Any] = []
+        engine = connection.default_channel.engine
+        with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
+            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=5)
+        connection.default_channel.client.flush_acks()
+        counts = engine.counts("q")
+        assert (len(received), counts.ready, counts.leased) == (2, 8, 0)
+
+    def test_prefetch_does_not_count(self, connection: Connection, until: Any) -> None:
+        fill(connection, 10)
+        received: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True, prefetch_count=1):
+            until(lambda: drain_all(connection) is None and len(received) == 10)
+
+    def test_temporary_queue(self, connection: Connection, until: Any) -> None:
+        queue, received = Queue("q", auto_delete=True), []
+        with connection.Consumer([queue], on_message=received.append, no_ack=True):
+            fill(connection, 10)
+            until(lambda: drain_all(connection) is None and len(received) == 10)
+            assert connection.default_channel.engine.counts("q").leased == 0
+
+
+class TestDrain:
+    def test_timeouts(self, connection: Connection) -> None:
+        with connection.Consumer([Queue("q")]):
+            for timeout in (0, 0.05):
+                started = time.monotonic()
+                with pytest.raises(TimeoutError):
+                    connection.drain_events(timeout=timeout)
+                assert timeout <= time.monotonic() - started < timeout + 1
+
+    def test_no_consumer(self, connection: Connection) -> None:
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.01)
+
+    def test_none_waits(self, connection: Connection, connect: Any) -> None:
+        received: list[Any] = []
+        other = connect()
+        with connection.Consumer([Queue("q")], on_message=received.append):
+            drain_all(connection)
+            timer = threading.Timer(0.1, fill, (other, 1))
+            timer.start()
+            connection.drain_events()
+            timer.join()
+        assert len(received) == 1
+
+    def test_zero_finds_what_is_there(self, connection: Connection) -> None:
+        fill(connection, 1)
+        received: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=received.append):
+            connection.drain_events(timeout=0)
+        assert len(received) == 1
+
+    def test_wakes_at_once(self, connection: Connection, connect: Any) -> None:
+        """A message published by somebody else arrives in milliseconds, not at the next look."""
+        received: list[float] = []
+        producer = connect(session_ttl=7.0).Producer()
+        took = []
+        with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(time.monotonic()), message.ack())):
+            drain_all(connection)
+            for number in range(10):
+                started = time.monotonic()
+                producer.publish(number, routing_key="q")
+                connection.drain_events(timeout=5)
+                took.append(received[-1] - started)
+        assert sorted(took)[5] < 0.2
