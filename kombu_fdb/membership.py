@@ -64,7 +64,9 @@ class Trouble:
 class Membership:
     """One session. Thread-safe."""
 
-    def __init__(self, engine: Engine, options: Options, session_id: bytes, chores: Callable[[Membership], None]) -> None:
+    def __init__(
+        self, engine: Engine, options: Options, session_id: bytes, chores: Callable[[Membership], None]
+    ) -> None:
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False

@@ -21,10 +21,10 @@ from itertools import count
 from typing import TypeVar
 
 from kombu_fdb.clock import Clock, IdSource
-from kombu_fdb.errors import MessageTooLarge
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import Delivery, Lease, Publication, QueueCounts
-from kombu_fdb.queue import claim, control, deadletter, delay, inspect, publish, session, settle, sweep
+from kombu_fdb.errors import MessageTooLarge, QueueError
+from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
+from kombu_fdb.model import LONGEST_KEY, Delivery, KeyCounts, KeyLimits, Lease, Publication, QueueControl, QueueCounts
+from kombu_fdb.queue import claim, control, deadletter, delay, inspect, limits, publish, session, settle, sweep
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
@@ -81,7 +81,7 @@ class Engine:
         transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CommitUnknown``. Guarantee: DURABLE.
         """
         for publication in publications:
-            self._check_size(publication)
+            self._check(publication)
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
@@ -89,7 +89,9 @@ class Engine:
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
 
-    def _check_size(self, publication: Publication) -> None:
+    def _check(self, publication: Publication) -> None:
+        if len(publication.key.encode()) > LONGEST_KEY:
+            raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -123,11 +125,12 @@ class Engine:
         def body(tr: Transaction, tally: Tally) -> list[Delivery]:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
-            session.require(tr, self.keys, session_id)
-            window = claim.Window(session_id, first, limit, contention.next_slice(), self._clock.wall_ms())
+            window = claim.Window(
+                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+            )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
-        return self._write(body)
+        return self._write(body, on_conflict=contention.lost)
 
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
@@ -224,12 +227,17 @@ class Engine:
 
     def promote(self) -> tuple[int, int | None]:
         """Make due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
-        promoted, next_due = 0, None
+        promoted, next_due = 0, self._thaw()
         for queue in self._read(lambda tr: delay.waiting(tr, self.keys)):
             moved, due_ms = self._promote_queue(queue)
             promoted += moved
             next_due = due_ms if next_due is None else min(next_due, due_ms or next_due)
         return promoted, next_due
+
+    def _thaw(self) -> int | None:
+        if not self._read(lambda tr: tr.get_range(*self.keys.all_thaws, limit=1, snapshot=True)):
+            return None
+        return self._write(lambda tr, _: delay.thaw(tr, self.keys, self._now()))
 
     def _promote_queue(self, queue: str) -> tuple[int, int | None]:
         total = 0
@@ -280,6 +288,28 @@ class Engine:
     def counts(self, queue: str) -> QueueCounts:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
+
+    def control(self, queue: str) -> QueueControl:
+        """How the queue is worked on."""
+        return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
+
+    def set_control(self, queue: str, control: QueueControl) -> None:
+        """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
+        self._write(lambda tr, tally: limits.set_control(tr, self.keys, tally, queue, control))
+        self.routing.forget_queue(queue)
+
+    def limits(self, queue: str, key: str) -> KeyLimits:
+        """What holds for the key: its own limits, or those of every key."""
+        return self._read(lambda tr: limits.read(tr, self.keys, queue, key))
+
+    def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
+        """Set the limits of one key; None removes them. They count from the next claim on."""
+        self._write(lambda tr, tally: limits.limit(tr, self.keys, tally, queue, key, limits_))
+        self.routing.forget_queue(queue)
+
+    def keys_of(self, queue: str) -> dict[str, KeyCounts]:
+        """The keys that have messages or limits. Guarantee: COUNTS."""
+        return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
@@ -352,14 +382,20 @@ class Engine:
     def _read(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.read(verb, timeout_s=self._timeout_s)
 
-    def _write(self, verb: Callable[[Transaction, Tally], T], timeout_s: float | None = None) -> T:
+    def _write(
+        self,
+        verb: Callable[[Transaction, Tally], T],
+        timeout_s: float | None = None,
+        on_conflict: Callable[[], None] | None = None,
+    ) -> T:
         def body(tr: Transaction) -> T:
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
             return result
 
-        return self._retry(body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

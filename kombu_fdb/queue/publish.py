@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from kombu_fdb.clock import IdSource
 from kombu_fdb.keyspace.codec import chunks_of, encode_record
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Publication
+from kombu_fdb.queue import limits
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed"]
+__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed", "store_ready"]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
@@ -41,6 +43,8 @@ def publish(
         queues = routing.route(tr, publication.exchange, publication.routing_key)
         for queue in queues:
             ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
+            if publication.key:
+                limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
             put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=ids())
         reached.append(queues)
     return reached
@@ -61,15 +65,28 @@ def put(
     payload = publication.payload
     start_ms = max(now_ms, publication.due_ms)
     record = encode_record(
-        message_id, payload, published_ms=now_ms, expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms)
+        message_id,
+        payload,
+        published_ms=now_ms,
+        expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
+        key=publication.key,
     )
     for number, chunk in enumerate(chunks_of(payload)):
         tr.set(keys.body(message_id, number), chunk)
     if publication.due_ms > now_ms:
         store_delayed(tr, keys, tally, queue, publication.due_ms, keys.rank(publication.priority), record)
         return
-    tr.set_versionstamped_key(keys.ready_prefix(queue, publication.priority), tally.next_user_version(), record)
+    store_ready(tr, keys, tally, queue, publication.key, keys.rank(publication.priority), record)
+
+
+def store_ready(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes
+) -> None:
+    """Put a record at the end of its rank, among the messages of its key if it has one."""
+    tr.set_versionstamped_key(keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version(), record)
     tally.ready(queue)
+    if key:
+        tally.came(queue, key, rank)
 
 
 def store_delayed(

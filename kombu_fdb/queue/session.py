@@ -22,6 +22,8 @@ long, or when it is absent. Two holders at once are harmless by the design of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kombu_fdb.errors import LeaseLost
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.keyspace.layout import Keyspace
@@ -38,10 +40,16 @@ def open_session(tr: Transaction, keys: Keyspace, session_id: bytes, description
     tr.set_versionstamped_value(keys.beat(session_id))
 
 
-def require(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
-    """Raises ``LeaseLost`` if the session was fenced."""
-    if tr.get(keys.session(session_id)) is None:
+def require(
+    tr: Transaction, keys: Keyspace, session_id: bytes, *, and_read: Sequence[bytes] = ()
+) -> list[bytes | None]:
+    """Raises ``LeaseLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
+    key = keys.session(session_id)
+    tr.add_read_conflict_key(key)
+    own, *others = tr.get_many([key, *and_read], snapshot=True)
+    if own is None:
         raise LeaseLost("the session was ended by another process", session=session_id.hex())
+    return others
 
 
 def beat(tr: Transaction, keys: Keyspace, session_id: bytes) -> bool:

@@ -15,8 +15,8 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.deadletter import Graves, bury
-from kombu_fdb.queue.settle import put_back
-from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.queue.settle import end_of_lease, put_back
+from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "release_part"]
@@ -99,5 +99,5 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
         bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, details={"error": str(error)})
         return
-    tally.change(queue, LEASED, -1)
+    end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

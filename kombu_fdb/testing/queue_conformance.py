@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ class Bench:
             sweep_interval_s=5.0,
         )
 
-    def put(self, *payloads: bytes, queue: str = "q", **properties: int) -> None:
+    def put(self, *payloads: bytes, queue: str = "q", **properties: Any) -> None:
         for payload in payloads:
             self.engine.publish([Publication("", queue, payload, **properties)])
 

@@ -324,9 +324,7 @@ def _location(connection: Connection, options: Options) -> Location:
     if hostname and prefix and hostname.startswith(prefix):
         hostname = None
     scheme = connection.transport_cls if connection.transport_cls in SCHEMES else SCHEMES[0]
-    parts = UrlParts(
-        scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host
-    )
+    parts = UrlParts(scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host)
     return locate(parts, options)
 
 
