@@ -2,44 +2,44 @@
 
 All keys are tuples (``tuples.py``) under one namespace, ``("celery-fdb", namespace)``.
 
-================================================== ============================================ =====================
-key                                                value                                        written by
-================================================== ============================================ =====================
-``("format",)``                                    format version                               first open
-``("ready", queue, rank, stamp)``                  record                                       publish, promote, release, sweep; cleared by claim
-``("keyed", queue, key, rank, stamp)``             record of a message with a key               publish, promote, release, sweep; cleared by claim
-``("fair", queue)``                                "": a message with a key was published       publish
-``("todo", queue, "door", bucket, key, rank)``     "": look at this key                         publish, release, sweep; cleared by claim
-``("todo", queue, "freed", key)``                  "": the key may do more than before          ack, release, sweep, limit; cleared by claim
-``("active", queue, key, rank)``                   A: in the ring, P: parked                    claim
-``("todo", queue, "ring", rank, round, stamp, key)`` rank of the messages: the key's turn       claim
-``("round", queue, rank)``                         the round being served, atomic max           claim
-``("pace", queue, rank, tenant)``                  last round given to a tenant's keys          claim
-``("flight", queue, key)``                         leased messages of the key, atomic add       claim, ack, release, sweep
-``("backlog", queue, key)``                        ready messages of the key, atomic add        publish, claim, release, sweep
-``("limits", queue, key)``                         the key's limits                             limit
-``("control", queue)``                             paused, newcomer, limits of every key        limit, pause
-``("bucket", queue, key)``                         token bucket of a rate                       claim
-``("thaw", due_ms, queue, key)``                   "": ring the key's door then                 claim; cleared by promote
-``("delayed", queue, due_ms, rank, stamp)``        record                                       publish, release; cleared by promote
-``("lease", session, number)``                     queue, place, record                         claim; cleared by ack, release, sweep
-``("body", message_id, chunk)``                    a piece of a large payload                   publish; cleared with the message
-``("count", queue, state)``                        number of messages, atomic add               every verb
-``("bell", queue)``                                versionstamp; watched by idle consumers      whoever makes a message ready
-``("waiting", queue)``                             "": the queue has delayed messages           publish, release; cleared by promote
-``("alarm",)``                                     versionstamp; watched by the promoter        whoever delays a message
-``("session", session)``                           who it is; absent once fenced                session; cleared by sweep
-``("beat", session)``                              versionstamp of the last heartbeat           session
-``("role", role)``                                 session that holds it, versionstamp          promoter
-``("exchange", name)``                             type, properties                             declare
-``("binding", exchange, queue, routing_key)``      arguments                                    bind
-``("bound", queue, exchange, routing_key)``        "": the same bindings by queue               bind
-``("queue", name)``                                properties, arguments                        declare
-``("expiring", queue)``                            versionstamp of the last use                 declare, get, consume
-``("consumer", queue, session, tag)``              ""                                           consume on queues that can vanish
-``("epoch", exchange)``                            versionstamp of its last change              declare, bind, unbind, delete
-``("token", client, slot)``                        commit token (``store/retry.py``)            every writing transaction
-================================================== ============================================ =====================
+====================================================  =======================================  ==================================================
+key                                                   value                                    written by
+====================================================  =======================================  ==================================================
+``("format",)``                                       format version                           first open
+``("ready", queue, rank, stamp)``                     record                                   publish, promote, release, sweep; cleared by claim
+``("keyed", queue, key, rank, stamp)``                record of a message with a key           publish, promote, release, sweep; cleared by claim
+``("fair", queue)``                                   "": a message with a key was published   publish
+``("todo", queue, "door", bucket, key, rank)``        "": look at this key                     publish, release, sweep; cleared by claim
+``("todo", queue, "freed", key)``                     "": the key may do more than before      ack, release, sweep, limit; cleared by claim
+``("active", queue, key, rank)``                      A: in the ring, P: parked                claim
+``("todo", queue, "ring", rank, round, stamp, key)``  rank of the messages: the key's turn     claim
+``("round", queue, rank)``                            the round being served, atomic max       claim
+``("pace", queue, rank, tenant)``                     last round given to a tenant's keys      claim
+``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
+``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
+``("limits", queue, key)``                            the key's limits                         limit
+``("control", queue)``                                paused, newcomer, limits of every key    limit, pause
+``("bucket", queue, key)``                            token bucket of a rate                   claim
+``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
+``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
+``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
+``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
+``("count", queue, state)``                           number of messages, atomic add           every verb
+``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
+``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
+``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
+``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
+``("beat", session)``                                 versionstamp of the last heartbeat       session
+``("role", role)``                                    session that holds it, versionstamp      promoter
+``("exchange", name)``                                type, properties                         declare
+``("binding", exchange, queue, routing_key)``         arguments                                bind
+``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
+``("queue", name)``                                   properties, arguments                    declare
+``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
+``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
+``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
+====================================================  =======================================  ==================================================
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
