@@ -36,18 +36,35 @@ __all__ = [
 ]
 
 MESSAGES_PER_PURGE = 500
+OVERFLOW_MODES = (None, "drop-head", "reject-publish", "reject-publish-dlx")
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
 def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration) -> None:
-    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use."""
+    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
+
+    Raises ``NotEquivalent`` for an argument with a senseless value.
+    """
+    _check_arguments(declaration)
     key, value = keys.queue(declaration.name), declaration.encode()
     if tr.get(key) != value:
         tr.set(key, value)
     if "x-expires" in declaration.arguments:
         touch(tr, keys, declaration.name)
+
+
+def _check_arguments(declaration: QueueDeclaration) -> None:
+    for name in ("x-message-ttl", "x-expires", "x-max-length", "x-delivery-limit"):
+        value = declaration.arguments.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise NotEquivalent("a queue argument must be a whole number", queue=declaration.name, **{name: value})
+    overflow = declaration.arguments.get("x-overflow")
+    if overflow not in OVERFLOW_MODES:
+        raise NotEquivalent(
+            "x-overflow is drop-head, reject-publish or reject-publish-dlx", queue=declaration.name, given=overflow
+        )
 
 
 def delete_queue(tr: Transaction, keys: Keyspace, queue: str, *, if_unused: bool, if_empty: bool) -> bool:

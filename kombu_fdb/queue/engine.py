@@ -78,14 +78,15 @@ class Engine:
 
         Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
         ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
-        transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CommitUnknown``. Guarantee: DURABLE.
+        transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing stored),
+        ``CommitUnknown``. Guarantee: DURABLE.
         """
         for publication in publications:
             self._check(publication)
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
-            return publish.publish(tr, self.keys, self.routing, tally, publications, now_ms=now_ms, ids=self._ids)
+            return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
 

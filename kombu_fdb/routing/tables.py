@@ -172,6 +172,15 @@ class RoutingTables:
         ttl = self._argument(tr, queue, "x-message-ttl")
         return None if ttl is None else int(ttl)
 
+    def max_length(self, tr: Transaction, queue: str) -> int | None:
+        """``x-max-length``."""
+        length = self._argument(tr, queue, "x-max-length")
+        return None if length is None else int(length)
+
+    def overflow(self, tr: Transaction, queue: str) -> str | None:
+        """``x-overflow``."""
+        return self._argument(tr, queue, "x-overflow")  # type: ignore[no-any-return]  # checked when declared
+
     def delivery_limit(self, tr: Transaction, queue: str, default: int | None) -> int | None:
         """``x-delivery-limit``; negative is none, as in RabbitMQ."""
         limit = self._argument(tr, queue, "x-delivery-limit")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kombu_fdb.clock import random_id
-from kombu_fdb.errors import ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
+from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
 from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Publication, QueueCounts
@@ -377,6 +377,65 @@ class QueueConformance:
         bench.write(lambda tr: tr.clear_range(*range_of(bench.engine.keys._key("body"))))
         assert bench.payloads() == [b"good"]
         assert bench.counts("q.dead") == (1, 0, 0)
+
+    # -- overflow --------------------------------------------------------------------------------------------------
+
+    def full(self, bench: Bench, overflow: str | None, **more: str) -> None:
+        """A queue of at most three, which are there."""
+        mode = {} if overflow is None else {"x-overflow": overflow}
+        arguments = {"x-max-length": 3, **mode, **{name.replace("_", "-"): value for name, value in more.items()}}
+        bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+        bench.put(b"a", b"b", b"c" * (INLINE_BYTES + 1))
+
+    def test_drop_head(self, bench: Bench) -> None:
+        self.full(bench, None)
+        bench.put(b"d", b"e")
+        assert [payload[:1] for payload in bench.payloads()] == [b"c", b"d", b"e"]
+
+    def test_drop_head_spares_the_urgent(self, bench: Bench) -> None:
+        self.full(bench, "drop-head")
+        bench.put(b"d", b"e", priority=9)
+        assert [payload[:1] for payload in bench.payloads()] == [b"d", b"e", b"c"]
+
+    def test_drop_head_in_a_fair_queue(self, bench: Bench) -> None:
+        self.full(bench, "drop-head")
+        bench.put(b"d", b"e", b"f", b"g", key="k")
+        assert len(bench.payloads()) == 3
+
+    def test_dropped_messages_go_to_the_dead_letter_exchange(self, bench: Bench) -> None:
+        self.full(bench, "drop-head", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.put(b"d")
+        (dead,) = bench.take(5, "graveyard")
+        assert (dead.payload, dead.deaths[0].reason) == (b"a", "maxlen")
+
+    def test_reject_publish(self, bench: Bench) -> None:
+        self.full(bench, "reject-publish")
+        with pytest.raises(CapacityExceeded) as caught:
+            bench.put(b"d")
+        assert (caught.value.current_size, caught.value.capacity) == (3, 3)
+        bench.engine.ack([bench.take(1)[0].lease])
+        bench.put(b"e")
+        assert bench.counts() == (3, 0, 0)
+
+    def test_reject_publish_dlx(self, bench: Bench) -> None:
+        self.full(bench, "reject-publish-dlx", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.put(b"d" * (INLINE_BYTES + 1))
+        assert bench.counts() == (3, 0, 0)
+        (dead,) = bench.take(5, "graveyard")
+        assert (dead.payload[:1], dead.deaths[0].reason) == (b"d", "maxlen")
+
+    def test_a_full_queue_may_overflow_into_another_of_the_same_batch(self, bench: Bench) -> None:
+        self.full(bench, "drop-head", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.engine.declare_queue(QueueDeclaration("graveyard", arguments={"x-max-length": 1}))
+        bench.put(b"x", queue="graveyard")
+        bench.engine.publish([Publication("", "q", b"d"), Publication("", "graveyard", b"y")])
+        assert bench.counts() == (3, 0, 0)
+        assert bench.payloads(5, "graveyard")[-1:] == [b"y"]
+
+    @pytest.mark.parametrize("arguments", [{"x-overflow": "explode"}, {"x-max-length": "3"}, {"x-message-ttl": 1.5}])
+    def test_senseless_arguments(self, bench: Bench, arguments: dict[str, Any]) -> None:
+        with pytest.raises(NotEquivalent):
+            bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
