@@ -33,8 +33,8 @@ REJECT_DLX = "reject-publish-dlx"
 def make_room(tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, int], now_ms: int) -> Collection[str]:
     """Room for ``coming`` messages by queue. Returns the queues whose new messages are to be dead-lettered instead.
 
-    Raises ``CapacityExceeded``. All is read before anything gives way: a dead letter may go to another of the queues, and
-    a range that holds a versionstamped key of the same transaction can't be read.
+    All is read before anything gives way. A dead letter may go to another of the queues, and a range that holds a
+    versionstamped key of the same transaction can't be read.
     """
     refusing = []
     leaving: list[tuple[str, KeyValue]] = []
