@@ -61,7 +61,8 @@ LOST = (
 class Client:
     """The store as one process sees it. Thread-safe. Get it from :func:`client_for`."""
 
-    def __init__(self, location: Location, options: Options) -> None:
+    def __init__(self, location: Location, options: Options, opened: connect.Opened | None = None) -> None:
+        """``opened``: a store that is open already; it is closed with the client all the same."""
         self.pid = os.getpid()
         self.location = location
         self.options = options
@@ -72,7 +73,7 @@ class Client:
         self._errands: deque[Callable[[], object]] = deque()
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         self._lock = threading.RLock()
-        self._opened: connect.Opened | None = None
+        self._opened = opened
         self._membership: Membership | None = None
         self._suspect = False
 

@@ -15,6 +15,7 @@
     │   ├── ExchangeNotFound
     │   ├── NotEquivalent              redeclared with other properties (AMQP 406)
     │   ├── LeaseLost                  somebody else may hold the message by now
+    │   ├── AlreadySettled             by the same handle, before
     │   ├── MessageTooLarge
     │   └── CapacityExceeded           a key, or a queue, takes no more
     ├── ForkedError                    an object of the parent process was used in its child
@@ -29,6 +30,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "AlreadySettled",
     "CapacityExceeded",
     "CommitUnknown",
     "Conflict",
@@ -55,6 +57,8 @@ class KombuFDBError(Exception):
     text = "celery-fdb failed"
     #: Name of the attribute that says how to mend it; printed last, as a sentence of its own.
     _advice = "fix"
+    #: Attributes that are not printed: they may be large, or nobody else's business.
+    _unprinted = frozenset({"item"})
 
     def __init__(self, text: str | None = None, **attributes: Any) -> None:
         self.text = text or type(self).text
@@ -68,7 +72,9 @@ class KombuFDBError(Exception):
             raise AttributeError(name) from None
 
     def __str__(self) -> str:
-        shown = {k: v for k, v in self.attributes.items() if k != self._advice and v is not None}
+        shown = {
+            k: v for k, v in self.attributes.items() if k not in self._unprinted | {self._advice} and v is not None
+        }
         details = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         line = f"{self.text} ({details})" if details else self.text
         advice = self.attributes.get(self._advice)
@@ -164,6 +170,12 @@ class LeaseLost(QueueError):
     text = "the lease on this message is lost"
 
 
+class AlreadySettled(QueueError):
+    """This handle has acknowledged, released or buried its message before. ``how``: which of them."""
+
+    text = "this message was settled before"
+
+
 class MessageTooLarge(QueueError):
     """The message is over ``max_message_size``; nothing was stored."""
 
@@ -171,7 +183,10 @@ class MessageTooLarge(QueueError):
 
 
 class CapacityExceeded(QueueError):
-    """The key or queue is full; nothing was stored. Carries ``current_size`` and ``capacity``."""
+    """The key or queue is full; nothing was stored. Carries ``current_size`` and ``capacity``.
+
+    From :meth:`kombu_fdb.broker.Queue.put` also ``item``: the payload that was refused.
+    """
 
     text = "no more room in the queue"
 

@@ -22,9 +22,11 @@ __all__ = [
     "KeyCounts",
     "KeyLimits",
     "Lease",
+    "Peeked",
     "Publication",
     "QueueControl",
     "QueueCounts",
+    "RoundSnapshot",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -52,6 +54,10 @@ class Publication:
     expires_ms: int = 0
     #: Whose message it is, for fair scheduling; "" is a key of its own. See :data:`LONGEST_KEY`.
     key: str = ""
+    #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
+    ttr_ms: int = 0
+    #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
+    message_id: bytes = b""
 
 
 class Lease(NamedTuple):
@@ -72,6 +78,32 @@ class Delivery(NamedTuple):
     redeliveries: int
     deaths: tuple[Death, ...]
     key: str = ""
+    ttr_ms: int = 0
+
+
+class Peeked(NamedTuple):
+    """A message seen in the store, without being taken. It may be elsewhere by now.
+
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    """
+
+    message_id: bytes
+    queue: str
+    state: str
+    payload: bytes
+    key: str
+    redeliveries: int
+    published_ms: int
+    expires_ms: int
+    deaths: tuple[Death, ...]
+    owner: bytes = b""
+
+
+class RoundSnapshot(NamedTuple):
+    """A fair queue as queue-by shows it: what is left of the current round, and what waits behind it, by key."""
+
+    round: list[Peeked]
+    queues: dict[str, list[Peeked]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
 
-A record is a fixed head, the fairness key, optional extras (JSON: the death history) and, if the payload is small, the
-payload itself. Small payloads travel with their record, so that a claim needs no second round trip; larger ones are cut
-into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes instead of megabytes.
+A record is a fixed head, the fairness key, optional extras (JSON: the time to run, the death history) and, if the
+payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no second round
+trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes
+instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
 """
@@ -62,6 +63,7 @@ class Record(NamedTuple):
     payload: bytes
     deaths: tuple[Death, ...]
     key: str = ""
+    ttr_ms: int = 0
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
@@ -82,9 +84,10 @@ def encode_record(
     key: str = "",
     chunks: int | None = None,
     size: int | None = None,
+    ttr_ms: int = 0,
 ) -> bytes:
     """``chunks``/``size``: for a message whose payload already stands in the store."""
-    extras = _encode_deaths(deaths) if deaths else b""
+    extras = _encode_extras(deaths, ttr_ms) if deaths or ttr_ms else b""
     size = len(payload) if size is None else size
     if chunks is None:
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
@@ -107,9 +110,9 @@ def decode_record(value: bytes) -> Record:
     start = begin + extras
     if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
         raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths = _decode_deaths(value[begin:start]) if extras else ()
+    deaths, ttr_ms = _decode_extras(value[begin:start]) if extras else ((), 0)
     key = _decode_text(value[_HEAD.size : begin]) if name else ""
-    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key)
+    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key, ttr_ms)
 
 
 def key_of(value: bytes) -> str:
@@ -183,12 +186,16 @@ def decode_control(value: bytes | None) -> QueueControl:
     return QueueControl(**{**fields, "every_key": KeyLimits(**fields["every_key"])})
 
 
-def _encode_deaths(deaths: Sequence[Death]) -> bytes:
-    return encode_json([dataclasses.asdict(death) for death in deaths])
+def _encode_extras(deaths: Sequence[Death], ttr_ms: int) -> bytes:
+    """A list of deaths, and in front of them the time to run if there is one."""
+    history: list[Any] = [dataclasses.asdict(death) for death in deaths]
+    return encode_json([ttr_ms, *history] if ttr_ms else history)
 
 
-def _decode_deaths(value: bytes) -> tuple[Death, ...]:
+def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int]:
     try:
-        return tuple(Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])}) for entry in decode_json(value))
-    except (TypeError, KeyError) as error:
+        extras = decode_json(value)
+        ttr_ms = extras.pop(0) if isinstance(extras[0], int) else 0
+        return tuple(Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])}) for entry in extras), ttr_ms
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise FormatError("unreadable death history", value=value[:80]) from error

@@ -26,7 +26,7 @@ from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
 from kombu_fdb.queue.tally import LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = ["Window", "arm", "claim"]
+__all__ = ["Window", "arm", "claim", "payload_of"]
 
 
 @dataclass(slots=True)
@@ -105,6 +105,16 @@ def _take(
     tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, window: Window, *, leased: bool
 ) -> Delivery | None:
     """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
+    delivery = _deliver(tr, graves, tally, queue, row, window, leased=leased)
+    fair_key = split_place(graves.keys.place(queue, row[0]))[0]
+    if fair_key and (delivery is None or not leased):
+        tally.spared(queue, fair_key)
+    return delivery
+
+
+def _deliver(
+    tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, window: Window, *, leased: bool
+) -> Delivery | None:
     key, value = row
     tr.add_read_conflict_key(key)
     tr.clear(key)
@@ -115,7 +125,7 @@ def _take(
         tally.went(queue, fair_key)
     try:
         record = decode_record(value)
-        payload = _payload(tr, graves.keys, record)
+        payload = payload_of(tr, graves.keys, record)
     except FormatError as error:
         bury(tr, graves, tally, queue, value, "malformed", window.now_ms, details={"error": str(error)})
         return None
@@ -131,11 +141,16 @@ def _take(
             tally.leased(queue, fair_key)
     else:
         drop(tr, graves.keys, record)
-    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key)
+    return Delivery(
+        lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, record.ttr_ms
+    )
 
 
-def _payload(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
-    """Join the chunks. Snapshot: nobody writes them while the record, on which we conflict, exists."""
+def payload_of(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
+    """Join the chunks. Raises ``FormatError`` if one is missing.
+
+    Snapshot: nobody writes them while the record, on which a claim conflicts, exists.
+    """
     if not record.chunks:
         return record.payload
     chunks = tr.get_many([keys.body(record.message_id, number) for number in range(record.chunks)], snapshot=True)

@@ -13,7 +13,7 @@ from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.deadletter import drop
-from kombu_fdb.queue.tally import DELAYED, READY, Tally
+from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 
@@ -67,8 +67,13 @@ def _check_arguments(declaration: QueueDeclaration) -> None:
         )
 
 
-def delete_queue(tr: Transaction, keys: Keyspace, queue: str, *, if_unused: bool, if_empty: bool) -> bool:
+def delete_queue(
+    tr: Transaction, keys: Keyspace, queue: str, *, if_unused: bool, if_empty: bool, if_idle: bool = False
+) -> bool:
     """Remove the declaration and the bindings; the caller purges the messages. False if a condition forbids it."""
+    # Serializable: a claim that commits meanwhile makes this transaction start again.
+    if if_idle and any(tr.get(keys.count(queue, LEASED)) or b""):
+        return False
     if if_unused and tr.get_range(*keys.consumers(queue), limit=1):
         return False
     if if_empty and any(tr.get_range(*range_of(p), limit=1) for p in (keys.ready(queue), keys.keyed(queue))):

@@ -155,6 +155,7 @@ def _store(
         key=record.key,
         chunks=record.chunks or None,
         size=record.size,
+        ttr_ms=record.ttr_ms,
     )
     if not record.chunks:
         for number, chunk in enumerate(chunks_of(record.payload)):

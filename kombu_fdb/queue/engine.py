@@ -16,19 +16,43 @@ happen, with one exception. If it raises ``CommitUnknown``, the store stopped an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kombu_fdb.clock import Clock, IdSource
 from kombu_fdb.errors import MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
-from kombu_fdb.model import LONGEST_KEY, Delivery, KeyCounts, KeyLimits, Lease, Publication, QueueControl, QueueCounts
-from kombu_fdb.queue import claim, control, deadletter, delay, inspect, limits, publish, session, settle, sweep
+from kombu_fdb.model import (
+    LONGEST_KEY,
+    Delivery,
+    KeyCounts,
+    KeyLimits,
+    Lease,
+    Peeked,
+    Publication,
+    QueueControl,
+    QueueCounts,
+    RoundSnapshot,
+)
+from kombu_fdb.queue import (
+    browse,
+    claim,
+    control,
+    deadletter,
+    delay,
+    inspect,
+    limits,
+    publish,
+    replay,
+    session,
+    settle,
+    sweep,
+)
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
-from kombu_fdb.store.protocol import Database, Transaction, Watch
+from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
 
 __all__ = ["Engine", "Policy"]
@@ -150,15 +174,19 @@ class Engine:
         """Delete these messages. False for each whose lease is lost: nothing was changed for it."""
         return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
 
-    def release(self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0) -> list[bool]:
+    def release(
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, str] | None = None
+    ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
         ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
-        unstarted message is handed back uncounted. False for each lost lease.
+        unstarted message is handed back uncounted. ``details`` stand in that death's entry. False for each lost lease.
         """
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
-            return settle.release(tr, self._context(), tally, leases, self._now(), counted=counted, due_ms=due_ms)
+            return settle.release(
+                tr, self._context(), tally, leases, self._now(), counted=counted, due_ms=due_ms, details=details
+            )
 
         return self._write(body)
 
@@ -169,6 +197,22 @@ class Engine:
             return settle.reject(tr, self._context(), tally, leases, self._now(), reason=reason, details=details)
 
         return self._write(body)
+
+    def holds(self, leases: Sequence[Lease]) -> list[bool]:
+        """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
+        return self._read(lambda tr: session.holds(tr, self.keys, leases))
+
+    def replay(self, queue: str, limit: int) -> int:
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back. Returns how many."""
+        total, taken = 0, limit
+        while taken and total < limit:
+            taken, moved = self._replay_part(queue, limit - total)
+            total += moved
+        return total
+
+    def _replay_part(self, queue: str, limit: int) -> tuple[int, int]:
+        limit = min(limit, replay.MESSAGES_PER_TRANSACTION)
+        return self._write(lambda tr, tally: replay.replay(tr, self._context(), tally, queue, limit, self._now()))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -308,9 +352,61 @@ class Engine:
         self._write(lambda tr, tally: limits.limit(tr, self.keys, tally, queue, key, limits_))
         self.routing.forget_queue(queue)
 
+    def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
+        """Change these limits of one key, in one transaction; its others stay. Returns all of them."""
+        changed = self._write(lambda tr, tally: limits.change(tr, self.keys, tally, queue, key, changes))
+        self.routing.forget_queue(queue)
+        return changed
+
+    def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
+        self._write(lambda tr, tally: limits.change_control(tr, self.keys, tally, queue, changes, every_key or {}))
+        self.routing.forget_queue(queue)
+
     def keys_of(self, queue: str) -> dict[str, KeyCounts]:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
+
+    def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
+        """What a lone consumer would get next. See :func:`kombu_fdb.queue.browse.peek`."""
+        now_ms = self._now()
+        return self._read(lambda tr: browse.peek(tr, self.keys, queue, limit, key=key, reverse=reverse, now_ms=now_ms))
+
+    def snapshot(self, queue: str, limit: int) -> RoundSnapshot:
+        """The current round and what waits behind it, of the first ``limit`` messages of the queue."""
+        return self._read(lambda tr: browse.snapshot(tr, self.keys, queue, limit))
+
+    def taken(self, queue: str) -> list[Peeked]:
+        """The messages under leases, by session."""
+        return self._read(lambda tr: browse.taken(tr, self.keys, queue))
+
+    def find(self, queue: str, message_id: bytes) -> Peeked | None:
+        """A message of the queue in any state. Reads the whole queue; may miss one that moves meanwhile."""
+        row = self._find(queue, message_id)
+        return None if row is None else self._read(lambda tr: browse.look(tr, self.keys, queue, row))
+
+    def delete(self, queue: str, message_id: bytes) -> bool:
+        """Delete a message in any state; whoever holds it loses its lease. False if it is not there. As ``find``."""
+        # Again if it moved in between.
+        while (row := self._find(queue, message_id)) is not None:
+            if self._delete(queue, *row):
+                return True
+        return False
+
+    def _delete(self, queue: str, key: bytes, value: bytes) -> bool:
+        return self._write(lambda tr, tally: browse.delete(tr, self.keys, tally, queue, key, value))
+
+    def _find(self, queue: str, message_id: bytes) -> KeyValue | None:
+        for begin, end in browse.ranges(self.keys, queue):
+            row, following = None, begin
+            while row is None and following < end:
+                row, following = self._find_part(queue, message_id, following, end)
+            if row is not None:
+                return row
+        return None
+
+    def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
+        return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
@@ -319,11 +415,15 @@ class Engine:
             total += deleted
         return total
 
-    def delete_queue(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int | None:
-        """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused."""
-        if not self._write(
-            lambda tr, _: control.delete_queue(tr, self.keys, queue, if_unused=if_unused, if_empty=if_empty)
-        ):
+    def delete_queue(
+        self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
+    ) -> int | None:
+        """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused.
+
+        ``if_idle``: refused while messages are in flight.
+        """
+        conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
+        if not self._write(lambda tr, _: control.delete_queue(tr, self.keys, queue, **conditions)):
             return None
         self.routing.forget_queue(queue)
         return self.purge(queue)

@@ -8,6 +8,8 @@ others.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from kombu_fdb.errors import CapacityExceeded, OptionError
 from kombu_fdb.keyspace.codec import decode_control, decode_limits, encode_control, encode_limits
@@ -16,7 +18,9 @@ from kombu_fdb.model import URGENT, KeyLimits, QueueControl
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["check_capacity", "limit", "read", "read_control", "set_control"]
+__all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_control", "set_control"]
+
+T = TypeVar("T", KeyLimits, QueueControl)
 
 NEWCOMERS = ("next", "current", "first")
 
@@ -57,6 +61,31 @@ def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, l
         tr.set(keys.fair(queue), b"")
     tr.set(keys.freed(queue, key), b"")
     tally.wake(queue)
+
+
+def change(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, changes: Mapping[str, Any]
+) -> KeyLimits:
+    """Change some limits of the key and keep its others, or those of every key. Raises ``OptionError``."""
+    changed = _replace(read(tr, keys, queue, key), changes)
+    limit(tr, keys, tally, queue, key, changed)
+    return changed
+
+
+def change_control(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]
+) -> None:
+    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``OptionError``."""
+    control = _replace(read_control(tr, keys, queue), changes)
+    changed = dataclasses.replace(control, every_key=_replace(control.every_key, every_key))
+    set_control(tr, keys, tally, queue, changed)
+
+
+def _replace(value: T, changes: Mapping[str, Any]) -> T:
+    known = {each.name for each in dataclasses.fields(value)}
+    for name in changes.keys() - known:
+        raise OptionError("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
+    return dataclasses.replace(value, **changes)
 
 
 def _free_parked(tr: Transaction, keys: Keyspace, queue: str) -> None:

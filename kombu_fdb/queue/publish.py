@@ -53,7 +53,7 @@ def _put(
     *,
     has_room: bool,
 ) -> None:
-    keys, routing, message_id = graves.keys, graves.routing, graves.ids()
+    keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
         record = encode_record(message_id, publication.payload, published_ms=now_ms, expires_ms=0, key=publication.key)
         _put_chunks(tr, keys, message_id, publication.payload)
@@ -90,6 +90,7 @@ def put(
         published_ms=now_ms,
         expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
         key=publication.key,
+        ttr_ms=publication.ttr_ms,
     )
     _put_chunks(tr, keys, message_id, payload)
     if publication.due_ms > now_ms:

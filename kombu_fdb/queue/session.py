@@ -31,7 +31,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Lease
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["beat", "beats", "fence", "hold_role", "leases", "leave_role", "open_session", "require"]
+__all__ = ["beat", "beats", "fence", "hold_role", "holds", "leases", "leave_role", "open_session", "require"]
 
 
 def open_session(tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int]) -> None:
@@ -82,6 +82,13 @@ def leases(tr: Transaction, keys: Keyspace, session_id: bytes) -> list[Lease]:
     """All messages the session holds."""
     numbers = [keys.unpack(key)[2] for key, _ in tr.get_range(*range_of(keys.leases(session_id)), snapshot=True)]
     return [Lease(session_id, number) for number in numbers if isinstance(number, int)]
+
+
+def holds(tr: Transaction, keys: Keyspace, leases_: Sequence[Lease]) -> list[bool]:
+    """Whether each lease stands: not settled, not swept, and its session not fenced."""
+    asked = [key for lease in leases_ for key in (keys.lease(*lease), keys.session(lease.session))]
+    values = tr.get_many(asked, snapshot=True)
+    return [None not in values[at : at + 2] for at in range(0, len(values), 2)]
 
 
 def hold_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes, observed: bytes | None) -> bool:

@@ -40,12 +40,13 @@ def release(
     *,
     counted: bool,
     due_ms: int = 0,
+    details: dict[str, str] | None = None,
 ) -> list[bool]:
-    """Hand the messages back."""
+    """Hand the messages back. ``details``: noted at the death of those that have come back too often."""
     held = _take_leases(tr, graves.keys, tally, leases)
     for lease in held:
         if lease is not None:
-            put_back(tr, graves, tally, *lease, now_ms, counted=counted, due_ms=due_ms)
+            put_back(tr, graves, tally, *lease, now_ms, counted=counted, due_ms=due_ms, details=details)
     return [lease is not None for lease in held]
 
 
@@ -79,11 +80,12 @@ def put_back(
     *,
     counted: bool,
     due_ms: int = 0,
+    details: dict[str, str] | None = None,
 ) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
     if counted:
         if graves.over_limit(tr, queue, value):
-            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms)
+            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, details=details)
             return
         value = redelivered(value)
     if due_ms > now_ms:

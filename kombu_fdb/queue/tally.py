@@ -64,6 +64,10 @@ class Tally:
     def freed(self, queue: str, key: str) -> None:
         """A lease on a message with a key ended: a parked key may have a slot again."""
         self._add(self._flights, (queue, key), -1)
+        self.spared(queue, key)
+
+    def spared(self, queue: str, key: str) -> None:
+        """A message was chosen and not leased: its key may be parked for a slot that nobody took."""
         self._freed.add((queue, key))
         self._bells.add(queue)
 

@@ -36,8 +36,17 @@ deaths = st.lists(
 ).map(tuple)
 
 
-@given(message_ids, st.binary(max_size=INLINE_BYTES), moments, moments, st.integers(0, 0xFFFF), deaths, st.text())
-def test_records_round_trip(
+@given(
+    message_ids,
+    st.binary(max_size=INLINE_BYTES),
+    moments,
+    moments,
+    st.integers(0, 0xFFFF),
+    deaths,
+    st.text(),
+    st.integers(0, 10**9),
+)
+def test_records_round_trip(  # noqa: PLR0917
     message_id: bytes,
     payload: bytes,
     published: int,
@@ -45,12 +54,20 @@ def test_records_round_trip(
     count: int,
     history: tuple[Death, ...],
     key: str,
+    ttr_ms: int,
 ) -> None:
     value = encode_record(
-        message_id, payload, published_ms=published, expires_ms=expires, redeliveries=count, deaths=history, key=key
+        message_id,
+        payload,
+        published_ms=published,
+        expires_ms=expires,
+        redeliveries=count,
+        deaths=history,
+        key=key,
+        ttr_ms=ttr_ms,
     )
     record = decode_record(value)
-    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key)
+    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key, ttr_ms)
     assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
 
 

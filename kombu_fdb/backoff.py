@@ -1,0 +1,27 @@
+"""Named backoff schedules: how long to wait before which attempt.
+
+A name spells its schedule: pauses separated by slashes and their unit (``s``, ``min`` or ``h``). ``"1/5/25min"`` waits
+1 minute after the first attempt, 5 after the second, 25 after every later one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kombu_fdb.errors import OptionError
+
+__all__ = ["seconds"]
+
+_UNITS = {"s": 1, "min": 60, "h": 3600}
+_NAME = re.compile(r"(?P<pauses>\d+(\.\d+)?(/\d+(\.\d+)?)*)(?P<unit>s|min|h)", re.ASCII)
+
+
+def seconds(name: str, attempt: int) -> float:
+    """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``OptionError``."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise OptionError("not a backoff schedule", name=name, fix="Write pauses and a unit: 1/5/25min, 10/30s, 1h.")
+    if attempt < 1:
+        raise OptionError("attempts count from 1", attempt=attempt)
+    pauses = match["pauses"].split("/")
+    return float(pauses[min(attempt, len(pauses)) - 1]) * _UNITS[match["unit"]]

@@ -1,0 +1,237 @@
+"""Browse: look at single messages where they stand, and delete one there.
+
+Snapshot reads, but for the deletion: looking never conflicts with work. Payloads come whole, as a claim would give
+them; of a message that is unreadable, or whose payload is gone, the bytes of its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.errors import FormatError, QueueError
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record
+from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Peeked, RoundSnapshot
+from kombu_fdb.queue import fair
+from kombu_fdb.queue.claim import payload_of
+from kombu_fdb.queue.deadletter import drop
+from kombu_fdb.queue.settle import end_of_lease
+from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
+from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
+
+__all__ = ["delete", "find_part", "look", "peek", "ranges", "snapshot", "taken"]
+
+#: Messages looked at in one transaction.
+MESSAGES_PER_TRANSACTION = 1_000
+
+
+def peek(
+    tr: Transaction, keys: Keyspace, queue: str, limit: int, *, key: str | None, reverse: bool, now_ms: int
+) -> list[Peeked]:
+    """Up to ``limit`` ready messages, in the order in which a lone consumer would get them.
+
+    ``key``: of this key only, whether it is limited or not. ``reverse``: the last ones first, by a range read from the
+    end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
+    """
+    fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
+    if not fair_queue:
+        whole = range_of(keys.items(queue, key or "", b""))
+        rows = tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
+    elif reverse:
+        raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
+    else:
+        control = decode_control(tr.get(keys.control(queue), snapshot=True))
+        # A claim that is never committed.
+        rows = fair.choose(DryRun(tr), keys, queue, control, limit, slice_=0, first_door=0, now_ms=now_ms)
+    return [look(tr, keys, queue, row) for row in rows]
+
+
+def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
+    """A stored row as what a person wants to see."""
+    key, value = row
+    state, owner = _state(keys, queue, key)
+    if state == LEASED:
+        _queue, _place, value = decode_lease(value)
+    try:
+        record = decode_record(value)
+        payload = payload_of(tr, keys, record)
+    except FormatError:
+        record, payload = Record(b"", 0, 0, 0, 0, len(value), value, ()), value
+    return Peeked(
+        record.message_id,
+        queue,
+        state,
+        payload,
+        record.key,
+        record.redeliveries,
+        record.published_ms,
+        record.expires_ms,
+        record.deaths,
+        owner,
+    )
+
+
+def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, bytes]:
+    """Where a message's key stands, and whose session's a leased one is."""
+    if key.startswith(keys.delayed(queue)):
+        return DELAYED, b""
+    begin, end = keys.all_leases
+    if begin <= key < end:
+        owner = keys.unpack(key)[1]
+        assert isinstance(owner, bytes)
+        return LEASED, owner
+    return READY, b""
+
+
+# -- the round ---------------------------------------------------------------------------------------------------------
+
+
+def snapshot(tr: Transaction, keys: Keyspace, queue: str, limit: int) -> RoundSnapshot:
+    """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages behind it.
+
+    Of ``limit`` messages without a key and as many with one.
+    """
+    ring, rounds, keyed, unkeyed = tr.get_ranges(
+        [
+            (*range_of(keys.ring(queue)), 0),
+            (*keys.rounds(queue), 0),
+            (*range_of(keys.keyed(queue)), limit),
+            (*range_of(keys.ready(queue)), limit),
+        ],
+        snapshot=True,
+    )
+    serving = {keys.round_rank(queue, key): int.from_bytes(value, "big") for key, value in rounds}
+    waiting = _by_subqueue(keys, queue, unkeyed + keyed)
+    heads = []
+    for entry, items in ring:
+        rank, round_, _stamp, key = keys.split_ring(queue, entry)
+        messages = waiting.get((key, items))
+        if messages and round_ <= serving.get(rank, 0):
+            heads.append(messages.pop(0))
+    queues: dict[str, list[Peeked]] = {}
+    for (key, _rank), rows in sorted(waiting.items()):
+        if rows:
+            queues.setdefault(key, []).extend([look(tr, keys, queue, row) for row in rows])
+    return RoundSnapshot([look(tr, keys, queue, row) for row in heads], queues)
+
+
+def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[tuple[str, bytes], list[KeyValue]]:
+    found: dict[tuple[str, bytes], list[KeyValue]] = {}
+    for row in rows:
+        found.setdefault(split_place(keys.place(queue, row[0])), []).append(row)
+    return found
+
+
+# -- one message -------------------------------------------------------------------------------------------------------
+
+
+def taken(tr: Transaction, keys: Keyspace, queue: str) -> list[Peeked]:
+    """The queue's messages under leases."""
+    rows = tr.get_range(*keys.all_leases, snapshot=True)
+    return [look(tr, keys, queue, row) for row in rows if _is_of(queue, row[1])]
+
+
+def ranges(keys: Keyspace, queue: str) -> list[Range]:
+    """Where a message of the queue may be, in the direction in which messages move."""
+    prefixes = (keys.delayed(queue), keys.ready(queue), keys.keyed(queue))
+    return [*map(range_of, prefixes), keys.all_leases]
+
+
+def find_part(
+    tr: Transaction, keys: Keyspace, queue: str, message_id: bytes, begin: bytes, end: bytes
+) -> tuple[KeyValue | None, bytes]:
+    """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's, if found, and where to go on."""
+    rows = tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    leases = keys.all_leases[0] <= begin < keys.all_leases[1]
+    for key, value in rows:
+        if message_id in value and (not leases or _is_of(queue, value)):
+            record = decode_lease(value)[2] if leases else value
+            if _id_of(record) == message_id:
+                return (key, value), end
+    return None, rows[-1][0] + b"\x00" if len(rows) == MESSAGES_PER_TRANSACTION else end
+
+
+def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> bool:
+    """Delete a message that is still as it was seen. False if it has moved."""
+    if tr.get(key) != value:
+        return False
+    tr.clear(key)
+    state, _owner = _state(keys, queue, key)
+    record = value
+    if state == LEASED:
+        _queue, place, record = decode_lease(value)
+        end_of_lease(tally, queue, place)
+    else:
+        tally.change(queue, state, -1)
+    if key.startswith(keys.keyed(queue)):
+        tally.went(queue, split_place(keys.place(queue, key))[0])
+    drop(tr, keys, decode_record(record))
+    return True
+
+
+def _is_of(queue: str, lease: bytes) -> bool:
+    try:
+        return decode_lease(lease)[0] == queue
+    except FormatError:
+        return False
+
+
+def _id_of(record: bytes) -> bytes:
+    try:
+        return decode_record(record).message_id
+    except FormatError:
+        return b""
+
+
+# -- what would be -----------------------------------------------------------------------------------------------------
+
+
+class DryRun:
+    """A transaction that reads what is there, and keeps its writes to itself: to see what a verb would do."""
+
+    def __init__(self, inner: Transaction) -> None:
+        self._inner = inner
+        self._own: dict[bytes, bytes] = {}
+
+    @property
+    def read_only(self) -> bool:
+        return True
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        del snapshot
+        return self._own[key] if key in self._own else self._inner.get(key, snapshot=True)
+
+    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        del snapshot
+        return self._inner.get_many(keys, snapshot=True)
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]:
+        del snapshot
+        return self._inner.get_range(begin, end, limit=limit, reverse=reverse, snapshot=True)
+
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        del snapshot
+        return self._inner.get_ranges(ranges, snapshot=True)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._own[key] = value
+
+    def clear(self, key: bytes) -> None:
+        """The queue's verbs never read again what they cleared."""
+
+    def clear_range(self, begin: bytes, end: bytes) -> None: ...
+    def add(self, key: bytes, delta: int) -> None: ...
+    def byte_max(self, key: bytes, value: bytes) -> None: ...
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None: ...
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None: ...
+    def add_read_conflict_key(self, key: bytes) -> None: ...
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None: ...
+
+    def watch(self, key: bytes) -> Watch:
+        raise NotImplementedError
+
+    def commit(self) -> None: ...
+    def cancel(self) -> None: ...
