@@ -6,11 +6,10 @@ Only this module names drivers, and it imports one when it is asked for: an appl
 from __future__ import annotations
 
 import random
-import sys
 from typing import NamedTuple
 
 from kombu_fdb.clock import SystemClock, random_id
-from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.location import ClusterLocation, Location, SqliteLocation
 from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine, Policy
@@ -70,7 +69,6 @@ def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -
 
 
 def _open_cluster(location: ClusterLocation, timeout_s: float) -> Database:
-    _refuse_green_threads()
     from kombu_fdb.store.foundationdb import FoundationDatabase
 
     return FoundationDatabase.open(
@@ -78,19 +76,6 @@ def _open_cluster(location: ClusterLocation, timeout_s: float) -> Database:
         connection_string=location.connection_string,
         timeout_s=timeout_s,
     )
-
-
-def _refuse_green_threads() -> None:
-    """The network thread of the binding must be a real one: a greenlet would block the process for ever."""
-    for library in ("gevent.monkey", "eventlet.patcher"):
-        module = sys.modules.get(library)
-        check = getattr(module, "is_module_patched", None) or getattr(module, "is_monkey_patched", None)
-        if check is not None and check("threading" if library.startswith("gevent") else "thread"):
-            raise OptionError(
-                "FoundationDB can't be used beside monkey-patched threads",
-                library=library.partition(".")[0],
-                fix="Use the prefork, threads or solo pool; or fdb+sqlite://, which works with all of them.",
-            )
 
 
 def _engine(database: Database, location: Location, options: Options) -> Engine:

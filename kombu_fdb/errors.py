@@ -15,7 +15,8 @@
     │   ├── ExchangeNotFound
     │   ├── NotEquivalent              redeclared with other properties (AMQP 406)
     │   ├── LeaseLost                  somebody else may hold the message by now
-    │   └── MessageTooLarge
+    │   ├── MessageTooLarge
+    │   └── CapacityExceeded           a key, or a queue, takes no more
     ├── ForkedError                    an object of the parent process was used in its child
     └── FormatError                    stored bytes of a newer or a broken writer
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CapacityExceeded",
     "CommitUnknown",
     "Conflict",
     "ExchangeNotFound",
@@ -166,6 +168,12 @@ class MessageTooLarge(QueueError):
     """The message is over ``max_message_size``; nothing was stored."""
 
     text = "the message is too large"
+
+
+class CapacityExceeded(QueueError):
+    """The key or queue is full; nothing was stored. Carries ``current_size`` and ``capacity``."""
+
+    text = "no more room in the queue"
 
 
 class ForkedError(KombuFDBError):

@@ -86,7 +86,7 @@ class Membership:
     @classmethod
     def open(cls, engine: Engine, options: Options, chores: Callable[[], None]) -> Membership:
         """``chores`` is called from the duties thread, about once a second and after :meth:`nudge`."""
-        session_id = engine.open_session(_describe(options))
+        session_id = engine.open_session(_describe(), ttl_s=options.session_ttl)
         membership = cls(engine, options, session_id, chores)
         for thread in membership._threads:
             thread.start()
@@ -148,7 +148,7 @@ class Membership:
     # -- the threads -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        heartbeat = Heartbeat(self._engine, self.session_id)
+        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl)
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self._stopped.wait(interval_s):
@@ -186,7 +186,6 @@ class Membership:
             SystemClock(),
             random.Random(),
             self.session_id,
-            session_ttl_s=self._options.session_ttl,
             sweep_interval_s=self._options.sweep_interval,
         )
 
@@ -212,11 +211,5 @@ class Membership:
         self._bell.ring()
 
 
-def _describe(options: Options) -> dict[str, str | int]:
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "program": Path(sys.argv[0] or "python").name,
-        # How long others have to see no beat before they may call it dead, whatever their own options say.
-        "ttl_ms": int(options.session_ttl * 1000),
-    }
+def _describe() -> dict[str, str | int]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "program": Path(sys.argv[0] or "python").name}

@@ -13,8 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["NO_PRIORITY", "URGENT", "Death", "Delivery", "Lease", "Publication", "QueueCounts"]
+__all__ = [
+    "LONGEST_KEY",
+    "NO_PRIORITY",
+    "URGENT",
+    "Death",
+    "Delivery",
+    "KeyCounts",
+    "KeyLimits",
+    "Lease",
+    "Publication",
+    "QueueControl",
+    "QueueCounts",
+]
 
+#: A fairness key's longest UTF-8 form, in bytes.
+LONGEST_KEY = 512
 #: The most urgent priority, as in AMQP; the least urgent is 0.
 URGENT = 9
 NO_PRIORITY = 0
@@ -36,6 +50,8 @@ class Publication:
     due_ms: int = 0
     ttl_ms: int | None = None
     expires_ms: int = 0
+    #: Whose message it is, for fair scheduling; "" is a key of its own. See :data:`LONGEST_KEY`.
+    key: str = ""
 
 
 class Lease(NamedTuple):
@@ -55,6 +71,7 @@ class Delivery(NamedTuple):
     #: How often it was handed out and came back before.
     redeliveries: int
     deaths: tuple[Death, ...]
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +94,45 @@ class QueueCounts:
     ready: int = 0
     delayed: int = 0
     leased: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key of a queue may do; the defaults limit nothing.
+
+    ``weight``: messages per turn. ``max_in_flight``: how many may be leased at a time (1 is Tarantool's utube).
+    ``rate``: messages per second over all consumers, with a burst of ``burst``. ``capacity``: ready messages, beyond
+    which publishing to the key is refused. ``priority``: of the whole key, instead of its messages' own.
+    """
+
+    paused: bool = False
+    weight: int = 1
+    max_in_flight: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    capacity: int | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueControl:
+    """How a queue is worked on. ``every_key`` holds for keys without limits of their own.
+
+    ``newcomer``: when a key that had no messages gets its turn: after the ``next`` round (queue-by's order), in the
+    ``current`` one, or ``first`` of all.
+    """
+
+    paused: bool = False
+    newcomer: str = "next"
+    every_key: KeyLimits = KeyLimits()
+    #: Some key has limits of its own.
+    limited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCounts:
+    """One key of a queue: its messages and whether it is limited."""
+
+    ready: int = 0
+    leased: int = 0
+    limits: KeyLimits | None = None

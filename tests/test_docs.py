@@ -26,7 +26,7 @@ GUARANTEES = (
 
 def rendered_keys():
     """The reStructuredText table of ``layout.py`` in Markdown."""
-    _, heading, rows, _ = re.split(r"^=+ =+ =+\n", layout.__doc__, flags=re.MULTILINE)
+    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", layout.__doc__, flags=re.MULTILINE)
     lines = [heading, "--- | --- | ---", *rows.splitlines()]
     cells = [lines[1].split(" | ") if " | " in line else re.split(r"\s{2,}", line.strip()) for line in lines]
     assert all(len(row) == 3 for row in cells), [row for row in cells if len(row) != 3]

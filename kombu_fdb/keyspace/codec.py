@@ -1,8 +1,8 @@
 """The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
 
-A record is a fixed head, optional extras (JSON: the death history) and, if the payload is small, the payload itself.
-Small payloads travel with their record, so that a claim needs no second round trip; larger ones are cut into chunks of
-their own, so that requeueing, leasing and promoting move a few dozen bytes instead of megabytes.
+A record is a fixed head, the fairness key, optional extras (JSON: the death history) and, if the payload is small, the
+payload itself. Small payloads travel with their record, so that a claim needs no second round trip; larger ones are cut
+into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
 """
@@ -16,19 +16,24 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death
+from kombu_fdb.model import Death, KeyLimits, QueueControl
 
 __all__ = [
     "CHUNK_BYTES",
     "INLINE_BYTES",
     "Record",
     "chunks_of",
+    "decode_control",
     "decode_json",
     "decode_lease",
+    "decode_limits",
     "decode_record",
+    "encode_control",
     "encode_json",
     "encode_lease",
+    "encode_limits",
     "encode_record",
+    "key_of",
     "redelivered",
 ]
 
@@ -38,11 +43,11 @@ INLINE_BYTES = 2048
 CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 1
-#: version, redeliveries, chunks, extras' length, payload's length, published_ms, expires_ms, message id
-_HEAD = struct.Struct(">BHHIIQQ16s")
+#: version, redeliveries, chunks, key's length, extras' length, payload's length, published_ms, expires_ms, message id
+_HEAD = struct.Struct(">BHHHIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
 _MOST_REDELIVERIES = 0xFFFF
-_LEASE_HEAD = struct.Struct(">BHB")
+_LEASE_HEAD = struct.Struct(">BHH")
 
 
 class Record(NamedTuple):
@@ -56,6 +61,7 @@ class Record(NamedTuple):
     size: int
     payload: bytes
     deaths: tuple[Death, ...]
+    key: str = ""
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
@@ -73,6 +79,7 @@ def encode_record(
     expires_ms: int,
     redeliveries: int = 0,
     deaths: Sequence[Death] = (),
+    key: str = "",
     chunks: int | None = None,
     size: int | None = None,
 ) -> bytes:
@@ -81,21 +88,36 @@ def encode_record(
     size = len(payload) if size is None else size
     if chunks is None:
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-    head = _HEAD.pack(RECORD_VERSION, redeliveries, chunks, len(extras), size, published_ms, expires_ms, message_id)
-    return head + extras + (b"" if chunks else payload)
+    name = key.encode()
+    head = _HEAD.pack(
+        RECORD_VERSION, redeliveries, chunks, len(name), len(extras), size, published_ms, expires_ms, message_id
+    )
+    return head + name + extras + (b"" if chunks else payload)
 
 
 def decode_record(value: bytes) -> Record:
     """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
     try:
-        version, redeliveries, chunks, extras, size, published_ms, expires_ms, message_id = _HEAD.unpack_from(value)
+        version, redeliveries, chunks, name, extras, size, published_ms, expires_ms, message_id = _HEAD.unpack_from(
+            value
+        )
     except struct.error as error:
         raise FormatError("unreadable message record", length=len(value)) from error
-    start = _HEAD.size + extras
+    begin = _HEAD.size + name
+    start = begin + extras
     if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
         raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths = _decode_deaths(value[_HEAD.size : start]) if extras else ()
-    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths)
+    deaths = _decode_deaths(value[begin:start]) if extras else ()
+    key = _decode_text(value[_HEAD.size : begin]) if name else ""
+    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key)
+
+
+def key_of(value: bytes) -> str:
+    """The fairness key of a record; "" if it has none or can't be read."""
+    try:
+        return decode_record(value).key
+    except FormatError:
+        return ""
 
 
 def redelivered(value: bytes) -> bytes:
@@ -120,7 +142,7 @@ def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
         raise FormatError("unreadable lease", version=version)
     place = _LEASE_HEAD.size + name_length
     record = place + place_length
-    return value[_LEASE_HEAD.size : place].decode(), value[place:record], value[record:]
+    return _decode_text(value[_LEASE_HEAD.size : place]), value[place:record], value[record:]
 
 
 def encode_json(value: Any) -> bytes:
@@ -132,6 +154,33 @@ def decode_json(value: bytes) -> Any:
         return json.loads(value)
     except ValueError as error:
         raise FormatError("unreadable JSON value", value=value[:80]) from error
+
+
+def _decode_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError("unreadable text", value=value[:80]) from error
+
+
+def encode_limits(limits: KeyLimits) -> bytes:
+    return encode_json(dataclasses.asdict(limits))
+
+
+def decode_limits(value: bytes) -> KeyLimits:
+    return KeyLimits(**decode_json(value))
+
+
+def encode_control(control: QueueControl) -> bytes:
+    return encode_json(dataclasses.asdict(control))
+
+
+def decode_control(value: bytes | None) -> QueueControl:
+    """The defaults if there is none."""
+    if value is None:
+        return QueueControl()
+    fields = decode_json(value)
+    return QueueControl(**{**fields, "every_key": KeyLimits(**fields["every_key"])})
 
 
 def _encode_deaths(deaths: Sequence[Death]) -> bytes:

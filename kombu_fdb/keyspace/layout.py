@@ -2,48 +2,67 @@
 
 All keys are tuples (``tuples.py``) under one namespace, ``("celery-fdb", namespace)``.
 
-================================================== ============================================ =====================
-key                                                value                                        written by
-================================================== ============================================ =====================
-``("format",)``                                    format version                               first open
-``("ready", queue, rank, stamp)``                  record                                       publish, promote, release, sweep; cleared by claim
-``("delayed", queue, due_ms, rank, stamp)``        record                                       publish, release; cleared by promote
-``("lease", session, number)``                     queue, place, record                         claim; cleared by ack, release, sweep
-``("body", message_id, chunk)``                    a piece of a large payload                   publish; cleared with the message
-``("count", queue, state)``                        number of messages, atomic add               every verb
-``("bell", queue)``                                versionstamp; watched by idle consumers      whoever makes a message ready
-``("waiting", queue)``                             "": the queue has delayed messages           publish, release; cleared by promote
-``("alarm",)``                                     versionstamp; watched by the promoter        whoever delays a message
-``("session", session)``                           who it is; absent once fenced                session; cleared by sweep
-``("beat", session)``                              versionstamp of the last heartbeat           session
-``("role", role)``                                 session that holds it, versionstamp          promoter
-``("exchange", name)``                             type, properties                             declare
-``("binding", exchange, queue, routing_key)``      arguments                                    bind
-``("bound", queue, exchange, routing_key)``        "": the same bindings by queue               bind
-``("queue", name)``                                properties, arguments                        declare
-``("expiring", queue)``                            versionstamp of the last use                 declare, get, consume
-``("consumer", queue, session, tag)``              ""                                           consume on queues that can vanish
-``("epoch", exchange)``                            versionstamp of its last change              declare, bind, unbind, delete
-``("token", client, slot)``                        commit token (``store/retry.py``)            every writing transaction
-================================================== ============================================ =====================
+====================================================  =======================================  ==================================================
+key                                                   value                                    written by
+====================================================  =======================================  ==================================================
+``("format",)``                                       format version                           first open
+``("ready", queue, rank, stamp)``                     record                                   publish, promote, release, sweep; cleared by claim
+``("keyed", queue, key, rank, stamp)``                record of a message with a key           publish, promote, release, sweep; cleared by claim
+``("fair", queue)``                                   "": a message with a key was published   publish
+``("todo", queue, "door", bucket, key, rank)``        "": look at this key                     publish, release, sweep; cleared by claim
+``("todo", queue, "freed", key)``                     "": the key may do more than before      ack, release, sweep, limit; cleared by claim
+``("active", queue, key, rank)``                      A: in the ring, P: parked                claim
+``("todo", queue, "ring", rank, round, stamp, key)``  rank of the messages: the key's turn     claim
+``("round", queue, rank)``                            the round being served, atomic max       claim
+``("pace", queue, rank, tenant)``                     last round given to a tenant's keys      claim
+``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
+``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
+``("limits", queue, key)``                            the key's limits                         limit
+``("control", queue)``                                paused, newcomer, limits of every key    limit, pause
+``("bucket", queue, key)``                            token bucket of a rate                   claim
+``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
+``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
+``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
+``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
+``("count", queue, state)``                           number of messages, atomic add           every verb
+``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
+``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
+``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
+``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
+``("beat", session)``                                 versionstamp of the last heartbeat       session
+``("role", role)``                                    session that holds it, versionstamp      promoter
+``("exchange", name)``                                type, properties                         declare
+``("binding", exchange, queue, routing_key)``         arguments                                bind
+``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
+``("queue", name)``                                   properties, arguments                    declare
+``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
+``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
+``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
+====================================================  =======================================  ==================================================
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
-``stamp`` together are a message's *place*; a requeued message goes back to it.
+``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
+A key's ring entry, its active mark and its doors are kept per rank: priority is strict across keys.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from zlib import crc32
 
-from kombu_fdb.keyspace.tuples import STAMP_CODE, STAMP_LENGTH, pack, pack_int, range_of, unpack
+from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
 from kombu_fdb.model import URGENT
 
-__all__ = ["FORMAT_VERSION", "Keyspace", "Range"]
+__all__ = ["FORMAT_VERSION", "Keyspace", "Range", "split_place"]
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
 
 Range = tuple[bytes, bytes]
+
+#: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
+BUCKETS = 256
 
 #: Ranks are one packed integer each.
 _RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
@@ -61,6 +80,9 @@ class Keyspace:
         self.bell = lru_cache(4096)(self._bell)
         self.count = lru_cache(16384)(self._count)
         self.waiting = lru_cache(4096)(self._waiting)
+        self.keyed = lru_cache(4096)(self._keyed)
+        self.fair = lru_cache(4096)(self._fair)
+        self.control = lru_cache(4096)(self._control)
         self.epoch = lru_cache(1024)(self._epoch)
 
     def _key(self, tag: str, *rest: str | bytes | int) -> bytes:
@@ -71,6 +93,10 @@ class Keyspace:
     def _ready(self, queue: str) -> bytes:
         """Prefix; append a place."""
         return self._key("ready", queue)
+
+    def at(self, queue: str, place: bytes) -> bytes:
+        """The key of a ready message."""
+        return (self.keyed(queue) if place.startswith(TEXT_CODE) else self.ready(queue)) + place
 
     @staticmethod
     def rank(priority: int) -> bytes:
@@ -146,6 +172,140 @@ class Keyspace:
     @property
     def all_waiting(self) -> Range:
         return range_of(self._key("waiting"))
+
+    # -- fairness -------------------------------------------------------------------------------------------------
+
+    def _keyed(self, queue: str) -> bytes:
+        """Prefix; append a place that begins with a key."""
+        return self._key("keyed", queue)
+
+    def items(self, queue: str, key: str, rank: bytes) -> bytes:
+        """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
+        return (self.keyed(queue) + pack(key) if key else self.ready(queue)) + rank
+
+    def _fair(self, queue: str) -> bytes:
+        return self._key("fair", queue)
+
+    def _control(self, queue: str) -> bytes:
+        return self._key("control", queue)
+
+    def todo(self, queue: str) -> Range:
+        """Doors, bells and ring: not empty if a claim would find something."""
+        return range_of(self._key("todo", queue))
+
+    def doors(self, queue: str) -> Range:
+        return range_of(self._key("todo", queue, "door"))
+
+    def doors_from(self, queue: str, bucket: int) -> bytes:
+        """Where the doors of a bucket begin."""
+        return self._key("todo", queue, "door", bucket)
+
+    def door(self, queue: str, key: str, rank: bytes) -> bytes:
+        return self._key("todo", queue, "door", crc32(key.encode()) % BUCKETS, key) + rank
+
+    def all_freed(self, queue: str) -> Range:
+        return range_of(self._key("todo", queue, "freed"))
+
+    def freed(self, queue: str, key: str) -> bytes:
+        return self._key("todo", queue, "freed", key)
+
+    def active(self, queue: str, key: str, rank: bytes) -> bytes:
+        return self._key("active", queue, key) + rank
+
+    def active_ranks(self, queue: str, key: str) -> Range:
+        return range_of(self._key("active", queue, key))
+
+    def ring(self, queue: str) -> bytes:
+        """Prefix; append rank, round, stamp, key."""
+        return self._key("todo", queue, "ring")
+
+    def ring_entry(self, queue: str, rank: bytes, round_: int, stamp: bytes, key: str) -> bytes:
+        """``stamp``: 12 bytes, of the key's first message."""
+        return self.ring(queue) + rank + pack_int(round_) + pack_stamp(stamp) + pack(key)
+
+    def split_ring(self, queue: str, entry: bytes) -> tuple[bytes, int, bytes, str]:
+        """Packed rank, round, 12-byte stamp, key."""
+        rank, round_, stamp, key = unpack(entry[len(self.ring(queue)) :])
+        assert isinstance(rank, int)
+        assert isinstance(round_, int)
+        assert isinstance(stamp, bytes)
+        return pack_int(rank), round_, stamp, str(key)
+
+    def split_door(self, door: bytes) -> tuple[str, bytes]:
+        """Key and packed rank."""
+        _tag, _queue, _door, _bucket, key, rank = self.unpack(door)
+        assert isinstance(rank, int)
+        return str(key), pack_int(rank)
+
+    def split_freed(self, freed: bytes) -> str:
+        """The key."""
+        return str(self.unpack(freed)[-1])
+
+    def fairness(self, queue: str) -> list[Range]:
+        """All that goes with a queue's keys, but the messages, their counters and the bucket of a limit."""
+        tags = ("todo", "active", "round", "pace", "limits", "bucket")
+        return [range_of(self._key(tag, queue)) for tag in tags]
+
+    def all_active(self, queue: str) -> Range:
+        return range_of(self._key("active", queue))
+
+    def active_rank(self, queue: str, key: str, mark: bytes) -> bytes:
+        """Packed rank of a mark."""
+        return mark[len(self._key("active", queue, key)) :]
+
+    def place_rank(self, queue: str, ready: bytes) -> bytes:
+        """Packed rank of a message in the ready range."""
+        return split_place(ready[len(self.ready(queue)) :])[1]
+
+    def place(self, queue: str, key: bytes) -> bytes:
+        """The place of a ready message's key."""
+        keyed = self.keyed(queue)
+        return key[len(keyed) :] if key.startswith(keyed) else key[len(self.ready(queue)) :]
+
+    def rounds(self, queue: str) -> Range:
+        return range_of(self._key("round", queue))
+
+    def round_rank(self, queue: str, key: bytes) -> bytes:
+        """Packed rank of a round's key."""
+        return key[len(self._key("round", queue)) :]
+
+    def round(self, queue: str, rank: bytes) -> bytes:
+        return self._key("round", queue) + rank
+
+    def pace(self, queue: str, rank: bytes, tenant: str) -> bytes:
+        return self._key("pace", queue) + rank + pack(tenant)
+
+    def flight(self, queue: str, key: str) -> bytes:
+        return self._key("flight", queue, key)
+
+    def backlog(self, queue: str, key: str) -> bytes:
+        return self._key("backlog", queue, key)
+
+    def backlogs(self, queue: str) -> Range:
+        return range_of(self._key("backlog", queue))
+
+    def flights(self, queue: str) -> Range:
+        return range_of(self._key("flight", queue))
+
+    def limits(self, queue: str, key: str) -> bytes:
+        return self._key("limits", queue, key)
+
+    def all_limits(self, queue: str) -> Range:
+        return range_of(self._key("limits", queue))
+
+    def bucket(self, queue: str, key: str) -> bytes:
+        return self._key("bucket", queue, key)
+
+    def thaw(self, due_ms: int, queue: str, key: str) -> bytes:
+        return self._key("thaw", due_ms, queue, key)
+
+    def thawed_until(self, now_ms: int) -> Range:
+        prefix = self._key("thaw")
+        return prefix, prefix + pack_int(now_ms + 1)
+
+    @property
+    def all_thaws(self) -> Range:
+        return range_of(self._key("thaw"))
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -233,5 +393,10 @@ class Keyspace:
         return unpack(key[len(self.prefix) :])
 
 
-#: Length of a packed place: rank 0 packs into one byte, the others into two.
-SHORTEST_PLACE = 1 + 1 + STAMP_LENGTH
+def split_place(place: bytes) -> tuple[str, bytes]:
+    """Key ("" for none) and packed rank of a place."""
+    if not place.startswith(TEXT_CODE):
+        return "", place[:1] if place.startswith(_RANKS[URGENT]) else place[:2]
+    key, rank, _stamp = unpack(place)
+    assert isinstance(rank, int)
+    return str(key), pack_int(rank)

@@ -11,7 +11,7 @@ chosen by the writer) behind :data:`STAMP_CODE`.
 
 from __future__ import annotations
 
-__all__ = ["STAMP_CODE", "STAMP_LENGTH", "Element", "pack", "pack_int", "pack_stamp", "range_of", "unpack"]
+__all__ = ["STAMP_CODE", "STAMP_LENGTH", "TEXT_CODE", "Element", "pack", "pack_int", "pack_stamp", "range_of", "unpack"]
 
 from kombu_fdb.errors import FormatError
 

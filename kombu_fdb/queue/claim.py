@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_record, encode_lease
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease
+from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import Delivery, Lease, QueueControl
+from kombu_fdb.queue import fair, session
 from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
 from kombu_fdb.queue.tally import LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
@@ -38,6 +40,8 @@ class Window:
     #: How many windows to leave to rivals (``contention.py``).
     slice: int
     now_ms: int
+    #: Where to begin among the doors of a fair queue (``fair.py``).
+    first_door: int
 
 
 def claim(
@@ -48,19 +52,53 @@ def claim(
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
     holds a versionstamped key of the same transaction can't be read.
     """
+    states = _read_states(tr, graves.keys, queues, window)
     rows: list[tuple[str, KeyValue]] = []
     for queue in queues:
         room = window.limit - len(rows)
         if room > 0:
-            rows += [(queue, row) for row in _read_slice(tr, graves.keys, queue, room, window.slice)]
+            rows += [(queue, row) for row in _choose(tr, graves.keys, queue, states[queue], room, window)]
     taken = [_take(tr, graves, tally, queue, row, window, leased=queue not in no_ack) for queue, row in rows]
     return [delivery for delivery in taken if delivery is not None]
 
 
-def _read_slice(tr: Transaction, keys: Keyspace, queue: str, room: int, slice_: int) -> list[KeyValue]:
+class _State(NamedTuple):
+    """What a claim must know of a queue before it looks for messages."""
+
+    fair: bool
+    control: QueueControl
+
+
+def _read_states(tr: Transaction, keys: Keyspace, queues: Sequence[str], window: Window) -> dict[str, _State]:
+    """The session and all queues in one round trip. Raises ``LeaseLost``.
+
+    Only the session's record is a conflict: each publish with a key sets the queue's mark again.
+    """
+    states = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
+    values = session.require(tr, keys, window.session, and_read=states)
+    return {
+        queue: _State(values[2 * number] is not None, decode_control(values[2 * number + 1]))
+        for number, queue in enumerate(queues)
+    }
+
+
+def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: int, window: Window) -> list[KeyValue]:
+    if state.control.paused:
+        return []
+    if state.fair:
+        return fair.choose(
+            tr,
+            keys,
+            queue,
+            state.control,
+            room,
+            slice_=window.slice,
+            first_door=window.first_door,
+            now_ms=window.now_ms,
+        )
     begin, end = range_of(keys.ready(queue))
-    rows = tr.get_range(begin, end, limit=room * (slice_ + 1), snapshot=True)
-    return rows[room * slice_ :] or rows[-room:]
+    rows = tr.get_range(begin, end, limit=room * (window.slice + 1), snapshot=True)
+    return rows[room * window.slice :] or rows[-room:]
 
 
 def _take(
@@ -70,7 +108,11 @@ def _take(
     key, value = row
     tr.add_read_conflict_key(key)
     tr.clear(key)
+    place = graves.keys.place(queue, key)
+    fair_key = split_place(place)[0]
     tally.change(queue, READY, -1)
+    if fair_key:
+        tally.went(queue, fair_key)
     try:
         record = decode_record(value)
         payload = _payload(tr, graves.keys, record)
@@ -83,12 +125,13 @@ def _take(
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
     if leased:
-        place = key[len(graves.keys.ready(queue)) :]
         tr.set(graves.keys.lease(*lease), encode_lease(queue, place, value))
         tally.change(queue, LEASED, 1)
+        if fair_key:
+            tally.leased(queue, fair_key)
     else:
         drop(tr, graves.keys, record)
-    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths)
+    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key)
 
 
 def _payload(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
@@ -107,7 +150,19 @@ def arm(tr: Transaction, keys: Keyspace, queues: Sequence[str]) -> list[Watch] |
 
     Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it.
     """
-    for queue in queues:
-        if tr.get_range(*range_of(keys.ready(queue)), limit=1, snapshot=True):
+    heads = tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
+    values = tr.get_many([key for queue in queues for key in (keys.fair(queue), keys.control(queue))], snapshot=True)
+    for number, (queue, head) in enumerate(zip(queues, heads, strict=True)):
+        state = _State(values[2 * number] is not None, decode_control(values[2 * number + 1]))
+        if not state.control.paused and _has_work(tr, keys, queue, state, head):
             return None
     return [tr.watch(keys.bell(queue)) for queue in queues]
+
+
+def _has_work(tr: Transaction, keys: Keyspace, queue: str, state: _State, head: list[KeyValue]) -> bool:
+    if not state.fair:
+        return bool(head)
+    if tr.get_range(*keys.todo(queue), limit=1, snapshot=True):
+        return True
+    # Messages without a key wait, but nobody may have them: their sub-queue is parked.
+    return bool(head) and tr.get(keys.active(queue, "", keys.place_rank(queue, head[0][0])), snapshot=True) is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace
+from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.tally import DELAYED, READY, Tally
@@ -36,13 +36,18 @@ __all__ = [
 ]
 
 MESSAGES_PER_PURGE = 500
+OVERFLOW_MODES = (None, "drop-head", "reject-publish", "reject-publish-dlx")
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
 def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration) -> None:
-    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use."""
+    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
+
+    Raises ``NotEquivalent`` for an argument with a senseless value.
+    """
+    _check_arguments(declaration)
     key, value = keys.queue(declaration.name), declaration.encode()
     if tr.get(key) != value:
         tr.set(key, value)
@@ -50,16 +55,32 @@ def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration
         touch(tr, keys, declaration.name)
 
 
+def _check_arguments(declaration: QueueDeclaration) -> None:
+    for name in ("x-message-ttl", "x-expires", "x-max-length", "x-delivery-limit"):
+        value = declaration.arguments.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise NotEquivalent("a queue argument must be a whole number", queue=declaration.name, **{name: value})
+    overflow = declaration.arguments.get("x-overflow")
+    if overflow not in OVERFLOW_MODES:
+        raise NotEquivalent(
+            "x-overflow is drop-head, reject-publish or reject-publish-dlx", queue=declaration.name, given=overflow
+        )
+
+
 def delete_queue(tr: Transaction, keys: Keyspace, queue: str, *, if_unused: bool, if_empty: bool) -> bool:
     """Remove the declaration and the bindings; the caller purges the messages. False if a condition forbids it."""
     if if_unused and tr.get_range(*keys.consumers(queue), limit=1):
         return False
-    if if_empty and tr.get_range(*range_of(keys.ready(queue)), limit=1):
+    if if_empty and any(tr.get_range(*range_of(p), limit=1) for p in (keys.ready(queue), keys.keyed(queue))):
         return False
     tr.clear(keys.queue(queue))
     tr.clear(keys.expiring(queue))
     tr.clear(keys.bell(queue))
     tr.clear_range(*keys.consumers(queue))
+    for whole in keys.fairness(queue):
+        tr.clear_range(*whole)
+    for key in (keys.fair(queue), keys.control(queue)):
+        tr.clear(key)
     _unbind_queue(tr, keys, queue)
     return True
 
@@ -74,7 +95,7 @@ def purge_part(tr: Transaction, keys: Keyspace, tally: Tally, queue: str) -> int
     """Delete up to :data:`MESSAGES_PER_PURGE` ready and as many delayed messages. Returns how many."""
     return sum(
         _delete_range(tr, keys, tally, queue, range_of(prefix), state)
-        for prefix, state in ((keys.ready(queue), READY), (keys.delayed(queue), DELAYED))
+        for prefix, state in ((keys.ready(queue), READY), (keys.keyed(queue), READY), (keys.delayed(queue), DELAYED))
     )
 
 
@@ -86,6 +107,8 @@ def _delete_range(
         tr.add_read_conflict_key(key)
         tr.clear(key)
         _drop_payload(tr, keys, value)
+        if key.startswith(keys.keyed(queue)):
+            tally.went(queue, split_place(keys.place(queue, key))[0])
     tally.change(queue, state, -len(rows))
     return len(rows)
 

@@ -152,6 +152,7 @@ def _store(
         published_ms=record.published_ms,
         expires_ms=expires_ms,
         deaths=deaths,
+        key=record.key,
         chunks=record.chunks or None,
         size=record.size,
     )

@@ -11,12 +11,14 @@ range, serializably, as empty: a message delayed meanwhile makes that transactio
 
 from __future__ import annotations
 
+from kombu_fdb.keyspace.codec import key_of
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue.publish import store_ready
 from kombu_fdb.queue.tally import DELAYED, Tally
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "promote", "waiting"]
+__all__ = ["MESSAGES_PER_TRANSACTION", "promote", "thaw", "waiting"]
 
 MESSAGES_PER_TRANSACTION = 200
 
@@ -39,11 +41,24 @@ def promote(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, now_ms: i
         tr.add_read_conflict_key(key)
         tr.clear(key)
         _due_ms, rank = keys.split_delayed(queue, key)
-        tr.set_versionstamped_key(keys.ready(queue) + rank + STAMP_CODE, tally.next_user_version(), value)
-    if due:
-        tally.change(queue, DELAYED, -len(due))
-        tally.ready(queue, len(due))
+        store_ready(tr, keys, tally, queue, key_of(value), rank, value)
+    tally.change(queue, DELAYED, -len(due))
     return len(due), _next_due(tr, keys, queue)
+
+
+def thaw(tr: Transaction, keys: Keyspace, now_ms: int) -> int | None:
+    """Ring for keys whose rate allows a message again. Returns when the next one is due."""
+    for entry, _ in tr.get_range(*keys.thawed_until(now_ms), limit=MESSAGES_PER_TRANSACTION, snapshot=True):
+        _tag, _due_ms, queue, key = keys.unpack(entry)
+        tr.clear(entry)
+        tr.set(keys.freed(str(queue), str(key)), b"")
+        tr.set_versionstamped_value(keys.bell(str(queue)))
+    following = tr.get_range(*keys.all_thaws, limit=1, snapshot=True)
+    if not following:
+        return None
+    due_ms = keys.unpack(following[0][0])[1]
+    assert isinstance(due_ms, int)
+    return due_ms
 
 
 def _next_due(tr: Transaction, keys: Keyspace, queue: str) -> int | None:

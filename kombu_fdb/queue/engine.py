@@ -21,10 +21,10 @@ from itertools import count
 from typing import TypeVar
 
 from kombu_fdb.clock import Clock, IdSource
-from kombu_fdb.errors import MessageTooLarge
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import Delivery, Lease, Publication, QueueCounts
-from kombu_fdb.queue import claim, control, deadletter, delay, inspect, publish, session, settle, sweep
+from kombu_fdb.errors import MessageTooLarge, QueueError
+from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
+from kombu_fdb.model import LONGEST_KEY, Delivery, KeyCounts, KeyLimits, Lease, Publication, QueueControl, QueueCounts
+from kombu_fdb.queue import claim, control, deadletter, delay, inspect, limits, publish, session, settle, sweep
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
@@ -32,6 +32,9 @@ from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
 
 __all__ = ["Engine", "Policy"]
+
+#: How long a session may be silent, in seconds.
+SESSION_TTL_S = 30.0
 
 T = TypeVar("T")
 Policy = settle.Policy
@@ -78,18 +81,21 @@ class Engine:
 
         Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
         ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
-        transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CommitUnknown``. Guarantee: DURABLE.
+        transaction holds (see :data:`~kombu_fdb.queue.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing stored),
+        ``CommitUnknown``. Guarantee: DURABLE.
         """
         for publication in publications:
-            self._check_size(publication)
+            self._check(publication)
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
-            return publish.publish(tr, self.keys, self.routing, tally, publications, now_ms=now_ms, ids=self._ids)
+            return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
 
-    def _check_size(self, publication: Publication) -> None:
+    def _check(self, publication: Publication) -> None:
+        if len(publication.key.encode()) > LONGEST_KEY:
+            raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -123,11 +129,12 @@ class Engine:
         def body(tr: Transaction, tally: Tally) -> list[Delivery]:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
-            session.require(tr, self.keys, session_id)
-            window = claim.Window(session_id, first, limit, contention.next_slice(), self._clock.wall_ms())
+            window = claim.Window(
+                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+            )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
-        return self._write(body)
+        return self._write(body, on_conflict=contention.lost)
 
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
@@ -168,15 +175,15 @@ class Engine:
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
-    def open_session(self, description: dict[str, str | int]) -> bytes:
-        """Begin to be a consumer; returns the session's id, which must be beaten every few seconds."""
+    def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
+        """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: bytes) -> bool:
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
         """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id))
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -189,8 +196,8 @@ class Engine:
         self._write(lambda tr, _: session.fence(tr, self.keys, session_id))
         return self.release_session(session_id, counted=False)
 
-    def beats(self) -> list[tuple[bytes, bytes]]:
-        """All sessions' last heartbeats, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
+    def beats(self) -> list[tuple[bytes, bytes, float]]:
+        """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
         return self._read(lambda tr: session.beats(tr, self.keys))
 
     def fence(self, session_id: bytes, last_beat: bytes) -> bool:
@@ -224,12 +231,17 @@ class Engine:
 
     def promote(self) -> tuple[int, int | None]:
         """Make due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
-        promoted, next_due = 0, None
+        promoted, next_due = 0, self._thaw()
         for queue in self._read(lambda tr: delay.waiting(tr, self.keys)):
             moved, due_ms = self._promote_queue(queue)
             promoted += moved
             next_due = due_ms if next_due is None else min(next_due, due_ms or next_due)
         return promoted, next_due
+
+    def _thaw(self) -> int | None:
+        if not self._read(lambda tr: tr.get_range(*self.keys.all_thaws, limit=1, snapshot=True)):
+            return None
+        return self._write(lambda tr, _: delay.thaw(tr, self.keys, self._now()))
 
     def _promote_queue(self, queue: str) -> tuple[int, int | None]:
         total = 0
@@ -280,6 +292,28 @@ class Engine:
     def counts(self, queue: str) -> QueueCounts:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
+
+    def control(self, queue: str) -> QueueControl:
+        """How the queue is worked on."""
+        return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
+
+    def set_control(self, queue: str, control: QueueControl) -> None:
+        """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
+        self._write(lambda tr, tally: limits.set_control(tr, self.keys, tally, queue, control))
+        self.routing.forget_queue(queue)
+
+    def limits(self, queue: str, key: str) -> KeyLimits:
+        """What holds for the key: its own limits, or those of every key."""
+        return self._read(lambda tr: limits.read(tr, self.keys, queue, key))
+
+    def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
+        """Set the limits of one key; None removes them. They count from the next claim on."""
+        self._write(lambda tr, tally: limits.limit(tr, self.keys, tally, queue, key, limits_))
+        self.routing.forget_queue(queue)
+
+    def keys_of(self, queue: str) -> dict[str, KeyCounts]:
+        """The keys that have messages or limits. Guarantee: COUNTS."""
+        return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
@@ -352,14 +386,20 @@ class Engine:
     def _read(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.read(verb, timeout_s=self._timeout_s)
 
-    def _write(self, verb: Callable[[Transaction, Tally], T], timeout_s: float | None = None) -> T:
+    def _write(
+        self,
+        verb: Callable[[Transaction, Tally], T],
+        timeout_s: float | None = None,
+        on_conflict: Callable[[], None] | None = None,
+    ) -> T:
         def body(tr: Transaction) -> T:
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
             return result
 
-        return self._retry(body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

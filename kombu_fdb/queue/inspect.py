@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.codec import decode_lease, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import QueueCounts
+from kombu_fdb.model import KeyCounts, QueueCounts
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY
 from kombu_fdb.routing.tables import Exchange
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["bindings", "counts", "exchanges", "queues", "scan"]
+__all__ = ["bindings", "counts", "exchanges", "keys_of", "queues", "scan"]
 
 STATES = (READY, DELAYED, LEASED)
 
@@ -38,9 +39,22 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
+def keys_of(tr: Transaction, keys: Keyspace, queue: str) -> dict[str, KeyCounts]:
+    """The keys that have messages or limits, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    ranges = (keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue))
+    for name, whole in zip(("ready", "leased", "limits"), ranges, strict=True):
+        for key, value in tr.get_range(*whole, snapshot=True):
+            number = int.from_bytes(value, "little", signed=True) if name != "limits" else decode_limits(value)
+            found.setdefault(str(keys.unpack(key)[2]), {})[name] = number
+    return {key: KeyCounts(**fields) for key, fields in sorted(found.items())}
+
+
 def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
     """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    ready = len(tr.get_range(*range_of(keys.ready(queue)), snapshot=True))
+    ready = sum(
+        len(tr.get_range(*range_of(prefix), snapshot=True)) for prefix in (keys.ready(queue), keys.keyed(queue))
+    )
     delayed = len(tr.get_range(*range_of(keys.delayed(queue)), snapshot=True))
     leased = sum(_lease_queue(value) == queue for _, value in tr.get_range(*keys.all_leases, snapshot=True))
     return QueueCounts(ready, delayed, leased)

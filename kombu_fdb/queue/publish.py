@@ -7,17 +7,20 @@ A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from kombu_fdb.clock import IdSource
 from kombu_fdb.keyspace.codec import chunks_of, encode_record
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Publication
+from kombu_fdb.queue import limits
+from kombu_fdb.queue.deadletter import Graves, bury
+from kombu_fdb.queue.overflow import make_room
 from kombu_fdb.queue.tally import Tally
-from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed"]
+__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed", "store_ready"]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
@@ -26,24 +29,45 @@ BATCH_MESSAGES = 2_000
 
 
 def publish(
-    tr: Transaction,
-    keys: Keyspace,
-    routing: RoutingTables,
-    tally: Tally,
-    publications: Sequence[Publication],
-    *,
-    now_ms: int,
-    ids: IdSource,
+    tr: Transaction, graves: Graves, tally: Tally, publications: Sequence[Publication], *, now_ms: int
 ) -> list[list[str]]:
-    """Store all of them in order. Returns the queues each reached."""
-    reached = []
-    for publication in publications:
-        queues = routing.route(tr, publication.exchange, publication.routing_key)
+    """Store all of them in order. Returns the queues each reached. Raises ``CapacityExceeded``."""
+    routing = graves.routing
+    reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
+    # Before the first message is stored: a range that holds a versionstamped key can't be read any more.
+    coming = Counter(queue for queues in reached for queue in queues)
+    refusing = make_room(tr, graves, tally, coming, now_ms)
+    for publication, queues in zip(publications, reached, strict=True):
         for queue in queues:
-            ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
-            put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=ids())
-        reached.append(queues)
+            _put(tr, graves, tally, queue, publication, now_ms, has_room=queue not in refusing)
     return reached
+
+
+def _put(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    publication: Publication,
+    now_ms: int,
+    *,
+    has_room: bool,
+) -> None:
+    keys, routing, message_id = graves.keys, graves.routing, graves.ids()
+    if not has_room:
+        record = encode_record(message_id, publication.payload, published_ms=now_ms, expires_ms=0, key=publication.key)
+        _put_chunks(tr, keys, message_id, publication.payload)
+        bury(tr, graves, tally, queue, record, "maxlen", now_ms)
+        return
+    if publication.key:
+        limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
+    ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
+    put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
+
+
+def _put_chunks(tr: Transaction, keys: Keyspace, message_id: bytes, payload: bytes) -> None:
+    for number, chunk in enumerate(chunks_of(payload)):
+        tr.set(keys.body(message_id, number), chunk)
 
 
 def put(
@@ -61,15 +85,27 @@ def put(
     payload = publication.payload
     start_ms = max(now_ms, publication.due_ms)
     record = encode_record(
-        message_id, payload, published_ms=now_ms, expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms)
+        message_id,
+        payload,
+        published_ms=now_ms,
+        expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
+        key=publication.key,
     )
-    for number, chunk in enumerate(chunks_of(payload)):
-        tr.set(keys.body(message_id, number), chunk)
+    _put_chunks(tr, keys, message_id, payload)
     if publication.due_ms > now_ms:
         store_delayed(tr, keys, tally, queue, publication.due_ms, keys.rank(publication.priority), record)
         return
-    tr.set_versionstamped_key(keys.ready_prefix(queue, publication.priority), tally.next_user_version(), record)
+    store_ready(tr, keys, tally, queue, publication.key, keys.rank(publication.priority), record)
+
+
+def store_ready(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes
+) -> None:
+    """Put a record at the end of its rank, among the messages of its key if it has one."""
+    tr.set_versionstamped_key(keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version(), record)
     tally.ready(queue)
+    if key:
+        tally.came(queue, key, rank)
 
 
 def store_delayed(

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, redelivered
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import pack_int
-from kombu_fdb.model import URGENT, Lease
+from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
 from kombu_fdb.queue.publish import store_delayed
 from kombu_fdb.queue.tally import LEASED, Tally
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Policy", "ack", "put_back", "reject", "release"]
+__all__ = ["Policy", "ack", "end_of_lease", "put_back", "reject", "release"]
 
 
 def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) -> list[bool]:
@@ -88,16 +87,13 @@ def put_back(
             return
         value = redelivered(value)
     if due_ms > now_ms:
-        store_delayed(tr, graves.keys, tally, queue, due_ms, _rank(place), value)
+        store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value)
         return
-    tr.set(graves.keys.ready(queue) + place, value)
+    tr.set(graves.keys.at(queue, place), value)
     tally.ready(queue)
-
-
-def _rank(place: bytes) -> bytes:
-    """The packed rank at the head of a place: one byte for rank 0, two for the others."""
-    zero = pack_int(0)
-    return zero if place.startswith(zero) else place[: len(pack_int(URGENT))]
+    key, rank = split_place(place)
+    if key:
+        tally.came(queue, key, rank)
 
 
 def _take_leases(
@@ -122,8 +118,16 @@ def _end_lease(tr: Transaction, tally: Tally, key: bytes, value: bytes) -> tuple
     except FormatError:  # left where it is: the sweep keeps it for a person to look at
         return None
     tr.clear(key)
-    tally.change(lease[0], LEASED, -1)
+    end_of_lease(tally, lease[0], lease[1])
     return lease
+
+
+def end_of_lease(tally: Tally, queue: str, place: bytes) -> None:
+    """One message of the queue, and of its key, is no longer leased."""
+    tally.change(queue, LEASED, -1)
+    key, _rank = split_place(place)
+    if key:
+        tally.freed(queue, key)
 
 
 def _drop_value(tr: Transaction, keys: Keyspace, value: bytes) -> None:

@@ -18,13 +18,17 @@ LEASED = "leased"
 class Tally:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_bells", "_counts", "_stamped")
+    __slots__ = ("_alarm", "_backlogs", "_bells", "_counts", "_doors", "_flights", "_freed", "_stamped")
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
         self._bells: set[str] = set()
         self._alarm = False
         self._stamped = 0
+        self._backlogs: dict[tuple[str, str], int] = {}
+        self._flights: dict[tuple[str, str], int] = {}
+        self._doors: set[tuple[str, str, bytes]] = set()
+        self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: str, by: int) -> None:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``."""
@@ -35,6 +39,37 @@ class Tally:
         """Messages became ready: count them and wake who waits for them."""
         self.change(queue, READY, by)
         self._bells.add(queue)
+
+    def wake(self, queue: str) -> None:
+        """Let idle consumers look at the queue."""
+        self._bells.add(queue)
+
+    def came(self, queue: str, key: str, rank: bytes) -> None:
+        """A message with a key became ready: consumers must look at the key."""
+        self._add(self._backlogs, (queue, key), 1)
+        self._doors.add((queue, key, rank))
+
+    def coming(self, queue: str, key: str) -> int:
+        """How many messages of the key this transaction has added."""
+        return self._backlogs.get((queue, key), 0)
+
+    def went(self, queue: str, key: str) -> None:
+        """A message with a key is no longer ready."""
+        self._add(self._backlogs, (queue, key), -1)
+
+    def leased(self, queue: str, key: str) -> None:
+        """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
+        self._add(self._flights, (queue, key), 1)
+
+    def freed(self, queue: str, key: str) -> None:
+        """A lease on a message with a key ended: a parked key may have a slot again."""
+        self._add(self._flights, (queue, key), -1)
+        self._freed.add((queue, key))
+        self._bells.add(queue)
+
+    @staticmethod
+    def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
+        numbers[key] = numbers.get(key, 0) + by
 
     def delayed(self, queue: str) -> None:
         """A message was delayed: count it and let the promoter look at its due time."""
@@ -52,7 +87,22 @@ class Tally:
         for (queue, state), by in self._counts.items():
             if by:
                 tr.add(keys.count(queue, state), by)
+        self._write_keys(tr, keys)
         for queue in self._bells:
             tr.set_versionstamped_value(keys.bell(queue))
         if self._alarm:
             tr.set_versionstamped_value(keys.alarm)
+
+    def _write_keys(self, tr: Transaction, keys: Keyspace) -> None:
+        for (queue, key), by in self._backlogs.items():
+            if by:
+                tr.add(keys.backlog(queue, key), by)
+        for (queue, key), by in self._flights.items():
+            if by:
+                tr.add(keys.flight(queue, key), by)
+        for queue, key, rank in self._doors:
+            tr.set(keys.door(queue, key, rank), b"")
+        for queue, key in self._freed:
+            tr.set(keys.freed(queue, key), b"")
+        for queue in {queue for queue, _, _ in self._doors}:
+            tr.set(keys.fair(queue), b"")

@@ -16,8 +16,9 @@ from typing import Any
 
 from kombu_fdb.clock import Clock
 from kombu_fdb.errors import ExchangeNotFound
-from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.codec import decode_control, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import QueueControl
 from kombu_fdb.routing.match import matches
 from kombu_fdb.store.protocol import Transaction
 
@@ -97,6 +98,7 @@ class RoutingTables:
         self._clock = clock
         self._loaded: dict[str, _Loaded] = {}
         self._declarations: dict[str, tuple[float, QueueDeclaration | None]] = {}
+        self._controls: dict[str, tuple[float, QueueControl]] = {}
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
@@ -138,6 +140,7 @@ class RoutingTables:
     def forget_queue(self, name: str) -> None:
         """Read it again: this process changed it."""
         self._declarations.pop(name, None)
+        self._controls.pop(name, None)
 
     def _argument(self, tr: Transaction, queue: str, argument: str) -> Any:
         declaration = self._declaration(tr, queue)
@@ -153,10 +156,30 @@ class RoutingTables:
             self._declarations[queue] = (now, declaration)
         return declaration
 
+    def control(self, tr: Transaction, queue: str) -> QueueControl:
+        """How the queue is worked on; believed as long as a declaration."""
+        now = self._clock.monotonic()
+        read_at, control = self._controls.get(queue, (None, QueueControl()))
+        if read_at is None or now - read_at >= DECLARATION_AGE_S:
+            control = decode_control(tr.get(self._keys.control(queue), snapshot=True))
+            if len(self._controls) >= MOST_DECLARATIONS:
+                self._controls.clear()
+            self._controls[queue] = (now, control)
+        return control
+
     def message_ttl_ms(self, tr: Transaction, queue: str) -> int | None:
         """``x-message-ttl``."""
         ttl = self._argument(tr, queue, "x-message-ttl")
         return None if ttl is None else int(ttl)
+
+    def max_length(self, tr: Transaction, queue: str) -> int | None:
+        """``x-max-length``."""
+        length = self._argument(tr, queue, "x-max-length")
+        return None if length is None else int(length)
+
+    def overflow(self, tr: Transaction, queue: str) -> str | None:
+        """``x-overflow``."""
+        return self._argument(tr, queue, "x-overflow")  # type: ignore[no-any-return]  # checked when declared
 
     def delivery_limit(self, tr: Transaction, queue: str, default: int | None) -> int | None:
         """``x-delivery-limit``; negative is none, as in RabbitMQ."""

@@ -222,6 +222,15 @@ class FoundationTransaction:
         except self._fdb_error as error:
             raise explain(error) from error
 
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        try:
+            reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
+            # Each sends its request when it is made, so all are under way before the first answer is awaited.
+            answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
+            return [[(row.key, row.value) for row in rows] for rows in answers]
+        except self._fdb_error as error:
+            raise explain(error) from error
+
     def _reader(self, snapshot: bool) -> Any:
         tr = self._alive()
         return tr.snapshot if snapshot else tr

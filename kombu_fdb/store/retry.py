@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeVar
 
 from kombu_fdb.clock import Clock
-from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable
+from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
 from kombu_fdb.store.protocol import Database, Transaction
 
 __all__ = ["CommitTokens", "Retry", "Token"]
@@ -96,19 +96,30 @@ class Retry:
     tokens: CommitTokens
     pauses: Pauses
 
-    def __call__(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
-        """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result."""
+    def __call__(
+        self, body: Callable[[Transaction], T], *, timeout_s: float, on_conflict: Callable[[], None] | None = None
+    ) -> T:
+        """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result.
+
+        ``on_conflict`` is told of each lost race.
+        """
         if not self.database.commit_may_be_unknown:
-            return self._run(body, timeout_s, None)
+            return self._run(body, timeout_s, None, on_conflict)
         with self.tokens.lend() as token:
-            return self._run(body, timeout_s, token)
+            return self._run(body, timeout_s, token, on_conflict)
 
     def read(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
         """Run a ``body`` that only reads."""
-        return self._run(body, timeout_s, None, read_only=True)
+        return self._run(body, timeout_s, None, None, read_only=True)
 
     def _run(
-        self, body: Callable[[Transaction], T], timeout_s: float, token: Token | None, *, read_only: bool = False
+        self,
+        body: Callable[[Transaction], T],
+        timeout_s: float,
+        token: Token | None,
+        on_conflict: Callable[[], None] | None,
+        *,
+        read_only: bool = False,
     ) -> T:
         deadline = self.clock.monotonic() + timeout_s
         unknown: dict[bytes, T] = {}
@@ -119,6 +130,8 @@ class Retry:
             try:
                 return self._attempt(body, deadline, token, attempt, unknown, read_only)
             except StoreError as error:
+                if on_conflict is not None and isinstance(error, Conflict):
+                    on_conflict()
                 final = not error.retryable or (isinstance(error, CommitUnknown) and error.in_flight)
                 if final or not self._pause(pause, deadline):
                     _give_up(error, bool(unknown), attempt)

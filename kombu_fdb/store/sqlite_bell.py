@@ -264,8 +264,9 @@ class Ringer:
         """List the FIFOs if there may be new ones; the size is taken before."""
         status = os.fstat(self._generation_fd)
         if status.st_nlink == 0:  # somebody removed the directory
-            os.close(self._generation_fd)
-            self._generation_fd = self._open_generation()
+            # Opened before the old one is closed: if that fails, the descriptor we keep is still ours.
+            gone, self._generation_fd = self._generation_fd, self._open_generation()
+            os.close(gone)
             status = os.fstat(self._generation_fd)
             self._listed = -1
         if status.st_size != self._listed:

@@ -102,6 +102,9 @@ class SqliteTransaction:
             raise ValueError("limit is negative")
         return self._run(RANGE_REVERSE if reverse else RANGE, (begin, end, limit or -1)).fetchall()
 
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
+
     # Writes
 
     def set(self, key: bytes, value: bytes) -> None:

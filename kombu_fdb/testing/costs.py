@@ -103,6 +103,14 @@ class CountingTransaction:
         self._cost.conflict_ranges += not snapshot
         return rows
 
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        self._trip()
+        answers = self._inner.get_ranges(ranges, snapshot=snapshot)
+        self._cost.range_reads += len(ranges)
+        self._cost.rows += sum(map(len, answers))
+        self._cost.conflict_ranges += 0 if snapshot else len(ranges)
+        return answers
+
     def set(self, key: bytes, value: bytes) -> None:
         self._cost.sets += 1
         self._cost.bytes_written += len(key) + len(value)

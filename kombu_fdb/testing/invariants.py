@@ -26,14 +26,14 @@ def _rows(engine: Engine, tag: str) -> list[KeyValue]:
 def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
     """Every message in the store: its queue and state. Fails if one is in two places (ONE-PLACE)."""
     found: dict[bytes, tuple[str, str]] = {}
-    for state in ("ready", "delayed", "lease"):
+    for state in ("ready", "keyed", "delayed", "lease"):
         for key, value in _rows(engine, state):
             queue, record = (str(engine.keys.unpack(key)[1]), value)
             if state == "lease":
                 queue, _place, record = decode_lease(value)
             message_id = _message_id(record)
             assert message_id not in found, f"ONE-PLACE: {message_id.hex()} is {found[message_id]} and {queue, state}"
-            found[message_id] = (queue, "leased" if state == "lease" else state)
+            found[message_id] = (queue, {"lease": "leased", "keyed": "ready"}.get(state, state))
     return found
 
 
@@ -55,5 +55,21 @@ def check_counts(engine: Engine) -> None:
 
 def leftovers(engine: Engine) -> list[bytes]:
     """Keys that a store without messages and queues must not have."""
-    tags = ("ready", "delayed", "lease", "body", "count", "waiting", "expiring", "consumer", "bound", "binding")
+    tags = (
+        "ready",
+        "keyed",
+        "todo",
+        "active",
+        "backlog",
+        "flight",
+        "delayed",
+        "lease",
+        "body",
+        "count",
+        "waiting",
+        "expiring",
+        "consumer",
+        "bound",
+        "binding",
+    )
     return [key for tag in tags for key, _ in _rows(engine, tag)]

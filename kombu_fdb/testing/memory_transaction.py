@@ -147,6 +147,9 @@ class MemoryTransaction:
             self.read_version = self._db._take_read_version(self)
         self._check_age()
 
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        return [self.get_range(begin, end, limit=limit, snapshot=snapshot) for begin, end, limit in ranges]
+
     # Writes
 
     def set(self, key: bytes, value: bytes) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from kombu_fdb.clock import random_id
-from kombu_fdb.errors import ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
+from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
 from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Publication, QueueCounts
@@ -58,11 +59,14 @@ class Bench:
             self.clock,
             random.Random(7),
             self.session if session is None else session,
-            session_ttl_s=30.0,
             sweep_interval_s=5.0,
         )
 
-    def put(self, *payloads: bytes, queue: str = "q", **properties: int) -> None:
+    def beats(self) -> dict[bytes, bytes]:
+        """Each session's last beat."""
+        return {session_id: beat for session_id, beat, _ttl_s in self.engine.beats()}
+
+    def put(self, *payloads: bytes, queue: str = "q", **properties: Any) -> None:
         for payload in payloads:
             self.engine.publish([Publication("", queue, payload, **properties)])
 
@@ -377,6 +381,65 @@ class QueueConformance:
         assert bench.payloads() == [b"good"]
         assert bench.counts("q.dead") == (1, 0, 0)
 
+    # -- overflow --------------------------------------------------------------------------------------------------
+
+    def full(self, bench: Bench, overflow: str | None, **more: str) -> None:
+        """A queue of at most three, which are there."""
+        mode = {} if overflow is None else {"x-overflow": overflow}
+        arguments = {"x-max-length": 3, **mode, **{name.replace("_", "-"): value for name, value in more.items()}}
+        bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+        bench.put(b"a", b"b", b"c" * (INLINE_BYTES + 1))
+
+    def test_drop_head(self, bench: Bench) -> None:
+        self.full(bench, None)
+        bench.put(b"d", b"e")
+        assert [payload[:1] for payload in bench.payloads()] == [b"c", b"d", b"e"]
+
+    def test_drop_head_spares_the_urgent(self, bench: Bench) -> None:
+        self.full(bench, "drop-head")
+        bench.put(b"d", b"e", priority=9)
+        assert [payload[:1] for payload in bench.payloads()] == [b"d", b"e", b"c"]
+
+    def test_drop_head_in_a_fair_queue(self, bench: Bench) -> None:
+        self.full(bench, "drop-head")
+        bench.put(b"d", b"e", b"f", b"g", key="k")
+        assert len(bench.payloads()) == 3
+
+    def test_dropped_messages_go_to_the_dead_letter_exchange(self, bench: Bench) -> None:
+        self.full(bench, "drop-head", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.put(b"d")
+        (dead,) = bench.take(5, "graveyard")
+        assert (dead.payload, dead.deaths[0].reason) == (b"a", "maxlen")
+
+    def test_reject_publish(self, bench: Bench) -> None:
+        self.full(bench, "reject-publish")
+        with pytest.raises(CapacityExceeded) as caught:
+            bench.put(b"d")
+        assert (caught.value.current_size, caught.value.capacity) == (3, 3)
+        bench.engine.ack([bench.take(1)[0].lease])
+        bench.put(b"e")
+        assert bench.counts() == (3, 0, 0)
+
+    def test_reject_publish_dlx(self, bench: Bench) -> None:
+        self.full(bench, "reject-publish-dlx", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.put(b"d" * (INLINE_BYTES + 1))
+        assert bench.counts() == (3, 0, 0)
+        (dead,) = bench.take(5, "graveyard")
+        assert (dead.payload[:1], dead.deaths[0].reason) == (b"d", "maxlen")
+
+    def test_a_full_queue_may_overflow_into_another_of_the_same_batch(self, bench: Bench) -> None:
+        self.full(bench, "drop-head", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
+        bench.engine.declare_queue(QueueDeclaration("graveyard", arguments={"x-max-length": 1}))
+        bench.put(b"x", queue="graveyard")
+        bench.engine.publish([Publication("", "q", b"d"), Publication("", "graveyard", b"y")])
+        assert bench.counts() == (3, 0, 0)
+        assert bench.payloads(5, "graveyard")[-1:] == [b"y"]
+
+    @pytest.mark.parametrize("arguments", [{"x-overflow": "explode"}, {"x-max-length": "3"}, {"x-message-ttl": 1.5}])
+    def test_senseless_arguments(self, bench: Bench, arguments: dict[str, Any]) -> None:
+        with pytest.raises(NotEquivalent):
+            bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def test_a_closed_session_hands_everything_back_at_once(self, bench: Bench) -> None:
@@ -401,7 +464,7 @@ class QueueConformance:
         assert bench.clock.monotonic() - died_at <= 30 + 5
         assert bench.counts() == (450, 0, 0)
         assert [d.redeliveries for d in bench.take(1)] == [1]
-        assert dead not in dict(bench.engine.beats())
+        assert dead not in bench.beats()
 
     def test_a_live_session_is_never_swept_whatever_the_wall_clock_does(self, bench: Bench) -> None:
         bench.put(b"a")
@@ -630,7 +693,7 @@ class QueueConformance:
 
 
 def _beat(bench: Bench, session: bytes) -> bytes:
-    return dict(bench.engine.beats())[session]
+    return bench.beats()[session]
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

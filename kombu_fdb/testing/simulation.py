@@ -26,11 +26,13 @@ from typing import Any
 
 from kombu_fdb.errors import CommitUnknown, LeaseLost, StoreError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Lease, Publication
+from kombu_fdb.model import Delivery, KeyLimits, Lease, Publication
 from kombu_fdb.queue import claim as claim_verb
 from kombu_fdb.queue import control as control_verbs
 from kombu_fdb.queue import delay as delay_verbs
+from kombu_fdb.queue import fair as fair_verb
 from kombu_fdb.queue import session as session_verbs
 from kombu_fdb.queue import settle as settle_verbs
 from kombu_fdb.queue import sweep as sweep_verbs
@@ -43,7 +45,9 @@ from kombu_fdb.testing.memory import MemoryDatabase
 
 __all__ = ["TWINS", "Simulation", "Violation", "simulate", "twin"]
 
+#: The second is a fair one.
 QUEUES = ("a", "b")
+KEYS = ("", "k", "l", "m", "t/1", "t/2")
 SESSION_TTL_S = 30.0
 SWEEP_INTERVAL_S = 5.0
 BEAT_INTERVAL_S = 5.0
@@ -119,6 +123,9 @@ class Simulation:
         self._depth = 0
         self._busy: set[int] = set()
         self._number = 0
+        #: By key: its limit in flight (0: none), and how many may still be.
+        self._most: dict[str, int] = {}
+        self._allowed: dict[str, int] = {}
         self.producer = self._engine()
         self.processes: list[Process] = []
         self.database.before_commit = self._interleave
@@ -139,15 +146,13 @@ class Simulation:
 
     def _start_process(self) -> None:
         engine = self._engine()
-        session = engine.open_session({"number": len(self.history)})
+        session = engine.open_session({"number": len(self.history)}, ttl_s=SESSION_TTL_S)
         duties = self._duties(engine, session)
         self.processes.append(Process(engine, session, duties, last_beat=self._now))
         self._note(f"process {session.hex()[:4]} starts")
 
     def _duties(self, engine: Engine, session: bytes) -> Duties:
-        return Duties(
-            engine, self.clock, self.rng, session, session_ttl_s=SESSION_TTL_S, sweep_interval_s=SWEEP_INTERVAL_S
-        )
+        return Duties(engine, self.clock, self.rng, session, sweep_interval_s=SWEEP_INTERVAL_S)
 
     @property
     def _now(self) -> float:
@@ -157,9 +162,10 @@ class Simulation:
         self.history.append(f"{'  ' * self._depth}{self._now:10.2f} {text}")
 
     def _interleave(self) -> None:
-        """Another actor's step, between the reads and the commit of this one."""
-        if self._depth < 2 and self.rng.random() < 0.25:
-            self._step()
+        """Others' steps, between the reads and the commit of this one."""
+        if self._depth < 2:
+            for _ in range(self.rng.choice([0, 0, 0, 1, 1, 4])):
+                self._step()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -188,13 +194,12 @@ class Simulation:
         awake = [p for p in self.processes if p.asleep_until <= self._now and id(p) not in self._busy]
         if not awake or self.rng.random() < 0.03:
             return self._start_process if len(self.processes) < 5 else self._pass_time
-        kinds = {self._publish: 16, self._pass_time: 20, self._jump_wall: 1, self._outage: 1}
-        acts = {self._claim: 22, self._ack: 16, self._release: 5, self._reject: 2, self._duty: 24, self._stop: 2}
-        kind = self.rng.choices([*kinds, *acts], [*kinds.values(), *acts.values()])[0]
-        if kind in kinds:
-            return kind  # type: ignore[return-value]  # the two dictionaries hold two kinds of methods
-        process = self.rng.choice(awake)
-        return lambda: self._act(process, kind)  # type: ignore[arg-type]
+        free = {self._publish: 16, self._pass_time: 20, self._jump_wall: 1, self._outage: 1, self._limit: 3}
+        owned = {self._claim: 22, self._ack: 16, self._release: 5, self._reject: 2, self._duty: 24, self._stop: 2}
+        if self.rng.random() < sum(free.values()) / (sum(free.values()) + sum(owned.values())):
+            return self.rng.choices([*free], [*free.values()])[0]
+        process, kind = self.rng.choice(awake), self.rng.choices([*owned], [*owned.values()])[0]
+        return lambda: self._act(process, kind)
 
     def _act(self, process: Process, kind: Callable[[Process], None]) -> None:
         """One thread per process: it does nothing else meanwhile, but beats when it is time."""
@@ -216,7 +221,9 @@ class Simulation:
             due_ms = self.clock.wall_ms() + self.rng.choice([0, 0, 0, 5_000, 60_000])
             ttl_ms = self.rng.choice([None, None, None, 20_000])
             queue = self.rng.choice(QUEUES)
-            batch.append(Publication("", queue, payload, self.rng.randrange(10), due_ms, ttl_ms))
+            key = self.rng.choice(KEYS) if queue == "b" else ""
+            priority = self.rng.choice([0, 0, 0, 5])
+            batch.append(Publication("", queue, payload, priority, due_ms, ttl_ms, key=key))
             self.sent[payload] = Sent(queue, due_ms, confirmed=False, may_expire=ttl_ms is not None)
         self._note(f"publish {[p.payload[:6].decode() for p in batch]}")
         try:
@@ -362,6 +369,18 @@ class Simulation:
                     self._act(process, lambda _: None)
         self.faults.rates = rates
 
+    def _limit(self) -> None:
+        """Somebody pauses a key, limits it, or sets it free."""
+        key = self.rng.choice(KEYS)
+        limits = self.rng.choice(
+            [None, None, KeyLimits(paused=True), KeyLimits(max_in_flight=1), KeyLimits(max_in_flight=2, weight=3)]
+        )
+        self._note(f"limit {key!r}: {limits}")
+        self._allowed.pop(key, None)
+        self._most[key] = 0  # whatever comes of it
+        self.producer.limit("b", key, limits)
+        self._most[key] = 0 if limits is None else limits.max_in_flight or 0
+
     def _jump_wall(self) -> None:
         seconds = self.rng.choice([-300, -30, 30, 300])
         self._note(f"the wall clock jumps by {seconds} s")
@@ -376,14 +395,14 @@ class Simulation:
     def _in_store(self) -> dict[bytes, tuple[str, str]]:
         """Every message in the store by its id: queue and state."""
         keys, found = self.producer.keys, dict[bytes, tuple[str, str]]()
-        for state in ("ready", "delayed", "lease"):
+        for state in ("ready", "keyed", "delayed", "lease"):
             for key, value in self.database.items(*range_of(keys._key(state))):
                 queue, record = str(keys.unpack(key)[1]), value
                 if state == "lease":
                     queue, _place, record = decode_lease(value)
                 message_id = decode_record(record).message_id
                 self._require(message_id not in found, "ONE-PLACE", f"{found.get(message_id)} and {queue, state}")
-                found[message_id] = (queue, "leased" if state == "lease" else state)
+                found[message_id] = (queue, {"lease": "leased", "keyed": "ready"}.get(state, state))
         return found
 
     def _check(self) -> None:
@@ -393,6 +412,30 @@ class Simulation:
             _tag, queue, state = keys.unpack(key)
             counted[str(queue), str(state)] = int.from_bytes(value, "little", signed=True)
         self._require(counted == expected, "COUNTS", f"{dict(counted)} is not {dict(expected)}")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        """The counters of each key too; and no sub-queue has two turns."""
+        keys = self.producer.keys
+        ready, leased = Counter[str](), Counter[str]()
+        for row, _ in self.database.items(*range_of(keys.keyed("b"))):
+            ready[split_place(keys.place("b", row))[0]] += 1
+        for _, value in self.database.items(*keys.all_leases):
+            leased[split_place(decode_lease(value)[1])[0]] += 1
+        del leased[""]
+        for name, expected, whole in (("ready", ready, keys.backlogs("b")), ("leased", leased, keys.flights("b"))):
+            rows = self.database.items(*whole)
+            counted = Counter({str(keys.unpack(k)[2]): int.from_bytes(v, "little", signed=True) for k, v in rows})
+            self._require(counted == expected, "COUNTS", f"{name} by key: {dict(counted)} is not {dict(expected)}")
+        for key, most in self._most.items():
+            # What was in flight when the limit was lowered may stay, but not grow.
+            allowed = self._allowed[key] = max(most, min(leased[key], self._allowed.get(key, leased[key])))
+            self._require(
+                not most or leased[key] <= allowed, "KEY-LIMIT", f"{leased[key]} of {key!r}, allowed {allowed}"
+            )
+        entries = [keys.split_ring("b", row) for row, _ in self.database.items(*range_of(keys.ring("b")))]
+        turns = Counter((rank, key) for rank, _, _, key in entries)
+        self._require(all(number == 1 for number in turns.values()), "FAIR", f"{turns} turns")
 
     def _come_to_rest(self) -> None:
         """Faults stop, everybody is dead but one; what is still there must be delivered to it."""
@@ -409,6 +452,8 @@ class Simulation:
         # Past everything that was ever due, wherever the clock had jumped to.
         self.clock.jump_wall((self.clock.latest_wall_ms - self.clock.wall_ms()) / 1000 + 120)
         last.duties.run_once()
+        for key in KEYS:
+            last.engine.limit("b", key, None)
         found = self._drain(last)
         for payload, sent in self.sent.items():
             gone = not sent.confirmed or sent.acked or sent.may_expire or sent.maybe_settled
@@ -479,12 +524,31 @@ def _blind(module: object, verb: str) -> tuple[object, str, object]:
     return module, verb, lambda tr, *args, **kwargs: original(_SnapshotReads(tr), *args, **kwargs)
 
 
+def _require_nothing(tr: Transaction, _keys: object, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
+    return tr.get_many(and_read, snapshot=True)
+
+
+def _careless(module: Any, step: str) -> tuple[object, str, object]:
+    """The same for a step of the fair scheduler."""
+    scheduler = module._Scheduler
+    original = getattr(scheduler, step)
+
+    def careless(self: Any, *args: Any) -> Any:
+        careful, self._tr = self._tr, _SnapshotReads(self._tr)
+        try:
+            return original(self, *args)
+        finally:
+            self._tr = careful
+
+    return scheduler, step, careless
+
+
 _fence = session_verbs.fence
 
 #: Name -> (object, attribute, what replaces it): one guard taken out of the engine.
 TWINS: dict[str, tuple[object, str, object]] = {
     "a claim does not conflict on what it takes": _blind(claim_verb, "_take"),
-    "a claim does not look at its session": (session_verbs, "require", lambda *_: None),
+    "a claim does not look at its session": (session_verbs, "require", _require_nothing),
     "a claim does not conflict with the end of its session": _blind(session_verbs, "require"),
     "an acknowledgement does not conflict on the lease": _blind(settle_verbs, "_take_leases"),
     "the sweep does not conflict on the leases": _blind(sweep_verbs, "release_part"),
@@ -496,6 +560,10 @@ TWINS: dict[str, tuple[object, str, object]] = {
         lambda tr, keys, session_id, **_: _fence(tr, keys, session_id),
     ),
     "a queue expires under its consumer": _blind(control_verbs, "begin_expiry"),
+    "a key goes idle without a look at its whole range": _careless(fair_verb, "_retire"),
+    "a key is parked without a look at what ends meanwhile": _careless(fair_verb, "_park"),
+    "claims of one limited key do not exclude each other": _careless(fair_verb, "_exclude_rivals"),
+    "a door is answered at snapshot": _careless(fair_verb, "_idle"),
     "a purge does not conflict with claims": _blind(control_verbs, "_delete_range"),
 }
 

@@ -250,8 +250,14 @@ class Channel(virtual.Channel):
     def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
         if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
             message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
-        now_ms = self.transport.now_ms()
-        return encode(message, exchange or "", routing_key or "", now_ms=now_ms, most_urgent_is_zero=self._zero_first)
+        return encode(
+            message,
+            exchange or "",
+            routing_key or "",
+            now_ms=self.transport.now_ms(),
+            most_urgent_is_zero=self._zero_first,
+            key=self.transport.key_of(message),
+        )
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""

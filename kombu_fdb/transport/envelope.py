@@ -35,7 +35,13 @@ _loads_types = json.JSONDecoder(object_hook=object_hook).decode
 
 
 def encode(
-    message: Mapping[str, Any], exchange: str, routing_key: str, *, now_ms: int, most_urgent_is_zero: bool = False
+    message: Mapping[str, Any],
+    exchange: str,
+    routing_key: str,
+    *,
+    now_ms: int,
+    most_urgent_is_zero: bool = False,
+    key: str = "",
 ) -> Publication:
     """A message as ``Channel.prepare_message`` made it. Raises ``TypeError`` for what JSON or bytes can't hold."""
     headers = message.get("headers") or {}
@@ -49,6 +55,7 @@ def encode(
         due_ms(headers, properties, now_ms),
         ttl_ms,
         expires_ms,
+        key,
     )
 
 

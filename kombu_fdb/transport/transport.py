@@ -36,6 +36,7 @@ from kombu_fdb.transport.address import location_of
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.dispatch import Subscription, next_tag
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
+from kombu_fdb.transport.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.receiver import Receiver
 
 __all__ = ["Transport"]
@@ -79,6 +80,8 @@ class Transport(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
+        #: How a message's fairness key is found.
+        self.key_of: KeyOf = key_reader(None)
         _join_celery_workers()
 
     @property
@@ -112,6 +115,7 @@ class Transport(virtual.Transport):
         """Raises a connection error within ``connect_timeout`` if the store does not answer, or ``OptionError``."""
         if self._store is not None and self._store.pid != os.getpid():
             self._disown()
+        self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
         store = client_for(location_of(self._kombu, self.options), self.options)
         store.attach(self, timeout_s=self.options.connect_timeout)
         self._store = store

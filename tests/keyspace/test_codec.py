@@ -36,15 +36,21 @@ deaths = st.lists(
 ).map(tuple)
 
 
-@given(message_ids, st.binary(max_size=INLINE_BYTES), moments, moments, st.integers(0, 0xFFFF), deaths)
+@given(message_ids, st.binary(max_size=INLINE_BYTES), moments, moments, st.integers(0, 0xFFFF), deaths, st.text())
 def test_records_round_trip(
-    message_id: bytes, payload: bytes, published: int, expires: int, count: int, history: tuple[Death, ...]
+    message_id: bytes,
+    payload: bytes,
+    published: int,
+    expires: int,
+    count: int,
+    history: tuple[Death, ...],
+    key: str,
 ) -> None:
     value = encode_record(
-        message_id, payload, published_ms=published, expires_ms=expires, redeliveries=count, deaths=history
+        message_id, payload, published_ms=published, expires_ms=expires, redeliveries=count, deaths=history, key=key
     )
     record = decode_record(value)
-    assert record == (message_id, published, expires, count, 0, len(payload), payload, history)
+    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key)
     assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
 
 
@@ -79,6 +85,6 @@ def test_golden_bytes() -> None:
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
     value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
     assert value.hex() == (
-        "01000300000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
+        "010003000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
-    assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x05qPLACERECORD"
+    assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from kombu_fdb.errors import LeaseLost
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Delivery, KeyLimits
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.invariants import check_counts, messages
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -68,7 +70,7 @@ def ack_while_swept(bench: Bench) -> None:
 def sweep_while_acked(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
-    bench.engine.fence(bench.session, dict(bench.engine.beats())[bench.session])
+    bench.engine.fence(bench.session, bench.beats()[bench.session])
     during(
         bench,
         lambda: bench.engine.release_session(bench.session),
@@ -79,7 +81,7 @@ def sweep_while_acked(bench: Bench) -> None:
 
 
 def fence_while_beating(bench: Bench) -> None:
-    stale = dict(bench.engine.beats())[bench.session]
+    stale = bench.beats()[bench.session]
     fenced = during(
         bench, lambda: bench.engine.fence(bench.session, stale), lambda: bench.another().beat(bench.session)
     )
@@ -126,7 +128,97 @@ def claim_while_purged(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
+def two_keys(bench: Bench) -> Delivery:
+    """b, then a, have their turns, and one message of a is leased."""
+    for key in "ba":
+        bench.put(b"1", b"2", key=key)
+    _, leased = bench.take(2)
+    return leased
+
+
+def claim_second_turn(bench: Bench) -> list[bytes]:
+    """As a consumer with rivals does: leave the first turn to another."""
+    engine = bench.another()
+    engine._contention["q",] = SecondSlice()  # type: ignore[assignment]  # a stub of the one method a claim calls
+    return [delivery.payload for delivery in engine.claim(bench.session, ["q"], 1)]
+
+
+def assert_nothing_is_stranded(bench: Bench) -> None:
+    """What is ready can be claimed, without any other event that would ring for it."""
+    while bench.take():
+        pass
+    assert bench.counts()[0] == 0
+
+
+class SecondSlice:
+    def begin(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+    def next_slice(self) -> int:
+        return 1
+
+
+def release_while_the_key_is_emptied(bench: Bench) -> None:
+    """The message goes back in front of the one that is taken, and its door is answered before the key goes idle."""
+    leased = two_keys(bench)
+
+    def meanwhile() -> None:
+        bench.engine.release([leased.lease], counted=False)
+        assert [each.key for each in bench.take(1)] == ["b"]
+
+    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    assert_nothing_is_stranded(bench)
+
+
+def ack_while_the_key_is_parked(bench: Bench) -> None:
+    """The slot is free, and its bell is answered, before the key is parked for want of one."""
+    leased = two_keys(bench)
+    bench.engine.limit("q", "a", KeyLimits(max_in_flight=1))
+
+    def meanwhile() -> None:
+        bench.engine.ack([leased.lease])
+        assert [each.key for each in bench.take(1)] == ["b"]
+
+    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    assert_nothing_is_stranded(bench)
+
+
+def two_claims_of_a_limited_key(bench: Bench) -> None:
+    """Of different ranks, so that they meet in no turn."""
+    bench.put(b"1", b"2", b"3", key="a", priority=9)
+    bench.put(b"4", key="a")
+    bench.take(1)
+    bench.engine.limit("q", "a", KeyLimits(max_in_flight=2))
+    taken: list[object] = []
+    other = bench.another()
+    during(
+        bench,
+        lambda: taken.extend(claim_second_turn(bench)),
+        lambda: taken.extend(other.claim(bench.session, ["q"], 1)),
+    )
+    assert len(taken) == 1
+
+
+def door_while_a_rival_answers_it(bench: Bench) -> None:
+    """Both find the door of a rung; the rival serves it and gives it its next turn."""
+    bench.put(b"1", b"2", key="c")
+    bench.take(1)
+    bench.put(b"3", b"4", key="a")
+    during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    keys = bench.engine.keys
+    ring = bench.engine._read(lambda tr: tr.get_range(*range_of(keys.ring("q"))))
+    turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
+    assert len(set(turns)) == len(turns), "two turns for one key"
+
+
 GUARDS: dict[Race, str] = {
+    release_while_the_key_is_emptied: "a key goes idle without a look at its whole range",
+    ack_while_the_key_is_parked: "a key is parked without a look at what ends meanwhile",
+    two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",
+    door_while_a_rival_answers_it: "a door is answered at snapshot",
     two_claims: "a claim does not conflict on what it takes",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",
     ack_while_swept: "an acknowledgement does not conflict on the lease",

@@ -21,7 +21,14 @@ def test_a_seed_is_a_history() -> None:
     assert simulate(3).history == simulate(3).history
 
 
-@pytest.mark.parametrize("guard", ["a claim does not conflict on what it takes", "an outage counts as silence"])
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "a claim does not conflict on what it takes",
+        "the sweep does not conflict on the leases",
+        "an outage counts as silence",
+    ],
+)
 def test_the_simulation_catches_a_missing_guard(guard: str) -> None:
     with twin(guard), pytest.raises((Violation, AssertionError)):
         for seed in range(100):

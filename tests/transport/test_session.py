@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.queue.engine import Engine
 from kombu_fdb.transport.errors import SessionLost
 
 
@@ -30,17 +31,21 @@ def take_for_dead(connection: Connection) -> None:
     client.engine.close_session(session_id)
 
 
+def beats_of(engine: Engine) -> dict[bytes, bytes]:
+    return {session_id: beat for session_id, beat, _ttl_s in engine.beats()}
+
+
 def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     other = connect(session_ttl=0.5, sweep_interval=0.1, ack_delay_ms=2.5)
     held = hold(connection, 1, until)
     other.Consumer([Queue("somewhere")]).consume()
     engine = connection.default_channel.engine
-    first = dict(engine.beats())[connection.default_channel.client.membership().session_id]
+    first = beats_of(engine)[connection.default_channel.client.membership().session_id]
     waited = threading.Event()
     threading.Timer(2.0, waited.set).start()  # four TTLs in which this thread does nothing for kombu
     waited.wait()
-    assert dict(engine.beats())[connection.default_channel.client.membership().session_id] != first
+    assert beats_of(engine)[connection.default_channel.client.membership().session_id] != first
     held[0].ack()
     until(lambda: engine.counts("q").leased == 0)
     assert connection.default_channel.client.lost_acks == 0

@@ -1,0 +1,88 @@
+"""Limits: what a key may do and how a queue is worked on, changed while everything runs.
+
+A change counts from the next claim on, in all processes, and rings the bells of the keys it may set free. Lowering a
+limit takes nothing back: what is in flight stays there. A limited, paused or full key never stands in the way of the
+others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kombu_fdb.errors import CapacityExceeded, OptionError
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, encode_control, encode_limits
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import URGENT, KeyLimits, QueueControl
+from kombu_fdb.queue.tally import Tally
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["check_capacity", "limit", "read", "read_control", "set_control"]
+
+NEWCOMERS = ("next", "current", "first")
+
+
+def read_control(tr: Transaction, keys: Keyspace, queue: str) -> QueueControl:
+    return decode_control(tr.get(keys.control(queue)))
+
+
+def read(tr: Transaction, keys: Keyspace, queue: str, key: str) -> KeyLimits:
+    """The key's own limits, or those of every key."""
+    own, control = tr.get_many([keys.limits(queue, key), keys.control(queue)])
+    return decode_control(control).every_key if own is None else decode_limits(own)
+
+
+def set_control(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, control: QueueControl) -> None:
+    """Raises ``OptionError``."""
+    if control.newcomer not in NEWCOMERS:
+        raise OptionError("newcomer is one of next, current, first", newcomer=control.newcomer)
+    _check(control.every_key)
+    before = read_control(tr, keys, queue)
+    tr.set(keys.control(queue), encode_control(dataclasses.replace(control, limited=before.limited)))
+    if control.every_key != before.every_key:
+        tr.set(keys.fair(queue), b"")
+        _free_parked(tr, keys, queue)
+    tally.wake(queue)
+
+
+def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, limits: KeyLimits | None) -> None:
+    """Raises ``OptionError``."""
+    if limits is None:
+        tr.clear(keys.limits(queue, key))
+    else:
+        _check(limits)
+        tr.set(keys.limits(queue, key), encode_limits(limits))
+        control = read_control(tr, keys, queue)
+        if not control.limited:
+            tr.set(keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
+        tr.set(keys.fair(queue), b"")
+    tr.set(keys.freed(queue, key), b"")
+    tally.wake(queue)
+
+
+def _free_parked(tr: Transaction, keys: Keyspace, queue: str) -> None:
+    """Every key may be parked for a reason that no longer holds."""
+    for mark, _ in tr.get_range(*keys.all_active(queue)):
+        _tag, _queue, key, _rank = keys.unpack(mark)
+        tr.set(keys.freed(queue, str(key)), b"")
+
+
+def check_capacity(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, control: QueueControl) -> None:
+    """Raises ``CapacityExceeded`` if the key is full. At snapshot: concurrent publishers may overshoot a little."""
+    if not control.limited and control.every_key.capacity is None:
+        return
+    own, backlog = tr.get_many([keys.limits(queue, key), keys.backlog(queue, key)], snapshot=True)
+    capacity = (control.every_key if own is None else decode_limits(own)).capacity
+    size = int.from_bytes(backlog or b"", "little", signed=True) + tally.coming(queue, key)
+    if capacity is not None and size >= capacity:
+        raise CapacityExceeded(queue=queue, key=key, current_size=size, capacity=capacity)
+
+
+def _check(limits: KeyLimits) -> None:
+    for name, least in (("weight", 1), ("max_in_flight", 1), ("burst", 1), ("capacity", 0)):
+        value = getattr(limits, name)
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise OptionError(f"{name} must be a whole number of at least {least}", given=value)
+    if limits.rate is not None and not limits.rate > 0:
+        raise OptionError("rate must be more than 0 messages per second", given=limits.rate)
+    if limits.priority is not None and limits.priority not in range(URGENT + 1):
+        raise OptionError("priority must be 0 to 9", given=limits.priority)

@@ -1,0 +1,91 @@
+"""Whose message is it? The key by which a queue is shared out fairly (``queue/fair.py``).
+
+Looked for in this order; what is found first counts, and a message without any is of the key "":
+
+1. the header ``fair_key``, as in ``task.apply_async(headers={"fair_key": tenant})``;
+2. ``MessageGroupId``, a property or header, as users of SQS and PGMQ write it;
+3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
+   called with the task's name, its args, kwargs and headers and returns the key (None for none).
+
+A function that raises must not stop the publish: its error is logged, and the message has no key.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kombu.serialization import loads
+
+from kombu_fdb.errors import OptionError
+
+__all__ = ["KeyOf", "key_reader"]
+
+logger = logging.getLogger(__name__)
+
+KeyOf = Callable[[Mapping[str, Any]], str]
+KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
+
+
+def key_reader(option: str | None) -> KeyOf:
+    """How this connection finds the key of a message. Raises ``OptionError`` if the option names no function."""
+    if option is None:
+        return _explicit_key
+    if ":" in option:
+        return _by_function(_import(option), option)
+    return lambda message: _explicit_key(message) or _text((message.get("headers") or {}).get(option))
+
+
+def _explicit_key(message: Mapping[str, Any]) -> str:
+    headers, properties = message.get("headers") or {}, message.get("properties") or {}
+    for value in (headers.get("fair_key"), properties.get("MessageGroupId"), headers.get("MessageGroupId")):
+        if value is not None:
+            return _text(value)
+    return ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _by_function(function: KeyFunction, name: str) -> KeyOf:
+    def key_of(message: Mapping[str, Any]) -> str:
+        explicit = _explicit_key(message)
+        if explicit:
+            return explicit
+        try:
+            return _text(_call(function, message))
+        except Exception:
+            logger.exception("fair_key function %s failed: the message is published without a key", name)
+            return ""
+
+    return key_of
+
+
+def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
+    """Celery's protocol 2: the body is ``(args, kwargs, embed)``. Any other body is the only argument."""
+    headers = message.get("headers") or {}
+    body = message.get("body")
+    if isinstance(body, (str, bytes)) and message.get("content-type"):
+        body = loads(body, message["content-type"], message.get("content-encoding"), force=True)
+    if "task" in headers and isinstance(body, (list, tuple)) and len(body) == 3:
+        return function(headers["task"], body[0], body[1], headers)
+    return function(headers.get("task", ""), (body,), {}, headers)
+
+
+def _import(option: str) -> KeyFunction:
+    module_name, _, attribute = option.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(
+            "fair_key names a function that can't be imported",
+            fair_key=option,
+            reason=str(error),
+            fix="write it as 'package.module:function', importable by publishers",
+        ) from error
+    if not callable(function):
+        raise OptionError("fair_key names something that is no function", fair_key=option)
+    return function  # type: ignore[no-any-return]  # callable is all that can be known
