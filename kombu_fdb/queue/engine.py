@@ -100,7 +100,7 @@ class Engine:
             raise MessageTooLarge(
                 size=len(publication.payload),
                 max_message_size=self.policy.max_message_size,
-                fix="store the data elsewhere and send a reference, or raise max_message_size",
+                fix="Store the data elsewhere and send a reference, or raise max_message_size",
             )
 
     # -- out -------------------------------------------------------------------------------------------------------

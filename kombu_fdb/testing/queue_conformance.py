@@ -677,7 +677,7 @@ class QueueConformance:
 
     def test_a_newer_format_is_refused(self, bench: Bench) -> None:
         bench.write(lambda tr: tr.set(bench.engine.keys.format, b"999"))
-        with pytest.raises(FormatError, match="upgrade celery-fdb"):
+        with pytest.raises(FormatError, match="Upgrade celery-fdb"):
             bench.another().check_format()
 
     def test_commit_tokens_of_gone_processes_are_cleared(self, bench: Bench) -> None:
