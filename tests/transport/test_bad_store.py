@@ -58,7 +58,7 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     path.write_text("not a database, " * 100)
     app = Celery("bad", broker=f"fdb+sqlite:///{path}")
     app.conf.broker_transport_options = ONCE
-    with pytest.raises(OperationalError, match="not a (SQLite )?database"):
+    with pytest.raises(OperationalError, match=r"not a (SQLite )?database"):
         app.send_task("anything", retry=False)
     assert path.read_text().startswith("not a database")
 
