@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-fairness sim doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ format: $(TOX) ## let ruff mend what it can
 
 types: $(TOX) ## mypy, strict
 	$(TOX) run -e types
+
+sim: $(TOX) ## a range of simulation seeds: make sim SEEDS="0 500"
+	$(TOX) run -q -e sim -- $(or $(SEEDS),0 200)
+
+bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
+	$(TOX) run -q -e bench-fairness -- $(ARGS)
 
 bench: $(TOX) ## speed beside Redis and RabbitMQ, where they are found
 	$(TOX) run -q -e bench -- $(ARGS)

@@ -15,7 +15,8 @@ What happens at each failure:
 
 * the store does not answer: both lists keep what they hold; acks and releases may be repeated without harm.
 * the session was fenced (this process was silent for longer than its TTL): all leases are lost, other workers get the
-  messages. The next ``session()`` opens another one. Late acks of the old one change nothing; each is counted and logged.
+  messages. The next ``membership()`` opens another one. Late acks of the old one change nothing; they are counted and
+  logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
 * the process exits: unsettled messages go back at once. If it is killed, the session's TTL brings them back.
@@ -23,6 +24,7 @@ What happens at each failure:
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -34,9 +36,9 @@ from multiprocessing.util import Finalize
 
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.location import Location
 from kombu_fdb.membership import Membership
 from kombu_fdb.model import Lease
-from kombu_fdb.location import Location
 from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine
 
@@ -53,8 +55,8 @@ MOST_LEASES = 500
 
 LOST = (
     "%d acknowledgement(s) came too late: this process had been silent for longer than session_ttl (%g s), so its "
-    "messages were given to others, and may run twice. Make such tasks idempotent, see worker_deduplicate_successful_tasks, "
-    "or raise session_ttl."
+    "messages were given to others, and may run twice. Make such tasks idempotent, see "
+    "worker_deduplicate_successful_tasks, or raise session_ttl."
 )
 
 
@@ -98,6 +100,8 @@ class Client:
     def _open(self, timeout_s: float) -> None:
         if self._opened is None:
             self._opened = connect.open_store(self.location, self.options, timeout_s=timeout_s)
+            # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
+            atexit.register(self.close)
         else:
             connect.verify(self._opened.database, self.location, timeout_s=timeout_s)
 
@@ -105,9 +109,7 @@ class Client:
         """A connection was closed. With the last one, and nothing left to settle, everything closes."""
         with self._lock:
             self._users.discard(user)
-            last = not self._users and not self.owes
-        if last:  # without the lock: the session's threads need it to end
-            self.close()
+        self.close(if_idle=True)
 
     def suspect(self) -> None:
         """A call failed: until one succeeds, new connections don't wait long."""
@@ -145,13 +147,12 @@ class Client:
         membership = self._membership
         return membership is not None and not membership.lost and bool(membership.known)
 
-    def _housekeeping(self, membership: Membership) -> None:
+    def _housekeeping(self) -> None:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
         self.flush_acks()
         self._hand_back()
         self._run_errands()
-        if not self._users and not self.owes:
-            self.close()
+        self.close(if_idle=True)
 
     def nudge(self) -> None:
         """Have the duties thread look at the lists now. Never blocks."""
@@ -163,7 +164,7 @@ class Client:
 
     def take_acks(self) -> list[Lease]:
         """Remove the pending acks, for a caller who settles them or gives them back."""
-        taken = []
+        taken: list[Lease] = []
         while self.acks and len(taken) < MOST_LEASES:
             try:
                 taken.append(self.acks.popleft())
@@ -240,13 +241,19 @@ class Client:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Settle, end the session, close the store. Idempotent; may open again later."""
+    def close(self, *, if_idle: bool = False) -> None:
+        """Settle, end the session, close the store. Idempotent; may open again later.
+
+        ``if_idle``: only if no connection uses it and no message is unsettled.
+        """
         if os.getpid() != self.pid:
             return
-        with self._lock:
+        with self._lock:  # and not longer: the session's threads need it to end
+            if if_idle and (self._users or self.owes):
+                return
             membership, self._membership = self._membership, None
             opened, self._opened = self._opened, None
+            atexit.unregister(self.close)
         if opened is None:
             return
         try:
@@ -267,7 +274,7 @@ class Client:
             logger.warning("could not end the session: %s", error)
 
 
-# -- one per process -----------------------------------------------------------------------------------------------------
+# -- one per process -------------------------------------------------------------------------------------------------
 
 _registry: dict[Hashable, Client] = {}
 _registry_lock = threading.Lock()
@@ -281,14 +288,14 @@ def client_for(location: Location, options: Options) -> Client:
         client = _registry.get(key)
         if client is None:
             client = _registry[key] = Client(location, options)
-            # At the exit of a main process and of multiprocessing's children; not of a child that inherited it.
+            # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
             Finalize(None, client.close, exitpriority=1)
         return client
 
 
 def _forget_parent() -> None:
     """In a forked child. The lock is new because a thread that is not here any more may have held it."""
-    global _registry_lock
+    global _registry_lock  # noqa: PLW0603
     _registry_lock = threading.Lock()
     _registry.clear()
 

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LeaseLost
@@ -64,9 +65,7 @@ class Trouble:
 class Membership:
     """One session. Thread-safe."""
 
-    def __init__(
-        self, engine: Engine, options: Options, session_id: bytes, chores: Callable[[Membership], None]
-    ) -> None:
+    def __init__(self, engine: Engine, options: Options, session_id: bytes, chores: Callable[[], None]) -> None:
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False
@@ -85,16 +84,16 @@ class Membership:
         ]
 
     @classmethod
-    def open(cls, engine: Engine, options: Options, chores: Callable[[Membership], None]) -> Membership:
+    def open(cls, engine: Engine, options: Options, chores: Callable[[], None]) -> Membership:
         """``chores`` is called from the duties thread, about once a second and after :meth:`nudge`."""
-        session_id = engine.open_session(_describe())
+        session_id = engine.open_session(_describe(), ttl_s=options.session_ttl)
         membership = cls(engine, options, session_id, chores)
         for thread in membership._threads:
             thread.start()
         return membership
 
     def close(self) -> None:
-        """Stop the threads, and hand back whatever is still held. Raises a ``StoreError`` if the store does not answer."""
+        """Stop the threads, and hand back whatever is still held. Raises a ``StoreError``."""
         self._stop()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -149,15 +148,16 @@ class Membership:
     # -- the threads -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        heartbeat = Heartbeat(self._engine, self.session_id)
+        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl)
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self._stopped.wait(interval_s):
             try:
                 if not heartbeat.run_once():
-                    return self.lose()
+                    self.lose()
+                    break
                 trouble.ends()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
                 trouble.begins(error)
 
     def _serve(self) -> None:
@@ -172,9 +172,9 @@ class Membership:
                 if alarm is None or rang:
                     alarm = self._set_alarm(alarm)  # before the look: what is delayed after it rings
                 pause_s = max(duties.run_once(), ALARM_S)
-                self._chores(self)
+                self._chores()
                 trouble.ends()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 trouble.begins(error)
                 pause_s = RETRY_S
         self._leave(duties, alarm)
@@ -186,7 +186,6 @@ class Membership:
             SystemClock(),
             random.Random(),
             self.session_id,
-            session_ttl_s=self._options.session_ttl,
             sweep_interval_s=self._options.sweep_interval,
         )
 
@@ -213,4 +212,4 @@ class Membership:
 
 
 def _describe() -> dict[str, str | int]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "program": os.path.basename(sys.argv[0] or "python")}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "program": Path(sys.argv[0] or "python").name}

@@ -171,7 +171,9 @@ class Options:
     fair_key: str | None = field(
         default=None,
         metadata=_text(
-            "name of the message header whose value is the fairness key, for instance `tenant`", longest=255
+            "where a message's fairness key comes from if it names none: a header, as `tenant`, or a function, as "
+            "`myapp.keys:by_tenant`",
+            longest=255,
         ),
     )
     priority_order: Literal["amqp", "redis"] = field(

@@ -142,7 +142,7 @@ def declare_exchange(tr: Transaction, keys: Keyspace, exchange: Exchange) -> Non
             exchange=exchange.name,
             declared_type=existing.type,
             type=exchange.type,
-            fix="delete the exchange first, or use its type",
+            fix="Delete the exchange first, or use its type",
         )
 
 
@@ -164,7 +164,7 @@ def bind(tr: Transaction, keys: Keyspace, queue: str, exchange: str, routing_key
     if not exchange:
         return
     if tr.get(keys.exchange(exchange)) is None and exchange not in PREDECLARED:
-        raise ExchangeNotFound(exchange=exchange, fix="declare it before binding to it")
+        raise ExchangeNotFound(exchange=exchange, fix="Declare it before binding to it")
     key = keys.binding(exchange, queue, routing_key)
     if tr.get(key) is None:
         tr.set(key, b"")
@@ -265,5 +265,5 @@ def check_format(tr: Transaction, keys: Keyspace) -> None:
             "the store was written by a newer celery-fdb",
             stored=stored.decode(errors="replace"),
             supported=FORMAT_VERSION,
-            fix="upgrade celery-fdb in this process",
+            fix="Upgrade celery-fdb in this process",
         )

@@ -57,6 +57,9 @@ from kombu_fdb.store.retry import CommitTokens, Retry
 
 __all__ = ["Engine", "Policy"]
 
+#: How long a session may be silent, in seconds.
+SESSION_TTL_S = 30.0
+
 T = TypeVar("T")
 Policy = settle.Policy
 
@@ -121,7 +124,7 @@ class Engine:
             raise MessageTooLarge(
                 size=len(publication.payload),
                 max_message_size=self.policy.max_message_size,
-                fix="store the data elsewhere and send a reference, or raise max_message_size",
+                fix="Store the data elsewhere and send a reference, or raise max_message_size",
             )
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -216,15 +219,15 @@ class Engine:
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
-    def open_session(self, description: dict[str, str | int]) -> bytes:
-        """Begin to be a consumer; returns the session's id, which must be beaten every few seconds."""
+    def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
+        """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: bytes) -> bool:
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
         """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id))
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -237,8 +240,8 @@ class Engine:
         self._write(lambda tr, _: session.fence(tr, self.keys, session_id))
         return self.release_session(session_id, counted=False)
 
-    def beats(self) -> list[tuple[bytes, bytes]]:
-        """All sessions' last heartbeats, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
+    def beats(self) -> list[tuple[bytes, bytes, float]]:
+        """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
         return self._read(lambda tr: session.beats(tr, self.keys))
 
     def fence(self, session_id: bytes, last_beat: bytes) -> bool:

@@ -36,13 +36,14 @@ class Jitter(Protocol):
 class Heartbeat:
     """Keeps one session alive."""
 
-    def __init__(self, engine: Engine, session_id: bytes) -> None:
+    def __init__(self, engine: Engine, session_id: bytes, ttl_s: float) -> None:
         self._engine = engine
+        self._ttl_s = ttl_s
         self.session_id = session_id
 
     def run_once(self) -> bool:
         """Beat. False if the session was fenced: stop, all its leases are lost."""
-        return self._engine.beat(self.session_id)
+        return self._engine.beat(self.session_id, ttl_s=self._ttl_s)
 
 
 class Duties:
@@ -55,19 +56,17 @@ class Duties:
         rng: Jitter,
         session_id: bytes,
         *,
-        session_ttl_s: float,
         sweep_interval_s: float,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._rng = rng
         self._session_id = session_id
-        self._session_ttl_s = session_ttl_s
         self._sweep_interval_s = sweep_interval_s
-        self._sessions: Observer[bytes] = Observer(session_ttl_s / 4)
-        self._queues: Observer[str] = Observer(2 * sweep_interval_s)
-        self._roles: Observer[str] = Observer(ROLE_TTL_S / 4)
-        self._tokens: Observer[bytes] = Observer(TOKEN_TTL_S / 4)
+        self._sessions: Observer[bytes] = Observer()
+        self._queues: Observer[str] = Observer()
+        self._roles: Observer[str] = Observer()
+        self._tokens: Observer[bytes] = Observer()
         self._next_sweep = 0.0
         self._renew_role = 0.0
         self._next_tokens = clock.monotonic() + TOKEN_INTERVAL_S
@@ -95,7 +94,7 @@ class Duties:
         """Look at all sessions; end those that are dead and bring their messages back. Returns how many messages."""
         self._sessions.look(self._engine.beats(), self._clock.monotonic())
         released = 0
-        for session_id, last_beat in self._sessions.silent(self._session_ttl_s):
+        for session_id, last_beat in self._sessions.silent():
             if session_id != self._session_id and self._engine.fence(session_id, last_beat):
                 released += self._engine.release_session(session_id)
         return released
@@ -114,10 +113,9 @@ class Duties:
         if now < self._renew_role:
             return True  # held, and renewed a moment ago
         record = self._engine.role_record(PROMOTER)
-        self._roles.look([] if record is None else [(PROMOTER, record)], now)
+        self._roles.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], now)
         ours = record is not None and record.startswith(self._session_id)
-        stale = self._roles.unchanged(PROMOTER) >= ROLE_TTL_S
-        if not ours and record is not None and not stale:
+        if not ours and record is not None and not self._roles.silent():
             return False
         held = self._engine.hold_role(PROMOTER, self._session_id, record)
         self._renew_role = now + ROLE_INTERVAL_S / 2 if held else 0.0
@@ -126,14 +124,12 @@ class Duties:
     def expire_queues(self) -> int:
         """Delete queues with ``x-expires`` that nobody used for as long. Returns how many."""
         found = self._engine.expiring_queues()
-        self._queues.look([(queue, last_use) for queue, last_use, _ in found], self._clock.monotonic())
-        expired = 0
-        for queue, last_use, idle_ms in found:
-            if self._queues.unchanged(queue) * 1000 >= max(idle_ms, 1):
-                expired += self._engine.expire_queue(queue, last_use)
-        return expired
+        idle = [(queue, last_use, max(expires_ms, 1) / 1000) for queue, last_use, expires_ms in found]
+        self._queues.look(idle, self._clock.monotonic())
+        return sum(self._engine.expire_queue(queue, last_use) for queue, last_use in self._queues.silent())
 
     def clear_tokens(self) -> int:
         """Clear commit tokens of processes that are gone. Returns how many."""
-        self._tokens.look(self._engine.tokens(), self._clock.monotonic())
-        return sum(self._engine.clear_token(key, value) for key, value in self._tokens.silent(TOKEN_TTL_S))
+        tokens = [(key, value, TOKEN_TTL_S) for key, value in self._engine.tokens()]
+        self._tokens.look(tokens, self._clock.monotonic())
+        return sum(self._engine.clear_token(key, value) for key, value in self._tokens.silent())

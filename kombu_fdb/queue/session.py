@@ -22,6 +22,7 @@ long, or when it is absent. Two holders at once are harmless by the design of th
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from kombu_fdb.errors import LeaseLost
@@ -34,10 +35,20 @@ from kombu_fdb.store.protocol import Transaction
 __all__ = ["beat", "beats", "fence", "hold_role", "holds", "leases", "leave_role", "open_session", "require"]
 
 
-def open_session(tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int]) -> None:
+_TTL = struct.Struct(">I")
+
+
+def open_session(
+    tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int], ttl_s: float
+) -> None:
     """Record the session and its first beat."""
     tr.set(keys.session(session_id), encode_json(description))
-    tr.set_versionstamped_value(keys.beat(session_id))
+    _beat(tr, keys, session_id, ttl_s)
+
+
+def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> None:
+    """The beat carries the session's time to live: whoever observes it judges it by its own promise."""
+    tr.set_versionstamped_value(keys.beat(session_id), suffix=_TTL.pack(round(ttl_s * 1000)))
 
 
 def require(
@@ -52,21 +63,21 @@ def require(
     return others
 
 
-def beat(tr: Transaction, keys: Keyspace, session_id: bytes) -> bool:
+def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> bool:
     """Show a sign of life; False if the session was fenced."""
     if tr.get(keys.session(session_id)) is None:
         return False
-    tr.set_versionstamped_value(keys.beat(session_id))
+    _beat(tr, keys, session_id, ttl_s)
     return True
 
 
-def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes]]:
-    """Every session that is open or not yet cleaned up, with its last beat."""
+def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
+    """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     found = []
     for key, value in tr.get_range(*keys.all_beats, snapshot=True):
         session_id = keys.unpack(key)[1]
         assert isinstance(session_id, bytes)
-        found.append((session_id, value))
+        found.append((session_id, value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
     return found
 
 

@@ -29,42 +29,36 @@ K = TypeVar("K", bound=Hashable)
 @dataclass(slots=True)
 class _Sighting:
     value: bytes
+    ttl_s: float
     unchanged_s: float = 0.0
 
 
 class Observer(Generic[K]):
-    """Tells which of many values have not changed for long, by the caller's own monotonic clock.
+    """Tells which of many values have not changed for as long as they live, by the caller's own monotonic clock.
 
-    What counts is the time *under observation*: between two successful looks at most ``longest_gap_s`` seconds. So a
-    store that answered nobody for minutes, or an observer that was frozen, makes nobody look silent: with gaps of a
-    quarter of the time to live it takes four looks or more, spread over it.
+    What counts is the time *under observation*: between two successful looks at most a quarter of the value's time to
+    live. So a store that answered nobody for minutes, or an observer that was frozen, makes nobody look silent: it
+    takes four looks or more, spread over the whole time.
     """
 
-    def __init__(self, longest_gap_s: float) -> None:
-        self._longest_gap_s = longest_gap_s
+    def __init__(self) -> None:
         self._sightings: dict[K, _Sighting] = {}
         self._looked = 0.0
 
-    def look(self, values: Iterable[tuple[K, bytes]], now: float) -> None:
-        """Note the values of one successful look; what is not among them is forgotten."""
-        gap = counted_gap(now - self._looked, self._longest_gap_s)
+    def look(self, values: Iterable[tuple[K, bytes, float]], now: float) -> None:
+        """Note key, value and time to live (seconds) of one successful look; what is not among them is forgotten."""
+        gap_s = now - self._looked
         seen: dict[K, _Sighting] = {}
-        for key, value in values:
-            sighting = self._sightings.get(key)
-            if sighting is None or sighting.value != value:
-                seen[key] = _Sighting(value)
-            else:
-                seen[key] = _Sighting(value, sighting.unchanged_s + gap)
+        for key, value, ttl_s in values:
+            before = self._sightings.get(key)
+            same = before is not None and before.value == value
+            unchanged_s = before.unchanged_s + counted_gap(gap_s, ttl_s / 4) if before is not None and same else 0.0
+            seen[key] = _Sighting(value, ttl_s, unchanged_s)
         self._sightings, self._looked = seen, now
 
-    def unchanged(self, key: K) -> float:
-        """For how many observed seconds the value has been the same."""
-        sighting = self._sightings.get(key)
-        return 0.0 if sighting is None else sighting.unchanged_s
-
-    def silent(self, ttl_s: float) -> list[tuple[K, bytes]]:
-        """Those unchanged for at least ``ttl_s`` seconds."""
-        return [(key, seen.value) for key, seen in self._sightings.items() if seen.unchanged_s >= ttl_s]
+    def silent(self) -> list[tuple[K, bytes]]:
+        """Those unchanged for at least their time to live."""
+        return [(key, seen.value) for key, seen in self._sightings.items() if seen.unchanged_s >= seen.ttl_s]
 
 
 def counted_gap(gap_s: float, longest_s: float) -> float:

@@ -108,7 +108,7 @@ class RoutingTables:
             return [routing_key]
         loaded = self._load(tr, exchange)
         if loaded.exchange is None:
-            raise ExchangeNotFound(exchange=exchange, fix="declare it before publishing to it")
+            raise ExchangeNotFound(exchange=exchange, fix="Declare it before publishing to it")
         kind = loaded.exchange.type
         queues = [queue for key, queue in loaded.bindings if matches(kind, key, routing_key)]
         return list(dict.fromkeys(queues))

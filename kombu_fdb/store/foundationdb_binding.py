@@ -34,6 +34,7 @@ from types import ModuleType
 from typing import Any
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.store.foundationdb_gevent import adapt
 
 __all__ = ["API_VERSION", "binding"]
 
@@ -41,6 +42,9 @@ __all__ = ["API_VERSION", "binding"]
 API_VERSION = 730
 #: The oldest that knows everything the driver uses.
 OLDEST_API_VERSION = 630
+
+#: Linux's flag for "code may be run from it", which Python does not name yet.
+MFD_EXEC = 0x10
 
 CLIENTS = "https://github.com/apple/foundationdb/releases"
 
@@ -81,7 +85,14 @@ def _load() -> ModuleType:
         _process.library = _process.library or _library_file(module)
         return module
     _disarm()
-    with _fresh_copy() as path, _redirected(path):
+    try:
+        return _import_from(_copy_in_memory())
+    except StoreUnavailable:  # a system that runs no code from files in memory
+        return _import_from(_copy_on_disk())
+
+
+def _import_from(copy: contextlib.AbstractContextManager[str]) -> ModuleType:
+    with copy as path, _redirected(path):
         for name in [name for name in sys.modules if name == "fdb" or name.startswith("fdb.")]:
             del sys.modules[name]
         return _import()
@@ -91,6 +102,7 @@ def _import() -> ModuleType:
     try:
         fdb = importlib.import_module("fdb")
         _select_api_version(fdb)
+        adapt(sys.modules["fdb.impl"])
     except ImportError as error:
         raise StoreUnavailable(
             "the FoundationDB binding is not installed", reason=str(error), fix="Run `pip install foundationdb`"
@@ -156,39 +168,44 @@ def _library_file(module: ModuleType) -> str:
     return os.path.realpath(os.fsdecode(info.file))
 
 
-# A copy of the library that the linker takes for another one
+# A copy of the library that this process and its ancestors have not loaded; needed only while it is loaded
 
 
 @contextlib.contextmanager
-def _fresh_copy() -> Iterator[str]:
-    """The path of a copy that this process and its ancestors have not loaded; needed only while it is loaded."""
+def _copy_in_memory() -> Iterator[str]:
     fd, _process.spare_fd = _process.spare_fd, -1
+    if fd < 0:
+        fd = _copy_to_memory()
     try:
-        if fd < 0:
-            fd = _copy_to_memory()
-        if fd >= 0:
-            # With the pid in it, the name differs from the one an ancestor used.
-            yield f"/proc/{os.getpid()}/fd/{fd}"
-            return
+        # With the pid in it, the name differs from the one an ancestor used.
+        yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _copy_on_disk() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="celery-fdb-") as directory:
         yield shutil.copy(_known_library(), directory)
 
 
 def _copy_to_memory() -> int:
-    """A file descriptor, or -1 where the system has no files in memory."""
-    if not hasattr(os, "memfd_create"):
-        return -1
-    fd = os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
+    """A file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
+    library = _known_library()
     try:
-        with open(_known_library(), "rb") as source, open(fd, "wb", closefd=False) as copy:
+        fd = _memory_file()
+        with open(library, "rb") as source, open(fd, "wb", closefd=False) as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
-    except BaseException:
-        os.close(fd)
-        raise
+    except (AttributeError, OSError) as error:
+        raise StoreUnavailable("the FoundationDB client library can't be copied", reason=str(error)) from error
     return fd
+
+
+def _memory_file() -> int:
+    try:
+        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC | MFD_EXEC)
+    except OSError:  # kernels before 6.3 know no such flag and need none
+        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
 
 
 def _known_library() -> str:
@@ -223,7 +240,7 @@ def _before_fork() -> None:
     impl = sys.modules.get("fdb.impl")
     started = getattr(impl, "_network_thread", None) is not None
     if _process.module is not None and started and _process.spare_fd < 0 and not _is_dead():
-        with contextlib.suppress(OSError, StoreUnavailable):  # a child that needs one tries again
+        with contextlib.suppress(StoreUnavailable):  # a child that needs one tries again
             _process.spare_fd = _copy_to_memory()
 
 

@@ -10,7 +10,8 @@ Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-gui
   versionstamped key will be can't be read in the same transaction.
 * A watch lives on after the commit and fires once, from any thread, when the key is changed by
   ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised).
-  Compare what you read in the arming transaction: a change before that is not reported.
+  Compare what you read in the arming transaction: a change before that is not reported. A transaction that arms one
+  has read the key serializably, so arm in one that only reads.
 * Limits: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
   (``TransactionTooOld``).
 * ``begin(timeout_s)`` bounds each later call of that transaction. A commit that was sent and got no answer raises

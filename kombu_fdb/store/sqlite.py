@@ -114,14 +114,18 @@ class SqliteDatabase:
         mode = os.stat(self.path).st_mode & 0o666
         gate, main = open_sidecar(f"{self.path}-gate", mode), open_sidecar(f"{self.path}-lock", mode)
         self.lock = WriterLock(gate, main, self.clock)
-        self.lock.acquire(timeout_s)
-        try:
-            self._writer = self._open_writer(deadline)
-        finally:
-            self.lock.release()
         bells = f"{self.path}-bells"
         self.listener = Listener(bells, mode, self.read_values)
-        self._ringer = Ringer(bells, mode, self.listener)
+        try:
+            self._ringer = Ringer(bells, mode, self.listener)
+            self.lock.acquire(timeout_s)
+            try:
+                self._writer = self._open_writer(deadline)
+            finally:
+                self.lock.release()
+        except BaseException:
+            self.lock.close()
+            raise
 
     def _open_writer(self, deadline: float) -> sqlite3.Connection:
         connection = self.insist(lambda: connect(self.path, writer=True, synchronous=self.synchronous), deadline)
@@ -211,15 +215,18 @@ class SqliteDatabase:
     def ring(self, keys: Sequence[bytes]) -> None:
         self._ringer.ring(keys)
 
+    def prepare_to_listen(self) -> None:
+        """What can fail of arming a watch; before the commit, for after it nothing may."""
+        try:
+            self.listener.open()
+        except OSError as error:
+            raise explain_os(error, self.path) from error
+
     def arm(self, watches: Sequence[OneShotWatch]) -> None:
-        """Register, then compare with what the arming transactions saw: nothing can fall between."""
+        """Register, then compare with what the arming transaction saw: nothing can fall between. Never raises."""
         for watch in watches:
             self.listener.arm(watch)
-        values = self.read_values([watch.key for watch in watches])
-        for watch, value in zip(watches, values, strict=True):
-            if value != watch.seen:
-                self.listener.disarm(watch)
-                watch.fire()
+        self.listener.compare(watches)
 
     def read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
         transaction = self.begin(timeout_s=1.0, read_only=True)

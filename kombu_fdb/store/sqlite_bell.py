@@ -97,13 +97,17 @@ class Listener:
         with self._changed:
             return sum(map(len, self._armed.values()))
 
+    def open(self) -> None:
+        """Put the FIFO in place. Raises ``OSError``; without effect the second time."""
+        with self._changed:
+            if self._read_fd < 0 and not self._closed:
+                self._open()
+
     def arm(self, watch: OneShotWatch) -> None:
-        """Register ``watch``; the caller must then read the value again."""
+        """Register ``watch``, after :meth:`open`; the caller must then read the value again."""
         with self._changed:
             if self._closed or watch.done:
                 return
-            if self._read_fd < 0:
-                self._open()
             if not self._armed:
                 self._drain()
             self._armed.setdefault(_digest(watch.key), []).append(watch)
@@ -148,7 +152,16 @@ class Listener:
 
     def _open(self) -> None:
         self._path = os.path.join(self._directory, f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
-        hidden = self._path + "-new"
+        try:
+            self._make_fifo(self._path + "-new")
+        except BaseException:
+            self.close_files()
+            _remove(self._path + "-new")
+            raise
+        self._thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
+        self._thread.start()
+
+    def _make_fifo(self, hidden: str) -> None:
         os.mkfifo(hidden, 0o600)
         os.chmod(hidden, self._mode)
         self._read_fd = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK)
@@ -156,8 +169,6 @@ class Listener:
         self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK)
         os.rename(hidden, self._path)
         _append_one(os.path.join(self._directory, GENERATION))
-        self._thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
-        self._thread.start()
 
     def _listen(self) -> None:
         poller = select.poll()
@@ -165,7 +176,7 @@ class Listener:
         rest = 0.0
         while self._wait_until_armed():
             if not poller.poll(CHECK_S * 1000):
-                self._compare()
+                self.compare(self._all_armed())
                 rest = 0.0
                 continue
             due = self._due(self._drain())
@@ -175,6 +186,10 @@ class Listener:
             if rest:
                 with self._changed:
                     self._changed.wait(rest)
+
+    def _all_armed(self) -> list[OneShotWatch]:
+        with self._changed:
+            return [watch for waiting in self._armed.values() for watch in waiting]
 
     def _wait_until_armed(self) -> bool:
         with self._changed:
@@ -196,9 +211,8 @@ class Listener:
                 digests = set(self._armed)
             return [watch for digest in digests for watch in self._armed.pop(digest, ())]
 
-    def _compare(self) -> None:
-        with self._changed:
-            watches = [watch for waiting in self._armed.values() for watch in waiting]
+    def compare(self, watches: Sequence[OneShotWatch]) -> None:
+        """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
         try:
             values = self._read_values([watch.key for watch in watches])
         except KombuFDBError:  # whoever is woken meets the same error, and handles it
@@ -250,8 +264,9 @@ class Ringer:
         """List the FIFOs if there may be new ones; the size is taken before."""
         status = os.fstat(self._generation_fd)
         if status.st_nlink == 0:  # somebody removed the directory
-            os.close(self._generation_fd)
-            self._generation_fd = self._open_generation()
+            # Opened before the old one is closed: if that fails, the descriptor we keep is still ours.
+            gone, self._generation_fd = self._generation_fd, self._open_generation()
+            os.close(gone)
             status = os.fstat(self._generation_fd)
             self._listed = -1
         if status.st_size != self._listed:

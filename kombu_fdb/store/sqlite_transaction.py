@@ -166,6 +166,7 @@ class SqliteTransaction:
     # Watches and the end
 
     def watch(self, key: bytes) -> OneShotWatch:
+        self._db.prepare_to_listen()
         watch = OneShotWatch(key, self._db.listener.disarm, seen=self.get(key))
         self._watches.append(watch)
         return watch

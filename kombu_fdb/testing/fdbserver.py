@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -21,6 +23,15 @@ START_S = 30
 STOP_S = 10
 #: Another process may take the port between our choosing and the server's binding it.
 ATTEMPTS = 3
+#: Between us and the server, so that it never outlives us, even if we are killed: then ``read`` meets the end of input.
+GUARD = """
+temporary=$1; shift
+"$@" &
+echo $!
+if read _; then temporary=; fi
+kill -9 $!; wait
+test -z "$temporary" || rm -rf "$temporary"
+"""
 
 
 @lru_cache(maxsize=1)
@@ -48,8 +59,9 @@ class SingleNodeCluster:
         # Not a TemporaryDirectory: a forked child would remove it at its exit.
         self.directory = Path(directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-"))
         self._temporary = directory is None
+        self._pid = 0
         self.cluster_file = str(self.directory / "fdb.cluster")
-        self._server: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._port = 0
 
     @property
@@ -59,8 +71,7 @@ class SingleNodeCluster:
     @property
     def pid(self) -> int:
         """The server's process, for tests that stop or kill it."""
-        assert self._server is not None
-        return self._server.pid
+        return self._pid
 
     def __enter__(self) -> Self:
         for attempt in range(ATTEMPTS):
@@ -97,33 +108,37 @@ class SingleNodeCluster:
 
     def stop(self) -> None:
         """Kill the server; its data stays. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.kill()
-            server.wait(STOP_S)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            with guard:  # closes the pipes, and waits
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+                guard.communicate(b"stop\n", STOP_S)
 
     def _spawn(self) -> None:
         logs = self.directory / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / "stderr").open("ab") as output:
-            self._server = subprocess.Popen(
+            self._guard = subprocess.Popen(
                 [
+                    *("sh", "-c", GUARD, "guard", str(self.directory) if self._temporary else ""),
                     *("fdbserver", "--public-address", f"127.0.0.1:{self._port}"),
                     *("--cluster-file", self.cluster_file),
                     *("--datadir", str(self.directory / "data")),
                     *("--logdir", str(logs)),
                 ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=output,
             )
+        assert self._guard.stdout is not None
+        self._pid = int(self._guard.stdout.readline())
 
     def _cli(self, commands: str) -> None:
-        assert self._server is not None
         arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", "--exec", commands]
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(arguments, capture_output=True, timeout=START_S, text=True, check=False)
-            if done.returncode == 0 and self._server.poll() is None:
+            if done.returncode == 0:
                 return
         raise RuntimeError(f"fdbserver on port {self._port} did not start; see {self.directory}/logs")
 

@@ -146,15 +146,13 @@ class Simulation:
 
     def _start_process(self) -> None:
         engine = self._engine()
-        session = engine.open_session({"number": len(self.history)})
+        session = engine.open_session({"number": len(self.history)}, ttl_s=SESSION_TTL_S)
         duties = self._duties(engine, session)
         self.processes.append(Process(engine, session, duties, last_beat=self._now))
         self._note(f"process {session.hex()[:4]} starts")
 
     def _duties(self, engine: Engine, session: bytes) -> Duties:
-        return Duties(
-            engine, self.clock, self.rng, session, session_ttl_s=SESSION_TTL_S, sweep_interval_s=SWEEP_INTERVAL_S
-        )
+        return Duties(engine, self.clock, self.rng, session, sweep_interval_s=SWEEP_INTERVAL_S)
 
     @property
     def _now(self) -> float:

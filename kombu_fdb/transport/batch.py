@@ -55,7 +55,7 @@ class PublishBatch:
         mandatory: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Buffer a message. Flushes when ``max_size`` copies are buffered. Raises 406 for a message over the maximum."""
+        """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
         self._check_usable()
         publication = self.channel.encode(message, exchange, routing_key)
         self._check_size(publication)

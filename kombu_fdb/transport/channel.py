@@ -1,8 +1,10 @@
-"""A channel: declares, publishes, consumes. Every exchange, binding and queue is the store's, nothing is remembered here.
+"""A channel: declares, publishes, consumes. Every exchange, binding and queue is the store's; none is remembered here.
 
-The base class keeps routing in the process and delivers by it; this one overrides all of that and keeps the base for its
-helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
+The base class keeps routing in the process and delivers by it; this one overrides all of that and keeps the base for
+its helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
 """
+
+# ruff: noqa: A002 - the signatures are kombu's
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ EXCHANGE_TYPES = ("direct", "topic", "fanout")
 MOST_EXPIRED = 1000
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]
+class Channel(virtual.Channel):
     """Publishing is safe from any thread, acks too; the rest is for one thread at a time."""
 
     QoS = QoS
     supports_fanout = True
     #: Bodies are stored as they are.
-    body_encoding = None
-    from_transport_options = ("deadletter_queue",)
+    body_encoding = None  # type: ignore[assignment]
+    from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -92,17 +94,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         passive: bool = False,
     ) -> None:
         """Raises 404 if ``passive`` and there is none, 406 if it exists with another type."""
-        type = type or "direct"
-        exchange = exchange or f"amq.{type}"
+        exchange = exchange or f"amq.{type or 'direct'}"
         if passive:
             if self.engine.exchange(exchange) is None:
                 raise not_found(f"no exchange {exchange!r}", "exchange_declare")
             return
-        if type == "x-delayed-message":  # RabbitMQ's plugin; here every queue can delay
-            type = (arguments or {}).get("x-delayed-type", "direct")
-        if type not in EXCHANGE_TYPES:
-            raise PreconditionFailed(f"unknown exchange type {type!r}", (40, 10), "Channel.exchange_declare")
-        declared = Exchange(exchange, type, bool(durable), bool(auto_delete), dict(arguments or {}))
+        declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
         with amqp_errors("exchange_declare"):
             self.engine.declare_exchange(declared)
 
@@ -253,8 +250,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
         if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
             message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
-        now_ms = self.transport.now_ms()
-        return encode(message, exchange or "", routing_key or "", now_ms=now_ms, most_urgent_is_zero=self._zero_first)
+        return encode(
+            message,
+            exchange or "",
+            routing_key or "",
+            now_ms=self.transport.now_ms(),
+            most_urgent_is_zero=self._zero_first,
+            key=self.transport.key_of(message),
+        )
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
@@ -297,10 +300,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._consumers.discard(consumer_tag)
         subscription = self._subscriptions.pop(consumer_tag, None)
         receiver = self.transport.receiver_if_any
-        if subscription is None or receiver is None:
-            return
-        self.hand_back(receiver.cancel(subscription), counted=False)
-        receiver.unregister(subscription)
+        if subscription is not None and receiver is not None:
+            receiver.cancel(subscription)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none."""
@@ -324,7 +325,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         try:
             message = self.Message(open_delivery(delivery, tag, consumer_tag), channel=self)
         except FormatError as error:
-            logger.error("dead-lettered a message of queue %s: %s", delivery.queue, error)
+            logger.error("dead-lettered a message of queue %s: %s", delivery.queue, error)  # noqa: TRY400
             self._bury(delivery.lease, tag, str(error))
             return None
         self.qos.append(message, tag)
@@ -426,3 +427,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 def _enough(prefetch: int) -> int:
     """How many acks are worth a claim of their own."""
     return max(1, prefetch // 2) if prefetch else MANY_ACKS
+
+
+def _kind(exchange_type: str, arguments: dict[str, Any] | None) -> str:
+    """Raises 406 for a type we don't have."""
+    kind = exchange_type or "direct"
+    if kind == "x-delayed-message":  # RabbitMQ's plugin; here every queue can delay
+        kind = (arguments or {}).get("x-delayed-type", "direct")
+    if kind not in EXCHANGE_TYPES:
+        raise PreconditionFailed(f"unknown exchange type {kind!r}", (40, 10), "Channel.exchange_declare")
+    return kind

@@ -50,7 +50,7 @@ class Subscription:
 
     @property
     def leaseless(self) -> bool:
-        """Messages may be taken out of the store when they are claimed: without acks, from a queue that vanishes anyway.
+        """Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway.
 
         Others are claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead
         is not lost with the consumer.
@@ -120,9 +120,10 @@ class Dispatch:
             for channel in self._channels:
                 self._take_waiting(channel, lambda _, delivery: delivery.lease.session == session_id)
 
-    def take_all_waiting(self) -> list[Lease]:
-        """Empty the inboxes; returns the leases."""
+    def close(self) -> list[Lease]:
+        """No consumers any more: what arrives from now on has no home. Returns the leases of all that waits."""
         with self._lock:
+            self._by_queue.clear()
             return [lease for channel in self._channels for lease in self._take_waiting(channel, lambda *_: True)]
 
     def forget(self, channel: Channel) -> None:

@@ -120,19 +120,21 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
 def _open(payload: bytes) -> tuple[Any, Any, dict[str, Any], dict[str, Any], str, str, bytes]:
     try:
         version, length = _HEAD.unpack_from(payload)
-        if version != _VERSION:
-            raise ValueError(f"envelope version {version}")
         start = _HEAD.size + length
         meta = payload[_HEAD.size : start]
-        if len(meta) != length:
-            raise ValueError("cut short")
         decoded = (_loads_types if _MARKER in meta else _loads)(meta.decode())
         content_type, content_encoding, headers, properties, exchange, routing_key = decoded
-        if not isinstance(headers, dict) or not isinstance(properties, dict):
-            raise ValueError("headers and properties must be objects")
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, struct.error) as error:
-        raise FormatError("not a message of this transport", reason=str(error), length=len(payload)) from error
+        raise _foreign(payload, str(error)) from error
+    if version != _VERSION or len(meta) != length:
+        raise _foreign(payload, "another version, or cut short")
+    if not isinstance(headers, dict) or not isinstance(properties, dict):
+        raise _foreign(payload, "headers and properties are not objects")
     return content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:]
+
+
+def _foreign(payload: bytes, reason: str) -> FormatError:
+    return FormatError("not a message of this transport", reason=reason, length=len(payload))
 
 
 def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:

@@ -7,7 +7,7 @@ their own that callers of passive declarations wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
@@ -20,6 +20,7 @@ from kombu_fdb.errors import (
     ExchangeNotFound,
     ForkedError,
     FormatError,
+    KombuFDBError,
     LimitExceeded,
     MessageTooLarge,
     NotEquivalent,
@@ -36,6 +37,7 @@ __all__ = [
     "SessionLost",
     "amqp_errors",
     "not_found",
+    "run_all",
 ]
 
 
@@ -74,3 +76,15 @@ def amqp_errors(method: str) -> Iterator[None]:
 
 def not_found(what: str, method: str) -> NotFound:
     return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")
+
+
+def run_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Every step of a clean-up, also if one fails; then raises the first error."""
+    first: KombuFDBError | None = None
+    for step in list(steps):
+        try:
+            step()
+        except KombuFDBError as error:
+            first = first or error
+    if first is not None:
+        raise first

@@ -4,8 +4,8 @@ Looked for in this order; what is found first counts, and a message without any 
 
 1. the header ``fair_key``, as in ``task.apply_async(headers={"fair_key": tenant})``;
 2. ``MessageGroupId``, a property or header, as users of SQS and PGMQ write it;
-3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is called
-   with the task's name, its args, kwargs and headers and returns the key (None for none).
+3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
+   called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
 A function that raises must not stop the publish: its error is logged, and the message has no key.
 """
@@ -65,7 +65,7 @@ def _by_function(function: KeyFunction, name: str) -> KeyOf:
 
 
 def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
-    """Celery's protocol 2: the body is ``(args, kwargs, embed)``. Other messages have their body as the only argument."""
+    """Celery's protocol 2: the body is ``(args, kwargs, embed)``. Any other body is the only argument."""
     headers = message.get("headers") or {}
     body = message.get("body")
     if isinstance(body, (str, bytes)) and message.get("content-type"):
@@ -84,7 +84,7 @@ def _import(option: str) -> KeyFunction:
             "fair_key names a function that can't be imported",
             fair_key=option,
             reason=str(error),
-            fix="write it as 'package.module:function', importable by publishers",
+            fix="Write it as 'package.module:function', importable by publishers",
         ) from error
     if not callable(function):
         raise OptionError("fair_key names something that is no function", fair_key=option)

@@ -30,14 +30,14 @@ __all__ = ["QoS"]
 logger = logging.getLogger(__name__)
 
 
-class QoS(virtual.QoS):  # type: ignore[misc]
+class QoS(virtual.QoS):
     """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
 
     def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
         # Without the base's finalizer: the client hands everything back at exit, of all channels.
         self.channel = channel
         self.prefetch_count = prefetch_count or 0
-        self._delivered: dict[int, Lease] = {}
+        self._delivered: dict[int, Lease] = {}  # type: ignore[assignment]
         self._messages: dict[int, weakref.ref[Any]] = {}
         self._orphaned = False
 
@@ -63,7 +63,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         self._delivered[delivery_tag] = lease
 
     def append(self, message: Any, delivery_tag: int) -> None:
-        """This is the message of a held delivery."""
+        """Remember the message of a held delivery, weakly."""
         self._messages[delivery_tag] = weakref.ref(message)
 
     def drop(self, delivery_tag: int) -> None:
@@ -90,8 +90,9 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
         lease = self._delivered.get(delivery_tag)
         if lease is None:
-            return self._warn(delivery_tag)
-        # Its room is free only when it is back in the store: a consumer of one message gets the same one again, in order.
+            self._warn(delivery_tag)
+            return
+        # Its room is free only when it is back in the store: the next claim finds it at its place.
         self.channel.settle(lease, requeue=requeue)
         self.drop(delivery_tag)
         self.channel.on_room()
@@ -110,7 +111,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
     # -- all at once -------------------------------------------------------------------------------------------------
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
-        """Hand back all unsettled messages; they are redelivered, and the attempt counts. Returns no errors: it raises."""
+        """Hand back all unsettled messages; the attempt counts. Errors are raised, not returned."""
         self._hand_back(counted=True)
         return []
 

@@ -1,14 +1,14 @@
 """The thread that talks to the store for the consumers of one connection.
 
-Model. A queue is *hungry* when it may have messages, *armed* when it was seen empty and its bell is watched, or neither,
-just subscribed or due for its safety look. The thread repeats one step:
+Model. A queue is *hungry* when it may have messages, *armed* when it was seen empty and its bell is watched, or
+neither: just subscribed to, or due for its safety look. The thread repeats one step:
 
-1. Arm the watches of queues that are neither hungry nor armed. If one of them is not empty after all, all are hungry.
-2. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along. A window that was not filled
-   ends their hunger. Begin again.
+1. Arm the watches of queues that are neither hungry nor armed. If one of them is not empty, all of them are hungry.
+2. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along. A window that was not
+   filled ends their hunger. Begin again.
 3. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
-4. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited long
-   enough, or the safety look is due (``poll_interval``): watches are promised, but a promise kept by looking costs little.
+4. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
+   long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
 
 The worker loops never wait for the store: they take what has arrived, and sleep on :attr:`Receiver.arrived`.
 
@@ -26,12 +26,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from time import monotonic
 
 from kombu_fdb.client import Client
-from kombu_fdb.errors import KombuFDBError, LeaseLost, StoreError, StoreUnavailable
+from kombu_fdb.errors import LeaseLost, StoreError, StoreUnavailable
 from kombu_fdb.membership import Membership
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.store.protocol import Watch
@@ -45,8 +46,11 @@ logger = logging.getLogger(__name__)
 
 #: This many pending acks don't wait for more.
 MANY_ACKS = 64
-#: How long ``cancel`` waits for a claim under way, in seconds.
+#: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
+#: Rests after claims that brought nothing, in seconds.
+FIRST_REST_S = 0.0005
+LONGEST_REST_S = 0.1
 
 
 class Receiver:
@@ -66,9 +70,10 @@ class Receiver:
         self._membership: Membership | None = None
         self._hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
-        self._claiming: tuple[frozenset[str], threading.Event] | None = None
+        self._cancels: deque[tuple[Subscription, threading.Event]] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
+        self._fruitless = 0
 
     # -- for consumers ---------------------------------------------------------------------------------------------
 
@@ -86,15 +91,19 @@ class Receiver:
             self._start()
         self._bell.ring()
 
-    def cancel(self, subscription: Subscription) -> list[Lease]:
-        """End a consumer. Returns what was claimed for it and not handed out."""
-        leases = self.dispatch.remove(subscription)
-        claiming = self._claiming
-        if claiming is not None and subscription.queue in claiming[0]:
-            # So that when this returns all its messages are with others, or on the way to them.
-            claiming[1].wait(CANCEL_S)
+    def cancel(self, subscription: Subscription) -> None:
+        """End a consumer; what was claimed for it and not handed out goes back to its place, and its queue may vanish.
+
+        The thread does it, between two claims; this waits for it, but not for long. Celery cancels from inside a signal
+        handler, so no lock is taken here that the interrupted code may hold. Never raises.
+        """
+        done = threading.Event()
+        self._cancels.append((subscription, done))
         self._bell.ring()
-        return leases
+        if not self.running or threading.current_thread() is self._thread:
+            self._carry_out_cancels()
+        else:
+            done.wait(CANCEL_S)
 
     def next(self) -> Arrival | None:
         """The next message to hand out. Raises the error that ended the thread."""
@@ -108,7 +117,7 @@ class Receiver:
 
     def on_ack(self, pending: int, enough: int) -> None:
         """An ack was added to the client's list. The first starts the clock, many end the wait."""
-        if pending == 1 or pending == min(enough, MANY_ACKS):
+        if self._first_ack is None or pending >= min(enough, MANY_ACKS):
             self._bell.ring()
 
     def on_room(self) -> None:
@@ -135,7 +144,8 @@ class Receiver:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
-        leases = self.dispatch.take_all_waiting()
+        self._carry_out_cancels()
+        leases = self.dispatch.close()
         self.arrived.close()
         self._bell.close()
         return leases
@@ -152,17 +162,17 @@ class Receiver:
                 self._bell.clear()
                 pause_s = self._step()
                 if pause_s > 0:
-                    self.idle = self._first_ack is None
+                    self.idle = self._first_ack is None and not self._fruitless
                     self._bell.wait(pause_s)
                 self.idle = False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the consumer's next drain raises it
             self._fail(error)
         finally:
             self._disarm(self._armed)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, CONNECTION_ERRORS):
-            logger.exception("the receiver failed")
+            logger.error("the receiver failed", exc_info=error)
             unexpected = StoreUnavailable("the receiver failed", reason=repr(error))
             unexpected.__cause__ = error
             error = unexpected
@@ -173,6 +183,7 @@ class Receiver:
 
     def _step(self) -> float:
         """Do what is to be done. Returns for how long to sleep; 0 to be called again at once."""
+        self._carry_out_cancels()
         membership = self._current_membership()
         now = monotonic()
         if now >= self._next_look:
@@ -181,8 +192,8 @@ class Receiver:
         self._arm()
         plan = self.dispatch.plan(self._hungry, now)
         if plan.queues:
-            self._claim(membership, plan)
-            return 0
+            return self._claim(membership, plan)
+        self._fruitless = 0
         self._flush_if_due(now)
         return self._pause(plan, now)
 
@@ -196,29 +207,29 @@ class Receiver:
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
-    def _claim(self, membership: Membership, plan: Plan) -> None:
-        done = threading.Event()
-        self._claiming = frozenset(plan.queues), done
+    def _claim(self, membership: Membership, plan: Plan) -> float:
+        """Returns how long to rest before the next step."""
         try:
             found = self._claim_and_settle(membership, plan)
-            if len(found) < plan.limit:
-                self._hungry.difference_update(plan.queues)
-            if found:
-                self._hand_over(found, plan.leaseless)
         except LeaseLost:
-            pass  # the next step opens another session
-        finally:
-            self._claiming = None
-            done.set()
+            return 0  # the next step opens another session
+        if len(found) < plan.limit:
+            self._hungry.difference_update(plan.queues)
+        if found:
+            self._fruitless = 0
+            self._hand_over(found, plan.leaseless)
+            return 0
+        # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
+        self._fruitless += 1
+        return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
 
     def _claim_and_settle(self, membership: Membership, plan: Plan) -> list[Delivery]:
+        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
         pending = self._client.take_acks()
-        self._first_ack = None
         ours = [lease for lease in pending if lease.session == membership.session_id]
-        foreign = [lease for lease in pending if lease.session != membership.session_id]
-        if foreign:
-            self._client.ack(foreign)
         try:
+            if len(ours) < len(pending):
+                self._client.ack([lease for lease in pending if lease.session != membership.session_id])
             found = membership.claim(plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours)
         except BaseException:
             self._client.acks.extendleft(reversed(ours))
@@ -230,8 +241,6 @@ class Receiver:
     def _hand_over(self, found: list[Delivery], leaseless: Iterable[str]) -> None:
         homeless = self.dispatch.place(found)
         self.arrived.ring()
-        if self._stopped:
-            homeless += self.dispatch.take_all_waiting()
         if homeless:
             gone = set(leaseless)
             lost = {each.lease for each in found if each.queue in gone}
@@ -300,8 +309,15 @@ class Receiver:
     def unregister(self, subscription: Subscription) -> None:
         """The counterpart; deletes an auto-delete queue with its last consumer. Raises a ``StoreError``."""
         if subscription.session_id is not None:
+            self._client.engine.remove_consumer(subscription.session_id, subscription.queue, subscription.tag)
+
+    def _carry_out_cancels(self) -> None:
+        while self._cancels:
+            subscription, done = self._cancels.popleft()
             try:
-                self._client.engine.remove_consumer(subscription.session_id, subscription.queue, subscription.tag)
-            except KombuFDBError:
-                logger.debug("could not unregister a consumer of %s", subscription.queue)
-                raise
+                self._client.release(self.dispatch.remove(subscription))
+                self.unregister(subscription)
+            except StoreError:
+                self._client.later(partial(self.unregister, subscription))
+            finally:
+                done.set()

@@ -15,7 +15,7 @@ the smaller harm, and Celery's worker waits for its ``eta`` itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 __all__ = ["due_ms", "expiry"]
@@ -53,7 +53,7 @@ def _moment_ms(value: Any) -> int | None:
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
+            moment = moment.replace(tzinfo=UTC)
         # Rounded up: not even a part of a millisecond early.
         return -int(-moment.timestamp() * 1000 // 1)
     except (TypeError, ValueError, OverflowError):

@@ -3,12 +3,11 @@
 Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "connection". It is
 
 * *new*: constructed, with nothing opened (Celery constructs transports only to read their flags);
-* *established*: attached to the process's :class:`~kombu_fdb.client.Client`, with a
-  :class:`~kombu_fdb.transport.receiver.Receiver` from its first consumer on;
-* *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again, which
-  checks the store and goes on with the same consumers;
-* *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once. ``_collect``
-  after an error asks the store for nothing: messages that are being worked on keep their leases (``qos.py``).
+* *established*: attached to the process's ``Client``, with a ``Receiver`` from its first consumer on;
+* *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
+  which checks the store and goes on with the same consumers;
+* *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once.
+  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases (``qos.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -17,30 +16,28 @@ it, and attaches to a client of the child's own.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kombu.connection import Connection
 from kombu.log import get_logger
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
 from kombu_fdb.client import Client, client_for
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
-from kombu_fdb.location import SCHEMES, Location, UrlParts, locate, parse_url
+from kombu_fdb.location import SCHEMES
 from kombu_fdb.options import Options, parse_options
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.transport.address import location_of
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.dispatch import Subscription, next_tag
-from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
+from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
+from kombu_fdb.transport.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.receiver import Receiver
-
-if TYPE_CHECKING:
-    from kombu import Connection
 
 __all__ = ["Transport"]
 
@@ -52,7 +49,7 @@ LOOP_TURN = 64
 FIRST_LOOK_S = 1.0
 
 
-class Transport(virtual.Transport):  # type: ignore[misc]
+class Transport(virtual.Transport):
     """``fdb://`` and ``fdb+sqlite://``."""
 
     Channel = Channel
@@ -61,9 +58,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     can_parse_url = False
     default_port = None
     #: Draining waits for a message; it does not poll.
-    polling_interval = None
-    connection_errors = CONNECTION_ERRORS
-    channel_errors = CHANNEL_ERRORS
+    polling_interval = None  # type: ignore[assignment]
+    connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]
+    channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]
     recoverable_connection_errors = RECOVERABLE_CONNECTION_ERRORS
     recoverable_channel_errors: tuple[type[BaseException], ...] = ()
     implements = virtual.Transport.implements.extend(
@@ -83,7 +80,15 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
+        #: How a message's fairness key is found.
+        self.key_of: KeyOf = key_reader(None)
         _join_celery_workers()
+
+    @property
+    def _kombu(self) -> Connection:
+        connection: Connection | None = self.client
+        assert connection is not None, "kombu takes it away when it has closed the transport"
+        return connection
 
     def driver_version(self) -> str:
         try:
@@ -102,15 +107,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def options(self) -> Options:
         """Raises ``OptionError``."""
         if self._options is None:
-            client = self.client
+            client = self._kombu
             self._options = parse_options(client.transport_options, connect_timeout=client.connect_timeout or None)
         return self._options
 
     def establish_connection(self) -> Transport:
-        """Raises a connection error within ``connect_timeout`` if the store does not answer, ``OptionError`` at once."""
+        """Raises a connection error within ``connect_timeout`` if the store does not answer, or ``OptionError``."""
         if self._store is not None and self._store.pid != os.getpid():
             self._disown()
-        store = client_for(_location(self.client, self.options), self.options)
+        self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
+        store = client_for(location_of(self._kombu, self.options), self.options)
         store.attach(self, timeout_s=self.options.connect_timeout)
         self._store = store
         if self._receiver is not None:
@@ -139,27 +145,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if store is None:
             return
         if store.pid != os.getpid():
-            return self._disown()
+            self._disown()
+            return
         self._leave_loop()
         try:
             self._settle(store)
         except KombuFDBError as error:
             logger.warning("the connection did not close cleanly: %s", error)
         finally:
-            self._drop_receiver(store, timeout_s=self.options.operation_timeout)
-            self._store = None
+            self._stop_receiver(store, timeout_s=self.options.operation_timeout)
+            self._store = self._receiver = None
             store.detach(self)
 
     def _settle(self, store: Client) -> None:
-        """Every channel, also if one fails."""
-        errors: list[KombuFDBError] = []
-        for step in [*(channel.close for channel in list(self.channels)), store.flush_acks, self._delete_exclusive]:
-            try:
-                step()
-            except KombuFDBError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        run_all([*(channel.close for channel in self.channels), store.flush_acks, self._delete_exclusive])
 
     def _delete_exclusive(self) -> None:
         """Exclusive queues end with the connection that declared them, consumed or not."""
@@ -174,18 +173,18 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if store is None:
             return
         if store.pid != os.getpid():
-            return self._disown()
+            self._disown()
+            return
         self._leave_loop()
+        self._stop_receiver(store, timeout_s=0)
         for channel in list(self.channels):
             channel.orphan()
-        self._drop_receiver(store, timeout_s=0)
-        self._store = None
+        self._store = self._receiver = None
         store.detach(self)
 
-    def _drop_receiver(self, store: Client, *, timeout_s: float) -> None:
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            store.release_later(receiver.stop(timeout_s))
+    def _stop_receiver(self, store: Client, *, timeout_s: float) -> None:
+        if self._receiver is not None:
+            store.release_later(self._receiver.stop(timeout_s))
 
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
@@ -194,12 +193,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         for channel in list(self.channels):
             channel.disown()
 
-    def create_channel(self, connection: Transport) -> Channel:
+    def create_channel(self, connection: Transport) -> virtual.Channel:
         channel = self.Channel(connection)
         self.channels.append(channel)
         return channel
 
-    def close_channel(self, channel: Channel) -> None:
+    def close_channel(self, channel: Any) -> None:
         if self._receiver is not None:
             self._receiver.dispatch.forget(channel)
         super().close_channel(channel)
@@ -219,8 +218,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def receiver_if_any(self) -> Receiver | None:
         return self._receiver
 
-    def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
-        """Hand one message to its consumer. Raises ``socket.timeout`` after ``timeout`` seconds; None waits for ever."""
+    def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
+        """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None waits for ever."""
         receiver = self.receiver
         deadline = None if timeout is None else monotonic() + timeout
         while not self._deliver_next():
@@ -229,7 +228,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 return
             left_s = None if deadline is None else deadline - monotonic()
             if left_s is not None and left_s <= 0 and not self._first_look(receiver):
-                raise socket.timeout
+                raise TimeoutError
             receiver.arrived.wait(left_s)
 
     def _first_look(self, receiver: Receiver) -> bool:
@@ -262,12 +261,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
         self._loop = loop
-        loop.add_reader(self.receiver.arrived, self.on_readable, loop)
+        loop.add_reader(self.receiver.arrived, self._on_arrived)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
 
-    def on_readable(self, loop: Any) -> None:
+    def _on_arrived(self) -> None:
         """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
         receiver = self._receiver
         if receiver is None:
@@ -286,7 +285,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         descriptor = self._receiver.arrived.fileno()
         # After a reset, the loop may use the number for somebody else.
         callback, _ = loop.readers.get(descriptor) or (None, None)
-        if callback == self.on_readable:
+        if callback == self._on_arrived:
             loop.remove_reader(descriptor)
 
     # -- small services to the channels ----------------------------------------------------------------------------
@@ -311,23 +310,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._store.later(partial(self._receiver.unregister, subscription))
 
 
-def _location(connection: Connection, options: Options) -> Location:
-    """Where the URL points to.
-
-    Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path", after
-    a failover taken apart, as transport "fdb+sqlite" without a host. A clone of the latter has the hostname "fdb+None".
-    """
-    hostname = connection.hostname
-    prefix = f"{connection.uri_prefix}+" if connection.uri_prefix else None
-    if hostname and "://" in hostname:
-        return locate(parse_url(f"{prefix or 'fdb+'}{hostname}"), options)
-    if hostname and prefix and hostname.startswith(prefix):
-        hostname = None
-    scheme = connection.transport_cls if connection.transport_cls in SCHEMES else SCHEMES[0]
-    parts = UrlParts(scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host)
-    return locate(parts, options)
-
-
 def _join_celery_workers() -> None:
     """Let Celery's mingle and gossip know that fanout and events work here.
 
@@ -339,6 +321,6 @@ def _join_celery_workers() -> None:
             getattr(loaded, step).compatible_transports |= {Transport.driver_type}
 
 
-# For source trees without the entry point, and for failover after ``broker_transport = "kombu_fdb.transport:Transport"``.
+# For source trees without the entry point, and failover with ``broker_transport = "kombu_fdb.transport:Transport"``.
 for _scheme in SCHEMES:
     TRANSPORT_ALIASES.setdefault(_scheme, "kombu_fdb.transport:Transport")

@@ -73,7 +73,7 @@ publish("parent-again")
     assert engine.counts("plain").ready == 4
 
 
-def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any) -> None:
+def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any, until: Any) -> None:
     with app.app.connection_for_read() as connection:
         connection.Producer().publish("held", routing_key="q")
         message = connection.SimpleQueue("q").get(timeout=10)
@@ -82,9 +82,8 @@ def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any)
         child.join(20)
         assert child.exitcode == 0
         message.ack()
-        connection.default_channel.client.flush_acks()
-        counts = connection.default_channel.engine.counts("q")
-        assert (counts.ready, counts.leased) == (0, 0)
+        until(lambda: connection.default_channel.engine.counts("q").leased == 0)
+        assert connection.default_channel.engine.counts("q").ready == 0
         assert connection.default_channel.client.lost_acks == 0
 
 
@@ -127,7 +126,30 @@ def test_a_task_longer_than_ten_ttls_starts_once(broker: Any, app: Any, start: A
     assert len(broker.marks("start", "long")) == 1
 
 
-def test_warm_shutdown_hands_unstarted_messages_back(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+    """Another one takes over, once; thawed, its late ack changes nothing, and it works on."""
+    frozen = start("-c", "1", name="frozen")
+    app.hold.delay("long")
+    until(lambda: broker.marks("start", "long"))
+    other = start("-c", "1", name="other")
+    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    until(lambda: len(broker.marks("start", "long")) == 2)
+    os.killpg(frozen.process.pid, signal.SIGCONT)
+    until(lambda: frozen.said("taken for dead"), say=frozen.log.read_text)
+    broker.allow("long")
+    until(lambda: len(broker.marks("end", "long")) == 2)
+    until(lambda: frozen.said("too late"), say=frozen.log.read_text)
+    assert not other.said("too late")
+    until(lambda: engine.counts("celery").leased == 0)
+    other.stop()
+    app.note.delay("after")
+    until(lambda: broker.marks("run", "after"), say=frozen.log.read_text)
+    assert app.app.control.ping(timeout=5, destination=["frozen@test"]), "its pidbox was declared again"
+
+
+def test_warm_shutdown_hands_unstarted_messages_back(
+    broker: Any, app: Any, start: Any, until: Any, engine: Any
+) -> None:
     worker = start("-c", "1", "--prefetch-multiplier", "8")
     app.hold.delay("first")
     for number in range(7):
@@ -247,9 +269,11 @@ def test_killed_inspectors_leave_no_queues(broker: Any, app: Any, start: Any, un
     broker.options.update(session_ttl=1.0, sweep_interval=0.2)
     start("-c", "1")
     before = set(engine.queues())
-    code = "import acceptance_app as a, os, threading; threading.Timer(0.7, os._exit, (9,)).start(); " + (
-        "a.app.control.inspect(timeout=20, destination=['nobody@nowhere']).ping()"
-    )
+    code = """
+import acceptance_app, os, threading
+threading.Timer(0.7, os._exit, (9,)).start()
+acceptance_app.app.control.inspect(timeout=20, destination=["nobody@nowhere"]).ping()
+"""
     clients = [subprocess.Popen([sys.executable, "-c", code], env=broker.env) for _ in range(3)]
     until(lambda: len(set(engine.queues()) - before) >= 1)
     for client in clients:
@@ -271,6 +295,10 @@ def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
 def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
     if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
+    if pool == "eventlet" and broker.cluster is not None:
+        refused = start("-c", "4", pool=pool, name="refused", wait=False)
+        until(lambda: refused.said("patched by eventlet"))
+        pytest.skip("the FoundationDB binding's network thread does not run beside monkey-patched threads")
     worker = start("-c", "4", pool=pool, name="w")
     app.spread.delay("s", 5)
     for number in range(20):
@@ -307,11 +335,11 @@ def test_fdbserver_stopped_and_started_under_load(broker: Any, app: Any, start: 
         app.note.delay(f"before{number}")
     until(lambda: broker.marks("start", "across"))
     broker.cluster.stop()
-    for _ in range(2):
+    for options, most_s in (({"retry": False}, 4), ({"retry": False}, 4), ({}, 10)):
         began = time.monotonic()
         with pytest.raises(OperationalError):
-            app.note.apply_async(("meanwhile",), retry=False)
-        assert time.monotonic() - began < 4, "within its deadline, every time"
+            app.note.apply_async(("meanwhile",), **options)
+        assert time.monotonic() - began < most_s, "within its deadline, every time"
     broker.cluster.start()
     until(lambda: _publishes(app, "after"), 20)
     names = [f"before{number}" for number in range(100)]

@@ -70,7 +70,7 @@ def ack_while_swept(bench: Bench) -> None:
 def sweep_while_acked(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
-    bench.engine.fence(bench.session, dict(bench.engine.beats())[bench.session])
+    bench.engine.fence(bench.session, bench.beats()[bench.session])
     during(
         bench,
         lambda: bench.engine.release_session(bench.session),
@@ -81,7 +81,7 @@ def sweep_while_acked(bench: Bench) -> None:
 
 
 def fence_while_beating(bench: Bench) -> None:
-    stale = dict(bench.engine.beats())[bench.session]
+    stale = bench.beats()[bench.session]
     fenced = during(
         bench, lambda: bench.engine.fence(bench.session, stale), lambda: bench.another().beat(bench.session)
     )

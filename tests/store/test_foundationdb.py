@@ -129,6 +129,17 @@ def test_closing_cancels_the_watches(cluster: SingleNodeCluster) -> None:
     other.close()
 
 
+def test_a_watch_that_the_client_refuses_fires(cluster: SingleNodeCluster) -> None:
+    """So that its owner looks by itself, instead of waiting for a change that nobody will report."""
+    database = FoundationDatabase.open(connection_string=cluster.connection_string)
+    database._handle.options.set_max_watches(1)
+    _, first = arm(database, b"bell/one")
+    _, refused = arm(database, b"bell/two")
+    assert refused.wait(TIMEOUT_S)
+    assert not first.is_set()
+    database.close()
+
+
 def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> None:
     """A callback that fails must not hurt FoundationDB's network thread, which serves everybody."""
     database = FoundationDatabase.open(cluster.cluster_file)

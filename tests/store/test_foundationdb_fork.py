@@ -63,6 +63,20 @@ def test_a_child_that_makes_its_own_copy(
     assert read(database, key(b"n")) == struct.pack("<q", 2)
 
 
+def test_a_system_that_runs_no_code_from_memory(
+    database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_library() -> int:
+        fd = os.memfd_create("no library")
+        os.write(fd, b"no library")
+        return fd
+
+    monkeypatch.setattr(foundationdb_binding._process, "spare_fd", -1)
+    monkeypatch.setattr(foundationdb_binding, "_copy_to_memory", no_library)
+    in_child(lambda: use(database, cluster.cluster_file, key, 1))
+    assert read(database, key(b"n")) == struct.pack("<q", 1)
+
+
 def test_forking_while_threads_commit(database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys) -> None:
     stop = threading.Event()
     done = [0] * 8

@@ -294,7 +294,9 @@ class TestDelay:
         received: list[float] = []
         started = time.time()
         connection.Producer().publish(1, routing_key="q", headers={"x-delay": 300})
-        with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(time.time()), message.ack())):
+        with connection.Consumer(
+            [Queue("q")], on_message=lambda message: (received.append(time.time()), message.ack())
+        ):
             drain(connection, received, 1)
         assert 0.3 <= received[0] - started < 2
 

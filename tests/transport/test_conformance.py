@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -64,13 +65,17 @@ class TestBasic:
     )
     def test_bodies(self, connection: Connection, body: Any, options: Any, expected: Any) -> None:
         connection.Producer().publish(body, routing_key="q", **options)
-        message = Queue("q")(connection.default_channel).get(accept=["pickle", "json", "application/data", "text/plain"])
+        message = Queue("q")(connection.default_channel).get(
+            accept=["pickle", "json", "application/data", "text/plain"]
+        )
         assert message.decode() == expected
         message.ack()
 
     def test_consumer_sees_later_messages(self, connection: Connection, connect: Any, drain: Any) -> None:
         received: list[Any] = []
-        with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())):
+        with connection.Consumer(
+            [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())
+        ):
             for number in range(3):
                 connect().Producer().publish(number, routing_key="q")
                 drain(connection, received, number + 1)
@@ -291,7 +296,7 @@ class TestConnections:
     def test_clone_copy_and_pickle(self, connection: Connection) -> None:
         connection.Producer().publish("x", routing_key="q")
         for number, again in enumerate(
-            (connection.clone(), copy.copy(connection), pickle.loads(pickle.dumps(connection)))  # noqa: S301
+            (connection.clone(), copy.copy(connection), pickle.loads(pickle.dumps(connection)))
         ):
             with again:
                 message = Queue("q")(again.default_channel).get()
@@ -348,7 +353,7 @@ def test_consumer_as_context_in_two_connections(connect: Any, drain: Any) -> Non
     producer = connect().Producer()
     for number in range(50):
         producer.publish(number, routing_key="q")
-    one, other = connect(), connect(session_ttl=6.0)
+    one, other = connect(), connect(ack_delay_ms=2.5)
 
     def on_message(message: Any) -> None:
         received.append(message.payload)
@@ -361,8 +366,6 @@ def test_consumer_as_context_in_two_connections(connect: Any, drain: Any) -> Non
         deadline = time.monotonic() + 10
         while len(received) < 50 and time.monotonic() < deadline:
             for connection in (one, other):
-                try:
+                with suppress(TimeoutError):
                     connection.drain_events(timeout=0.01)
-                except TimeoutError:
-                    pass
     assert sorted(received) == list(range(50))

@@ -1,0 +1,78 @@
+"""A store that can't be used, as a Celery or kombu user meets it: the right class of error, and the fix in its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.store.sqlite import SqliteDatabase
+
+#: kombu tries to connect three times by default.
+ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
+
+
+def written_by_a_newer_version(url: str) -> None:
+    with Connection(url) as connection:
+        key = connection.default_channel.engine.keys.format
+    database = SqliteDatabase.open(url.removeprefix("fdb+sqlite://"))
+    tr = database.begin(timeout_s=5)
+    tr.set(key, b"999")
+    tr.commit()
+    database.close()
+
+
+def test_a_store_written_by_a_newer_version(url: str) -> None:
+    written_by_a_newer_version(url)
+    with Connection(url) as connection:
+        with pytest.raises(FormatError, match="Upgrade celery-fdb"):
+            connection.ensure_connection(max_retries=1)
+        assert issubclass(FormatError, connection.channel_errors), "not to be retried: waiting does not help"
+
+
+def test_delay_on_it(url: str) -> None:
+    written_by_a_newer_version(url)
+    app = Celery("bad", broker=url)
+    with pytest.raises(FormatError, match="Upgrade celery-fdb"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    app = Celery("bad", broker=f"fdb+sqlite:///{tmp_path}/missing/broker.db")
+    app.conf.broker_transport_options = ONCE
+    with pytest.raises(OperationalError, match="mkdir"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, " * 100)
+    app = Celery("bad", broker=f"fdb+sqlite:///{path}")
+    app.conf.broker_transport_options = ONCE
+    with pytest.raises(OperationalError, match=r"not a (SQLite )?database"):
+        app.send_task("anything", retry=False)
+    assert path.read_text().startswith("not a database")
+
+
+def test_an_option_nobody_knows(url: str) -> None:
+    app = Celery("bad", broker=url)
+    app.conf.broker_transport_options = {"sesion_ttl": 5}
+    with pytest.raises(ValueError, match="session_ttl"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_cluster_nobody_answers_from() -> None:
+    """Within the deadline, with FoundationDB's client or without it."""
+    app = Celery("bad", broker="fdb://test:test@127.0.0.1:9")
+    app.conf.broker_connection_timeout = 1
+    with pytest.raises(OperationalError, match=r"doctor|fdbserver|libfdb_c|cluster"):
+        app.send_task("anything", retry=False)

@@ -1,0 +1,148 @@
+"""``Producer.batch()`` (research/interfaces.md A8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from amqp.exceptions import PreconditionFailed
+from kombu import Connection, Exchange, Producer, Queue
+from kombu.exceptions import BatchPublishError
+
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.transport import batch as batch_module
+
+
+@pytest.fixture
+def producer(connection: Connection) -> Producer:
+    return connection.Producer(auto_declare=False)
+
+
+def size(producer: Producer, queue: str = "q") -> int:
+    return int(producer.channel._size(queue))
+
+
+def test_supported(producer: Producer) -> None:
+    assert producer.supports_batch_publish
+    assert producer.channel
+    assert producer.supports_batch_publish
+
+
+def test_all_at_once_at_the_end(producer: Producer) -> None:
+    with producer.batch():
+        for number in range(10):
+            producer.publish(number, routing_key="q")
+        assert size(producer) == 0
+    assert size(producer) == 10
+    assert [producer.channel.basic_get("q").payload for _ in range(10)] == list(range(10))
+
+
+def test_one_transaction(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    engine = producer.channel.engine
+    publish = engine.publish
+    monkeypatch.setattr(engine, "publish", lambda messages, **_: (calls.append(len(messages)), publish(messages))[1])
+    with producer.batch():
+        for number in range(100):
+            producer.publish(number, routing_key="q")
+    assert calls == [100]
+
+
+def test_max_size_counts_copies(connection: Connection, producer: Producer) -> None:
+    exchange = Exchange("f", "fanout")
+    for name in ("a", "b"):
+        Queue(name, exchange)(connection.default_channel).declare()
+    with producer.batch(max_size=4):
+        for number in range(3):
+            producer.publish(number, exchange="f")
+        assert size(producer, "a") == 2
+        producer.publish(3, exchange="f")
+        assert size(producer, "a") == 4
+
+
+def test_flush(producer: Producer) -> None:
+    with producer.batch() as batch:
+        producer.publish(1, routing_key="q")
+        batch.flush()
+        assert size(producer) == 1
+        batch.flush()
+
+
+def test_nested_contexts_share_the_outermost(producer: Producer) -> None:
+    with producer.batch():
+        with producer.batch(max_size=1):
+            producer.publish(1, routing_key="q")
+        assert size(producer) == 0
+    assert size(producer) == 1
+
+
+def test_exception_discards(producer: Producer) -> None:
+    with pytest.raises(ZeroDivisionError), producer.batch():
+        producer.publish(1, routing_key="q")
+        raise ZeroDivisionError
+    assert size(producer) == 0
+    producer.publish(2, routing_key="q")
+    assert size(producer) == 1
+
+
+def test_split_over_the_limits(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "BATCH_BYTES", 50_000)
+    with producer.batch():
+        for _ in range(20):
+            producer.publish("x" * 10_000, routing_key="q")
+    assert size(producer) == 20
+
+
+def test_large_batches(producer: Producer) -> None:
+    with producer.batch(max_size=100):
+        for _ in range(20):
+            producer.publish("x" * 1_000_000, routing_key="q")
+    assert size(producer) == 20
+
+
+def test_too_large_a_message_spoils_nothing(connect: Any) -> None:
+    producer = connect(max_message_size=5000).Producer(auto_declare=False)
+    with producer.batch():
+        producer.publish(1, routing_key="q")
+        with pytest.raises(PreconditionFailed):
+            producer.publish("x" * 6000, routing_key="q")
+        producer.publish(2, routing_key="q")
+    assert size(producer) == 2
+
+
+def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = producer.channel.engine
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise CommitUnknown(in_flight=True)
+
+    with pytest.raises(BatchPublishError), producer.batch() as batch:
+        producer.publish(1, routing_key="q")
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "publish", fail)
+            with pytest.raises(BatchPublishError) as caught:
+                batch.flush()
+            assert isinstance(caught.value.__cause__, CommitUnknown)
+        producer.publish(2, routing_key="q")
+    assert size(producer) == 0
+
+
+def test_delays_and_priorities(producer: Producer) -> None:
+    with producer.batch():
+        producer.publish("later", routing_key="q", headers={"x-delay": 60_000})
+        producer.publish("low", routing_key="q", priority=1)
+        producer.publish("high", routing_key="q", priority=9)
+    assert [producer.channel.basic_get("q").payload for _ in range(2)] == ["high", "low"]
+    assert producer.channel.engine.counts("q").delayed == 1
+
+
+def test_unroutable(connection: Connection) -> None:
+    returned = []
+    connection.default_channel.exchange_declare("e", "direct")
+    producer = connection.Producer(auto_declare=False, on_return=lambda *arguments: returned.append(arguments))
+    with producer.batch():
+        producer.publish(1, exchange="e", routing_key="nowhere", mandatory=True)
+        producer.publish(2, routing_key="q")
+        assert returned == []
+    assert len(returned) == 1
+    assert size(producer) == 1

@@ -1,0 +1,381 @@
+"""Connections: what kombu's ``Connection`` and Celery's consumer do with a transport (interfaces A5, A7, A10).
+
+=========================================================== ===============================================
+interface                                                   test
+=========================================================== ===============================================
+A5 nothing opened by the constructor                        TestEstablish.test_constructing_opens_nothing
+A5 errors as class attributes, which is which               TestErrors
+A5 connect timeout                                          TestEstablish.test_unreachable
+A5 verify_connection asks nobody                            TestEstablish.test_verify_asks_nobody
+A5 _collect, same process: leases stay valid (pain 7)       TestLostConnection
+A5 mingle and gossip                                        test_mingle_and_gossip_know_us
+A7 one client per process                                   TestSharing
+A7 fork                                                     TestFork
+A10 URLs, clone, failover, info, masks                      TestUrls
+=========================================================== ===============================================
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+from kombu.exceptions import OperationalError
+
+from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
+from kombu_fdb.transport import Transport
+
+
+@contextmanager
+def outage(connection: Connection) -> Iterator[None]:
+    """The store of this connection does not answer."""
+    database = connection.default_channel.client._opened.database
+
+    def begin(**_: Any) -> Any:
+        raise StoreUnavailable("the test switched it off")
+
+    database.begin = begin
+    try:
+        yield
+    finally:
+        del database.begin
+
+
+class TestEstablish:
+    def test_constructing_opens_nothing(self, url: str, tmp_path: Path) -> None:
+        connection = Connection(url)
+        assert connection.transport.implements.asynchronous
+        assert not connection.connected
+        assert connection.transport.driver_version()
+        assert not list(tmp_path.iterdir())
+
+    def test_a_publisher_has_no_threads_and_no_session(self, connection: Connection) -> None:
+        before = threading.active_count()
+        connection.Producer().publish(1, routing_key="q")
+        assert connection.default_channel.client._membership is None
+        names = {thread.name for thread in threading.enumerate()}
+        assert not [name for name in names if name.startswith("kombu-fdb")] or threading.active_count() == before
+
+    def test_verify_asks_nobody(self, connection: Connection) -> None:
+        connection.connect()
+        with outage(connection):
+            assert connection.connected
+
+    def test_connect_again_after_close(self, connect: Any) -> None:
+        connection = connect()
+        connection.Producer().publish(1, routing_key="q")
+        connection.close()
+        connection.Producer().publish(2, routing_key="q")
+        connection.close()
+        again = connect()
+        assert again.default_channel._size("q") == 2
+
+    def test_unreachable(self, connection: Connection) -> None:
+        connection.connect()
+        with outage(connection):
+            started = time.monotonic()
+            with pytest.raises(connection.connection_errors):
+                connection.clone().connect()
+            assert time.monotonic() - started < 5
+
+    @pytest.mark.foundationdb
+    def test_unreachable_cluster(self) -> None:
+        connection = Connection("fdb://nobody:nothing@127.0.0.1:1", connect_timeout=0.5)
+        for _ in range(2):
+            started = time.monotonic()
+            with pytest.raises(connection.connection_errors):
+                connection.transport.establish_connection()
+            assert time.monotonic() - started < 2
+
+    def test_unwritable(self, tmp_path: Path) -> None:
+        connection = Connection(f"fdb+sqlite:///{tmp_path}/no/such/directory/b.db")
+        with pytest.raises(connection.connection_errors, match="directory"):
+            connection.connect()
+        with pytest.raises(OperationalError):
+            connection.ensure_connection(max_retries=1, interval_start=0)
+
+    def test_wrong_option(self, connect: Any) -> None:
+        with pytest.raises(OptionError, match="session_ttl"):
+            connect(sesion_ttl=3).connect()
+
+    def test_close_is_idempotent(self, connection: Connection) -> None:
+        with connection.Consumer([Queue("q")]):
+            pass
+        transport = connection.transport
+        connection.close()
+        connection.close()
+        transport.close_connection(transport)
+        transport._collect(transport)
+        transport._collect(None)
+
+
+class TestErrors:
+    def test_classes(self) -> None:
+        assert issubclass(StoreUnavailable, Transport.recoverable_connection_errors)
+        assert issubclass(CommitUnknown, Transport.connection_errors)
+        assert issubclass(LimitExceeded, Transport.channel_errors)
+        assert not issubclass(LimitExceeded, Transport.connection_errors)
+        assert Transport.recoverable_channel_errors == ()
+
+    def test_publish_in_an_outage(self, connection: Connection, connect: Any) -> None:
+        connect().connect()  # keeps the client open when the other is collected
+        producer = connection.Producer()
+        producer.publish(1, routing_key="q")
+        with outage(connection):
+            with pytest.raises(connection.connection_errors):
+                producer.publish(2, routing_key="q")
+            with pytest.raises(OperationalError):
+                producer.publish(2, routing_key="q", retry=True, retry_policy={"max_retries": 1, "interval_start": 0})
+        producer.publish(3, routing_key="q", retry=True)
+        assert connection.default_channel._size("q") == 2
+
+
+class TestLostConnection:
+    def consume(self, connection: Connection, held: list[Any], until: Any) -> Any:
+        consumer = connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=4)
+        consumer.consume()
+        return consumer
+
+    def test_consumer_gets_a_connection_error(self, connection: Connection, until: Any) -> None:
+        self.consume(connection, [], until)
+        with outage(connection):
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=10)
+            assert not connection.connected
+
+    def test_the_same_consumer_goes_on(self, connection: Connection, connect: Any, until: Any) -> None:
+        """A program that catches the error and drains again needs not to consume again."""
+        held: list[Any] = []
+        self.consume(connection, held, until)
+        with outage(connection), pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=10)
+        connect().Producer().publish(1, routing_key="q")
+        connection.drain_events(timeout=10)
+        assert len(held) == 1
+
+    def test_what_is_worked_on_is_acked_after_the_reconnect(
+        self, connection: Connection, connect: Any, until: Any
+    ) -> None:
+        held: list[Any] = []
+        watcher = connect(ack_delay_ms=2.5)
+        for number in range(4):
+            watcher.Producer().publish(number, routing_key="q")
+        engine = watcher.default_channel.engine
+        self.consume(connection, held, until)
+        until(lambda: connection.drain_events(timeout=5) or len(held) == 2)
+        until(lambda: engine.counts("q").leased == 4)
+        with outage(connection):
+            connection.collect()
+        # Two were not handed out: back at once. Two are being worked on: still ours.
+        until(lambda: engine.counts("q").leased == 2)
+        assert engine.counts("q").ready == 2
+        again: list[Any] = []
+        self.consume(connection, again, until)
+        until(lambda: connection.drain_events(timeout=5) or len(again) == 2)
+        assert [message.payload for message in again] == [2, 3]
+        for message in [*held, *again]:
+            message.ack()
+        until(lambda: engine.counts("q").leased == 0)
+        assert engine.counts("q").ready == 0
+        assert connection.default_channel.client.lost_acks == 0
+
+    def test_what_nobody_refers_to_goes_back(self, connection: Connection, connect: Any, until: Any) -> None:
+        held: list[Any] = []
+        watcher = connect(ack_delay_ms=2.5)
+        for number in range(3):
+            watcher.Producer().publish(number, routing_key="q")
+        engine = watcher.default_channel.engine
+        self.consume(connection, held, until)
+        until(lambda: connection.drain_events(timeout=5) or len(held) == 3)
+        kept = held[1]
+        connection.collect()
+        assert engine.counts("q").leased == 3
+        held.clear()
+        gc.collect()
+        until(lambda: engine.counts("q").ready == 2)
+        kept.ack()
+        until(lambda: engine.counts("q").leased == 0)
+
+    def test_acks_in_an_outage_are_kept(self, connection: Connection, connect: Any, until: Any) -> None:
+        held: list[Any] = []
+        watcher = connect(ack_delay_ms=2.5)
+        watcher.Producer().publish(1, routing_key="q")
+        engine = watcher.default_channel.engine
+        self.consume(connection, held, until)
+        until(lambda: connection.drain_events(timeout=5) or len(held) == 1)
+        with outage(connection):
+            held[0].ack()
+            until(lambda: connection.transport.receiver.failed)
+            connection.collect()
+        until(lambda: engine.counts("q").leased == 0)
+        assert engine.counts("q").ready == 0
+
+    def test_close_in_an_outage(self, connect: Any, until: Any) -> None:
+        """Nothing raises, nothing stays; the store gets the messages back when it answers, or after the TTL."""
+        connection, watcher = connect(), connect(ack_delay_ms=2.5)
+        watcher.Producer().publish(1, routing_key="q")
+        held: list[Any] = []
+        self.consume(connection, held, until)
+        until(lambda: connection.drain_events(timeout=5) or len(held) == 1)
+        with outage(connection):
+            connection.close()
+        until(lambda: watcher.default_channel.engine.counts("q").ready == 1)
+
+
+class TestSharing:
+    def test_one_client_for_all(self, connection: Connection, connect: Any) -> None:
+        other = connect()
+        assert connection.default_channel.client is other.default_channel.client
+        assert connect(ack_delay_ms=2.5).default_channel.client is not other.default_channel.client
+
+    def test_the_session_ends_with_the_last_connection(self, connect: Any, url: str) -> None:
+        one, other = connect(), connect()
+        client = one.default_channel.client
+        with one.Consumer([Queue("q")]):
+            pass
+        other.connect()
+        session = client._membership
+        one.close()
+        assert client._membership is session
+        other.close()
+        assert client._membership is None
+        with connect() as again:
+            assert again.default_channel.engine.beats() == []
+
+    def test_no_thread_stays(self, connect: Any, until: Any) -> None:
+        connection = connect()
+        connection.connect()
+        before = set(threading.enumerate())  # FoundationDB's network thread among them
+        with connection.Consumer([Queue("q")]):
+            connection.Producer().publish(1, routing_key="q")
+        connection.close()
+        until(lambda: not set(threading.enumerate()) - before)
+
+
+class TestFork:
+    def in_child(self, work: Any) -> None:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def test_publish_on_inherited_objects(self, connection: Connection) -> None:
+        producer = connection.Producer(auto_declare=False)
+        producer.publish("parent", routing_key="q")
+        self.in_child(lambda: producer.publish("child", routing_key="q"))
+        producer.publish("parent", routing_key="q")
+        assert connection.default_channel._size("q") == 3
+
+    def test_child_of_a_consumer(self, connection: Connection, until: Any) -> None:
+        """It consumes for itself; what the parent holds stays the parent's, also when the child closes everything."""
+        producer, held = connection.Producer(auto_declare=False), []
+        producer.publish("parent", routing_key="q")
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=5)
+
+            def child() -> None:
+                producer.publish("child", routing_key="other")
+                received: list[Any] = []
+                with connection.Consumer([Queue("other")], on_message=received.append):
+                    connection.drain_events(timeout=5)
+                assert received[0].payload == "child"
+                received[0].ack()
+                connection.close()
+
+            self.in_child(child)
+            held[0].ack()
+            engine = connection.default_channel.engine
+            until(lambda: engine.counts("q").leased == 0)
+            assert engine.counts("q").ready == 0
+            assert engine.counts("other").leased == engine.counts("other").ready == 0
+
+    def test_inherited_consumer_is_a_connection_error(self, connection: Connection) -> None:
+        with connection.Consumer([Queue("q")]):
+
+            def child() -> None:
+                assert not connection.connected
+                with pytest.raises(TimeoutError):  # established anew, without the parent's consumers
+                    connection.drain_events(timeout=0.1)
+
+            self.in_child(child)
+
+    def test_collect_in_the_child(self, connection: Connection) -> None:
+        connection.Producer().publish(1, routing_key="q")
+        message = connection.default_channel.basic_get("q")
+        self.in_child(connection.collect)
+        message.ack()
+        assert connection.default_channel.client.lost_acks == 0
+
+
+class TestUrls:
+    def test_info_is_json_and_masks(self, url: str) -> None:
+        connection = Connection(url, transport_options={"session_ttl": 5.0})
+        json.dumps(connection.info())
+        assert connection.transport.driver_type == "fdb"
+        if "@" in url:
+            secret = url.split(":")[2].partition("@")[0]
+            assert secret not in connection.as_uri()
+            assert secret not in repr(connection)
+
+    def test_no_host_is_guessed(self, url: str, caplog: Any) -> None:
+        Connection(url).info()
+        assert "Reverting to default" not in caplog.text
+
+    def test_failover(self, tmp_path: Path) -> None:
+        broken = f"fdb+sqlite:///{tmp_path}/no/such/b.db"
+        good = f"fdb+sqlite:///{tmp_path}/b.db"
+        with Connection(f"{broken};{good}", failover_strategy="round-robin") as connection:
+            connection.ensure_connection(max_retries=3, interval_start=0)
+            connection.Producer().publish(1, routing_key="q")
+            with connection.clone() as clone:
+                assert clone.default_channel._size("q") == 1
+        with Connection(good) as connection:
+            assert connection.default_channel._size("q") == 1
+
+    def test_publish_fails_over(self, tmp_path: Path) -> None:
+        urls = [f"fdb+sqlite:///{tmp_path}/{name}.db" for name in "ab"]
+        with Connection(urls) as connection:
+            producer = connection.Producer()
+            producer.publish(1, routing_key="q")
+            with outage(connection):
+                producer.publish(2, routing_key="q", retry=True, retry_policy={"interval_start": 0, "max_retries": 3})
+        with Connection(urls[1]) as connection:
+            assert connection.default_channel.basic_get("q").payload == 2
+
+    def test_namespaces_are_apart(self, tmp_path: Path) -> None:
+        for namespace, expected in (("a", 1), ("b", 1), ("a", 2)):
+            options = {"namespace": namespace}
+            with Connection(f"fdb+sqlite:///{tmp_path}/b.db", transport_options=options) as connection:
+                connection.Producer().publish(1, routing_key="q")
+                assert connection.default_channel._size("q") == expected
+
+    def test_retry_policy_in_the_transport_options(self, connection: Connection) -> None:
+        """Kombu merges it into the same dict."""
+        connection.Producer().publish(
+            1, routing_key="q", retry=True, retry_policy={"max_retries": 2, "interval_step": 1}
+        )
+        with connection.clone() as clone:
+            assert clone.default_channel._size("q") == 1
+
+
+def test_mingle_and_gossip_know_us() -> None:
+    from celery.worker.consumer.gossip import Gossip
+    from celery.worker.consumer.mingle import Mingle
+
+    _ = Connection("fdb+sqlite://").transport
+    assert {"fdb", "redis", "amqp"} <= Mingle.compatible_transports
+    assert "fdb" in Gossip.compatible_transports

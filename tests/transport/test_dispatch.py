@@ -1,0 +1,159 @@
+"""The bookkeeping of consumers and credit, without threads and store."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport.dispatch import Dispatch, Subscription
+
+GROUP_S = 0.002
+
+
+class Qos:
+    def __init__(self, prefetch: int) -> None:
+        self.prefetch_count = prefetch
+        self.held: dict[int, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def can_consume(self) -> bool:
+        return not self.prefetch_count or len(self.held) < self.prefetch_count
+
+    def hold(self, tag: int, lease: Lease) -> None:
+        self.held[tag] = lease
+
+
+class Channel:
+    def __init__(self, prefetch: int = 0) -> None:
+        self.qos = Qos(prefetch)
+        self.inbox: deque[Any] = deque()
+        self.free_since: float | None = None
+
+
+def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription:
+    settings = {"no_ack": False, "transient": False, **options}
+    return Subscription(f"{queue}-{id(settings)}", queue, channel, callback=print, **settings)
+
+
+def deliveries(number: int, queue: str = "q", first: int = 0) -> list[Delivery]:
+    return [Delivery(Lease(b"s", first + each), queue, b"", b"", 0, ()) for each in range(number)]
+
+
+@pytest.fixture
+def dispatch() -> Dispatch:
+    return Dispatch(window=10, group_s=GROUP_S)
+
+
+def test_claims_only_hungry_queues(dispatch: Dispatch) -> None:
+    one = Channel(4)
+    dispatch.add(subscription(one, "a"))
+    dispatch.add(subscription(one, "b"))
+    assert dispatch.plan(set(), 0).queues == []
+    assert dispatch.plan({"b", "unknown"}, 0).queues == ["b"]
+
+
+def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
+    one = Channel(4)
+    dispatch.add(subscription(one))
+    assert dispatch.plan({"q"}, 0).limit == 4
+    assert dispatch.place(deliveries(4)) == []
+    assert dispatch.plan({"q"}, 0).queues == []
+    for _ in range(4):
+        assert dispatch.next()
+    assert dispatch.next() is None
+    assert dispatch.plan({"q"}, 0).queues == []
+    one.qos.held.popitem()
+    one.qos.held.popitem()
+    assert dispatch.plan({"q"}, 0).limit == 2
+
+
+def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
+    one = Channel(8)
+    dispatch.add(subscription(one))
+    dispatch.place(deliveries(7))
+    plan = dispatch.plan({"q"}, 100.0)
+    assert plan.queues == []
+    assert plan.again_s == pytest.approx(GROUP_S)
+    assert dispatch.plan({"q"}, 100.0 + GROUP_S).limit == 1
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_a_small_prefetch_never_waits(dispatch: Dispatch, prefetch: int) -> None:
+    one = Channel(prefetch)
+    dispatch.add(subscription(one))
+    dispatch.place(deliveries(prefetch - 1))
+    assert dispatch.plan({"q"}, 0).limit == 1
+
+
+def test_without_limit_the_window_bounds(dispatch: Dispatch) -> None:
+    one = Channel()
+    dispatch.add(subscription(one))
+    assert dispatch.plan({"q"}, 0).limit == 10
+    dispatch.place(deliveries(6))
+    assert dispatch.plan({"q"}, 0).queues == [], "more than half of it waits"
+    dispatch.next()
+    assert dispatch.plan({"q"}, 0).limit == 5
+
+
+def test_a_full_channel_does_not_block_another(dispatch: Dispatch) -> None:
+    tasks, control = Channel(2), Channel()
+    dispatch.add(subscription(tasks, "tasks"))
+    dispatch.add(subscription(control, "control", no_ack=True, transient=True))
+    dispatch.place(deliveries(2, "tasks"))
+    plan = dispatch.plan({"tasks", "control"}, 0)
+    assert (plan.queues, plan.leaseless) == (["control"], {"control"})
+    dispatch.place(deliveries(1, "control", 5))
+    assert {arrival.delivery.queue for arrival in (dispatch.next(), dispatch.next())} == {"tasks", "control"}
+
+
+def test_leaseless_only_if_all_consumers_are(dispatch: Dispatch) -> None:
+    one = Channel()
+    dispatch.add(subscription(one, no_ack=True, transient=True))
+    assert dispatch.plan({"q"}, 0).leaseless == {"q"}
+    dispatch.add(subscription(one, no_ack=False, transient=True))
+    assert dispatch.plan({"q"}, 0).leaseless == set()
+
+
+def test_queues_take_turns(dispatch: Dispatch) -> None:
+    one = Channel()
+    for queue in "abc":
+        dispatch.add(subscription(one, queue))
+    firsts = [dispatch.plan({"a", "b", "c"}, 0).queues[0] for _ in range(6)]
+    assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_removed_consumer_leaves_its_messages(dispatch: Dispatch) -> None:
+    one = Channel()
+    first, second = subscription(one), subscription(one)
+    dispatch.add(first)
+    dispatch.add(second)
+    dispatch.place(deliveries(4))
+    assert len(dispatch.remove(first)) == 2
+    assert dispatch.remove(first) == []
+    assert len(one.inbox) == 2
+    assert len(dispatch.remove(second)) == 2
+    assert len(dispatch.place(deliveries(1, first=9))) == 1, "no home"
+
+
+def test_lost_session(dispatch: Dispatch) -> None:
+    one = Channel()
+    dispatch.add(subscription(one))
+    dispatch.place(deliveries(2))
+    dispatch.drop_session(b"other")
+    assert len(one.inbox) == 2
+    dispatch.drop_session(b"s")
+    assert not one.inbox
+
+
+def test_closed(dispatch: Dispatch) -> None:
+    one = Channel()
+    dispatch.add(subscription(one))
+    dispatch.place(deliveries(2))
+    assert len(dispatch.close()) == 2
+    assert len(dispatch.place(deliveries(3))) == 3
+    assert dispatch.next() is None

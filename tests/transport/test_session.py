@@ -1,0 +1,150 @@
+"""The session behind the consumers: heartbeat, fencing, exit (client.py, membership.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.queue.engine import Engine
+from kombu_fdb.transport.errors import SessionLost
+
+
+def hold(connection: Connection, number: int, until: Any, **consumer: Any) -> list[Any]:
+    for each in range(number):
+        connection.Producer(auto_declare=False).publish(each, routing_key="q")
+    held: list[Any] = []
+    connection.Consumer([Queue("q")], on_message=held.append, **consumer).consume()
+    until(lambda: connection.drain_events(timeout=5) or len(held) == number)
+    return held
+
+
+def take_for_dead(connection: Connection) -> None:
+    """What another process does to a session that is silent for too long."""
+    client = connection.default_channel.client
+    session_id = client.membership().session_id
+    client.engine.close_session(session_id)
+
+
+def beats_of(engine: Engine) -> dict[bytes, bytes]:
+    return {session_id: beat for session_id, beat, _ttl_s in engine.beats()}
+
+
+def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
+    connection = connect(session_ttl=0.5, sweep_interval=0.1)
+    other = connect(session_ttl=0.5, sweep_interval=0.1, ack_delay_ms=2.5)
+    held = hold(connection, 1, until)
+    other.Consumer([Queue("somewhere")]).consume()
+    engine = connection.default_channel.engine
+    first = beats_of(engine)[connection.default_channel.client.membership().session_id]
+    waited = threading.Event()
+    threading.Timer(2.0, waited.set).start()  # four TTLs in which this thread does nothing for kombu
+    waited.wait()
+    assert beats_of(engine)[connection.default_channel.client.membership().session_id] != first
+    held[0].ack()
+    until(lambda: engine.counts("q").leased == 0)
+    assert connection.default_channel.client.lost_acks == 0
+
+
+def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session is swept by another process, the late ack changes nothing, and it consumes again by itself."""
+    options = {"session_ttl": 1.0, "sweep_interval": 0.1}
+    silent, other = connect(**options), connect(**options, ack_delay_ms=2.5)  # another process, in all but the pid
+    held = hold(silent, 1, until)
+    client = silent.default_channel.client
+    lost = client.membership()
+    beat = client.engine.beat
+    monkeypatch.setattr(client.engine, "beat", lambda session: True if session == lost.session_id else beat(session))
+    again: list[Any] = []
+    other.Consumer([Queue("q")], on_message=again.append).consume()
+    until(lambda: other.drain_events(timeout=5) or again)
+    assert again[0].delivery_info["redelivered"]
+    held[0].ack()
+    until(lambda: client.lost_acks == 1)
+    again[0].ack()
+    until(lambda: other.default_channel.engine.counts("q").leased == 0)
+    assert other.default_channel.engine.counts("q").ready == 0
+
+
+def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) -> None:
+    held = hold(connection, 3, until, prefetch_count=3)
+    take_for_dead(connection)
+    until(lambda: "taken for dead" in caplog.text)
+    held[0].ack()  # its room is free, its lease is lost
+    until(lambda: connection.drain_events(timeout=5) or len(held) == 4)
+    assert held[3].payload == held[0].payload
+    assert connection.default_channel.client.lost_acks == 1
+    assert "may run twice" in caplog.text
+
+
+def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
+    """The queue is gone with the session, so the consumer must declare it again: it gets a connection error."""
+    connection.Consumer([Queue("q", auto_delete=True)]).consume()
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0)
+    take_for_dead(connection)
+    with pytest.raises(SessionLost) as caught:
+        connection.drain_events(timeout=10)
+    assert isinstance(caught.value, connection.connection_errors)
+
+
+def test_claims_of_unknown_outcome_are_recovered(
+    connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = connection.default_channel
+    for number in range(3):
+        connection.Producer(auto_declare=False).publish(number, routing_key="q")
+    held = channel.basic_get("q")
+    engine = channel.engine
+    claim = engine.claim
+
+    def claim_and_forget(*arguments: Any, **options: Any) -> Any:
+        claim(*arguments, **options)
+        raise CommitUnknown(in_flight=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "claim", claim_and_forget)
+        with pytest.raises(connection.connection_errors):
+            channel.basic_get("q")
+    assert engine.counts("q").leased == 2
+    assert channel.basic_get("q").payload == 1, "it was put back before the next claim"
+    held.ack()
+    assert engine.counts("q").leased == 1
+
+
+def test_exit_hands_back(url: str, connect: Any) -> None:
+    """A program that ends without closing anything."""
+    code = """
+import sys, kombu_fdb.transport
+from kombu import Connection
+connection = Connection(sys.argv[1])
+connection.Producer().publish("x", routing_key="q")
+message = connection.default_channel.basic_get("q")
+"""
+    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
+    engine = connect().default_channel.engine
+    assert (engine.counts("q").ready, engine.counts("q").leased) == (1, 0)
+    assert engine.beats() == []
+
+
+def test_exit_of_a_multiprocessing_child(url: str, connect: Any) -> None:
+    code = """
+import sys, multiprocessing, kombu_fdb.transport
+from kombu import Connection
+def child():
+    connection = Connection(sys.argv[1])
+    connection.Producer().publish("x", routing_key="q")
+    connection.default_channel.basic_get("q")
+    globals()["kept"] = connection
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
+    assert connect().default_channel.engine.counts("q").ready == 1
