@@ -54,12 +54,15 @@ from zlib import crc32
 from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
 from kombu_fdb.model import URGENT
 
-__all__ = ["FORMAT_VERSION", "Keyspace", "Range", "split_place"]
+__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "split_place"]
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
 
 Range = tuple[bytes, bytes]
+
+#: Before the place of a message without a key that was leased from a fair queue: the key "" is counted there like others.
+NO_KEY = pack("")
 
 #: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
@@ -96,6 +99,7 @@ class Keyspace:
 
     def at(self, queue: str, place: bytes) -> bytes:
         """The key of a ready message."""
+        place = place.removeprefix(NO_KEY)
         return (self.keyed(queue) if place.startswith(TEXT_CODE) else self.ready(queue)) + place
 
     @staticmethod
@@ -391,6 +395,11 @@ class Keyspace:
     def unpack(self, key: bytes) -> tuple[str | bytes | int, ...]:
         """The elements behind the namespace, the tag first."""
         return unpack(key[len(self.prefix) :])
+
+
+def has_key(place: bytes) -> bool:
+    """Whether the message is counted among those of a key, be it ""."""
+    return place.startswith(TEXT_CODE)
 
 
 def split_place(place: bytes) -> tuple[str, bytes]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import NO_KEY, Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, QueueControl
 from kombu_fdb.queue import fair, session
@@ -58,7 +58,10 @@ def claim(
         room = window.limit - len(rows)
         if room > 0:
             rows += [(queue, row) for row in _choose(tr, graves.keys, queue, states[queue], room, window)]
-    taken = [_take(tr, graves, tally, queue, row, window, leased=queue not in no_ack) for queue, row in rows]
+    taken = [
+        _take(tr, graves, tally, queue, row, window, leased=queue not in no_ack, fair_=states[queue].fair)
+        for queue, row in rows
+    ]
     return [delivery for delivery in taken if delivery is not None]
 
 
@@ -102,23 +105,40 @@ def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: in
 
 
 def _take(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, window: Window, *, leased: bool
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    row: KeyValue,
+    window: Window,
+    *,
+    leased: bool,
+    fair_: bool,
 ) -> Delivery | None:
     """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
-    delivery = _deliver(tr, graves, tally, queue, row, window, leased=leased)
-    fair_key = split_place(graves.keys.place(queue, row[0]))[0]
-    if fair_key and (delivery is None or not leased):
-        tally.spared(queue, fair_key)
+    place = graves.keys.place(queue, row[0])
+    if fair_ and not has_key(place):
+        place = NO_KEY + place
+    delivery = _deliver(tr, graves, tally, queue, row, place, window, leased=leased)
+    if has_key(place) and (delivery is None or not leased):
+        tally.spared(queue, split_place(place)[0])
     return delivery
 
 
 def _deliver(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, window: Window, *, leased: bool
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    row: KeyValue,
+    place: bytes,
+    window: Window,
+    *,
+    leased: bool,
 ) -> Delivery | None:
     key, value = row
     tr.add_read_conflict_key(key)
     tr.clear(key)
-    place = graves.keys.place(queue, key)
     fair_key = split_place(place)[0]
     tally.change(queue, READY, -1)
     if fair_key:
@@ -137,7 +157,7 @@ def _deliver(
     if leased:
         tr.set(graves.keys.lease(*lease), encode_lease(queue, place, value))
         tally.change(queue, LEASED, 1)
-        if fair_key:
+        if has_key(place):
             tally.leased(queue, fair_key)
     else:
         drop(tr, graves.keys, record)

@@ -49,7 +49,7 @@ from typing import NamedTuple
 from kombu_fdb.keyspace.codec import decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
-from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.model import URGENT, KeyLimits, QueueControl
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["Chosen", "choose"]
@@ -159,13 +159,19 @@ class _Scheduler:
 
     def _idle(self, rung: list[tuple[str, bytes]], unkeyed: list[KeyValue]) -> list[tuple[str, bytes]]:
         """Of the sub-queues whose doors rang, those without a mark. The ready range is its own door."""
-        asked = list(rung)
-        if unkeyed:
-            asked.append(("", self._keys.place_rank(self._queue, unkeyed[0][0])))
+        asked = rung + (self._unkeyed_ranks() if unkeyed else [])
         if not asked:
             return []
         marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in asked])
         return [each for each, mark in zip(asked, marks, strict=True) if mark is None]
+
+    def _unkeyed_ranks(self) -> list[tuple[str, bytes]]:
+        """The ranks in which messages without a key wait."""
+        ranks = [self._keys.rank(priority) for priority in range(URGENT + 1)]
+        heads = self._tr.get_ranges(
+            [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in ranks], snapshot=True
+        )
+        return [("", rank) for rank, head in zip(ranks, heads, strict=True) if head]
 
     def _parked(self, freed: list[str]) -> list[tuple[str, bytes]]:
         """The parked sub-queues of keys whose bells rang."""

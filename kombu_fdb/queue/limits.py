@@ -54,6 +54,12 @@ def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, l
         tr.clear(keys.limits(queue, key))
     else:
         _check(limits)
+        if limits.capacity is not None and not key:
+            raise OptionError(
+                "messages without a key have no capacity of their own",
+                queue=queue,
+                fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
+            )
         tr.set(keys.limits(queue, key), encode_limits(limits))
         control = read_control(tr, keys, queue)
         if not control.limited:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, redelivered
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
 from kombu_fdb.queue.publish import store_delayed
@@ -127,9 +127,8 @@ def _end_lease(tr: Transaction, tally: Tally, key: bytes, value: bytes) -> tuple
 def end_of_lease(tally: Tally, queue: str, place: bytes) -> None:
     """One message of the queue, and of its key, is no longer leased."""
     tally.change(queue, LEASED, -1)
-    key, _rank = split_place(place)
-    if key:
-        tally.freed(queue, key)
+    if has_key(place):
+        tally.freed(queue, split_place(place)[0])
 
 
 def _drop_value(tr: Transaction, keys: Keyspace, value: bytes) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from kombu_fdb.errors import CommitUnknown, LeaseLost, StoreError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record
-from kombu_fdb.keyspace.layout import split_place
+from kombu_fdb.keyspace.layout import has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Lease, Publication
 from kombu_fdb.queue import claim as claim_verb
@@ -421,8 +421,9 @@ class Simulation:
         for row, _ in self.database.items(*range_of(keys.keyed("b"))):
             ready[split_place(keys.place("b", row))[0]] += 1
         for _, value in self.database.items(*keys.all_leases):
-            leased[split_place(decode_lease(value)[1])[0]] += 1
-        del leased[""]
+            place = decode_lease(value)[1]
+            leased[split_place(place)[0]] += has_key(place)
+        leased += Counter()  # without zeros
         for name, expected, whole in (("ready", ready, keys.backlogs("b")), ("leased", leased, keys.flights("b"))):
             rows = self.database.items(*whole)
             counted = Counter({str(keys.unpack(k)[2]): int.from_bytes(v, "little", signed=True) for k, v in rows})

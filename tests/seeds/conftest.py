@@ -132,7 +132,7 @@ def sweep() -> Callable[[Broker, Broker], None]:
 
     def sweep(observer: Broker, silent: Broker) -> None:
         session_id = silent.client.membership().session_id
-        last_beat = dict(observer.engine.beats())[session_id]
+        last_beat = {each: beat for each, beat, _ in observer.engine.beats()}[session_id]
         assert observer.engine.fence(session_id, last_beat)
         observer.engine.release_session(session_id)
 

@@ -44,7 +44,7 @@ def test_extend_sees_a_fence_before_the_sweep_has_come_by(another):
     owner.queue("jobs").put("1")
     job = owner.queue("jobs").take(0)
     session_id = owner.client.membership().session_id
-    assert other.engine.fence(session_id, dict(other.engine.beats())[session_id])
+    assert other.engine.fence(session_id, {each: beat for each, beat, _ in other.engine.beats()}[session_id])
     with pytest.raises(LeaseLost):
         job.extend()
     assert other.engine.release_session(session_id) == 1

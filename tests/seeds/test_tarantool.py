@@ -168,7 +168,6 @@ def test_a_task_that_is_not_leased_leaves_its_slot_to_the_next(bench, no_ack):
     assert [each.payload for claim in claims for each in claim] == ([b"1", b"2"] if no_ack else [b"2"])
 
 
-@pytest.mark.xfail(strict=True, reason="fair.py parks the key '' and no lease of it ever rings: it is not counted")
 def test_utube_of_tasks_without_a_sub_queue(broker):
     tube = broker.queue("tube")
     tube.limit_every_key(max_in_flight=1)
@@ -178,7 +177,6 @@ def test_utube_of_tasks_without_a_sub_queue(broker):
     assert payloads(tube) == [b"b"]
 
 
-@pytest.mark.xfail(strict=True, reason="fair.py admits one rank of the key '' per claim: the next waits behind others")
 def test_pri_is_strict_in_one_claim_with_and_without_sub_queues(broker):
     tube = broker.queue("tube")
     tube.put("0", key="alice")
