@@ -5,8 +5,11 @@ In the transaction that takes it out of its queue it goes to the queue's dead-le
 for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
-Two exceptions keep the set of messages finite. A message that dies of expiry is dropped unless a dead-letter exchange
-is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+An exchange that does not exist, or routes nowhere, counts as not set: nothing vanishes for a wrong name.
+
+Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
+when it would enter one for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
+dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
 """
 
 from __future__ import annotations
@@ -15,17 +18,19 @@ import dataclasses
 from dataclasses import dataclass
 
 from kombu_fdb.clock import IdSource
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_record
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import READY, Tally
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Graves", "Policy", "bury", "drop", "drop_expired"]
+__all__ = ["Graves", "Policy", "bury", "drop", "drop_expired", "trim"]
 
 DEAD_SUFFIX = ".dead"
+TRIMMED_PER_TRANSACTION = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Policy:
     #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
     keep_dead: bool = True
     dead_ttl_ms: int = 14 * 24 * 3600 * 1000
+    #: How many of them ``<queue>.dead`` keeps, the newest.
+    dead_length: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,27 @@ def drop(tr: Transaction, keys: Keyspace, record: Record) -> None:
         tr.clear_range(*keys.bodies(record.message_id))
 
 
+def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int) -> int:
+    """Drop a part of what ``<queue>.dead`` keeps no longer: the expired, and the oldest beyond its length.
+
+    Done by the duties now and then, not by each burial, which therefore never conflicts. Returns how many.
+    """
+    keys = graves.keys
+    stored = tr.get(keys.count(queue, READY), snapshot=True)
+    excess = int.from_bytes(stored or b"", "little", signed=True) - graves.policy.dead_length
+    dropped = 0
+    for key, value in tr.get_range(*range_of(keys.ready(queue)), limit=TRIMMED_PER_TRANSACTION, snapshot=True):
+        record = _readable(graves, value)
+        if dropped >= excess and not 0 < record.expires_ms <= now_ms:
+            break
+        tr.add_read_conflict_key(key)
+        tr.clear(key)
+        drop(tr, keys, record)
+        dropped += 1
+    tally.change(queue, READY, -dropped)
+    return dropped
+
+
 def drop_expired(
     tr: Transaction, graves: Graves, tally: Tally, queue: str, record: Record, value: bytes, now_ms: int
 ) -> None:
@@ -88,6 +116,7 @@ def bury(
     """Move a record, which its caller has taken out of ``queue``, to where its dead letters go."""
     record = _readable(graves, value)
     targets, exchange, routing_key = _targets(tr, graves, queue)
+    targets = [target for target in targets if not _goes_in_circles(record.deaths, target, reason)]
     if not targets:
         drop(tr, graves.keys, record)
         return
@@ -111,10 +140,27 @@ def _targets(tr: Transaction, graves: Graves, queue: str) -> tuple[list[str], st
     exchange = graves.routing.dead_letter_exchange(tr, queue)
     if exchange is not None:
         routing_key = graves.routing.dead_letter_routing_key(tr, queue)
-        return graves.routing.route(tr, exchange, routing_key), exchange, routing_key
+        targets = _route(tr, graves, exchange, routing_key)
+        if targets:
+            return targets, exchange, routing_key
     if queue.endswith(DEAD_SUFFIX) or not graves.policy.keep_dead:
         return [], "", ""
     return [queue + DEAD_SUFFIX], "", queue + DEAD_SUFFIX
+
+
+def _route(tr: Transaction, graves: Graves, exchange: str, routing_key: str) -> list[str]:
+    """An exchange that is not there must not stop whoever buries, often a sweep; it reaches nobody."""
+    try:
+        return graves.routing.route(tr, exchange, routing_key)
+    except ExchangeNotFound:
+        return []
+
+
+def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> bool:
+    """RabbitMQ's rule: a message that comes to a queue again without ever having been rejected is dropped."""
+    return "rejected" not in (reason, *(death.reason for death in deaths)) and any(
+        death.queue == target for death in deaths
+    )
 
 
 def _remember(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:

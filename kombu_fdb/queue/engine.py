@@ -310,6 +310,17 @@ class Engine:
         self.delete_queue(queue)
         return True
 
+    def trim_dead(self) -> int:
+        """Drop what the queues ``<queue>.dead`` keep no longer. Returns how many."""
+        total = 0
+        for queue in self.queues():
+            while queue.endswith(deadletter.DEAD_SUFFIX) and (dropped := self._trim(queue)):
+                total += dropped
+        return total
+
+    def _trim(self, queue: str) -> int:
+        return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
+
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
         return self._read(lambda tr: tr.get_range(*self.keys.all_tokens, snapshot=True))

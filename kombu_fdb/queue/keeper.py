@@ -82,6 +82,7 @@ class Duties:
         if now >= self._next_tokens:
             self._next_tokens = now + TOKEN_INTERVAL_S
             self.clear_tokens()
+            self._engine.trim_dead()
         pause = self.promote()
         return max(0.0, min(pause, self._next_sweep - self._clock.monotonic()))
 

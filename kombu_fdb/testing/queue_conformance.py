@@ -360,6 +360,49 @@ class QueueConformance:
         assert bench.engine.release([two.lease]) == [True]
         assert bench.payloads(5, "two") == [payload]
 
+    @pytest.mark.parametrize("exchange", ["nowhere", "amq.direct"])
+    def test_a_dead_letter_exchange_that_reaches_nobody_loses_nothing(self, bench: Bench, exchange: str) -> None:
+        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": exchange}))
+        bench.put(b"a")
+        bench.engine.reject([bench.take()[0].lease])
+        assert bench.payloads(5, "q.dead") == [b"a"]
+
+    def test_a_message_does_not_expire_in_circles(self, bench: Bench) -> None:
+        for one, other in (("q", "r"), ("r", "q")):
+            arguments = {"x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
+            bench.engine.declare_queue(QueueDeclaration(one, arguments=arguments))
+        bench.put(b"a")
+        for queue in "qr":
+            bench.later(1)
+            assert bench.payloads(5, queue) == []
+        assert leftovers(bench.engine) == []
+
+    def test_rejected_messages_may_go_in_circles(self, bench: Bench) -> None:
+        for one, other in (("q", "r"), ("r", "q")):
+            arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
+            bench.engine.declare_queue(QueueDeclaration(one, arguments=arguments))
+        bench.put(b"a")
+        for queue in "qrqr":
+            (delivery,) = bench.take(1, queue)
+            bench.engine.reject([delivery.lease])
+        (delivery,) = bench.take(1, "q")
+        assert [(death.queue, death.count) for death in delivery.deaths] == [("r", 2), ("q", 2)]
+
+    def test_the_dead_queue_is_bounded_in_length_and_time(self, database: Database) -> None:
+        bench = Bench(database, Policy(dead_length=3, dead_ttl_ms=1000))
+        bench.put(*[b"%d" % number for number in range(8)])
+        bench.engine.reject([delivery.lease for delivery in bench.take(5)])
+        assert bench.engine.trim_dead() == 2
+        bench.later(0.5)
+        bench.engine.reject([bench.take(1)[0].lease])
+        assert bench.engine.trim_dead() == 1
+        assert bench.counts("q.dead") == (3, 0, 0)
+        bench.later(0.5)
+        assert bench.engine.trim_dead() == 2
+        assert bench.payloads(5, "q.dead") == [b"5"]
+        bench.check()
+        bench.clean()
+
     def test_unreadable_bytes_are_dead_lettered_and_the_rest_delivered(self, bench: Bench) -> None:
         keys = bench.engine.keys
         bench.put(b"good")

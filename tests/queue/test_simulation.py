@@ -25,7 +25,6 @@ def test_a_seed_is_a_history() -> None:
     "guard",
     [
         "a claim does not conflict on what it takes",
-        "the sweep does not conflict on the leases",
         "an outage counts as silence",
     ],
 )

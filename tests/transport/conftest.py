@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
-
 DEADLINE_S = 10.0
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[SingleNodeCluster]:
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
-    with SingleNodeCluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
