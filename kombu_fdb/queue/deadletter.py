@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kombu_fdb.clock import IdSource
 from kombu_fdb.errors import ExchangeNotFound, FormatError
@@ -115,16 +116,17 @@ def bury(
 ) -> None:
     """Move a record, which its caller has taken out of ``queue``, to where its dead letters go."""
     record = _readable(graves, value)
-    targets, exchange, routing_key = _targets(tr, graves, queue)
-    targets = [target for target in targets if not _goes_in_circles(record.deaths, target, reason)]
+    way = _way(tr, graves, queue)
+    targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, reason)]
     if not targets:
         drop(tr, graves.keys, record)
         return
-    death = Death(queue, reason, 1, now_ms, exchange, (routing_key,), details or {})
+    death = Death(queue, reason, 1, now_ms, way.exchange, (way.routing_key,), details or {})
     deaths = _remember(record.deaths, death)
-    expires_ms = 0 if exchange else now_ms + graves.policy.dead_ttl_ms
     for target, message in zip(targets, _copies(tr, graves, record, len(targets)), strict=True):
-        _store(tr, graves.keys, tally, target, message, deaths, expires_ms)
+        # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
+        ttl_ms = graves.routing.message_ttl_ms(tr, target) if way.declared else graves.policy.dead_ttl_ms
+        _store(tr, graves.keys, tally, target, message, deaths, 0 if ttl_ms is None else now_ms + ttl_ms)
 
 
 def _readable(graves: Graves, value: bytes) -> Record:
@@ -135,17 +137,25 @@ def _readable(graves: Graves, value: bytes) -> Record:
         return Record(graves.ids(), 0, 0, 0, 0, len(value), value, ())
 
 
-def _targets(tr: Transaction, graves: Graves, queue: str) -> tuple[list[str], str, str]:
-    """Queues that take this queue's dead letters, and the exchange and routing key they were found by."""
+class _Way(NamedTuple):
+    """Where dead letters go, and by which exchange and key; ``declared``: as the queue's arguments say."""
+
+    queues: list[str]
+    exchange: str = ""
+    routing_key: str = ""
+    declared: bool = False
+
+
+def _way(tr: Transaction, graves: Graves, queue: str) -> _Way:
     exchange = graves.routing.dead_letter_exchange(tr, queue)
     if exchange is not None:
         routing_key = graves.routing.dead_letter_routing_key(tr, queue)
-        targets = _route(tr, graves, exchange, routing_key)
-        if targets:
-            return targets, exchange, routing_key
+        queues = _route(tr, graves, exchange, routing_key)
+        if queues:
+            return _Way(queues, exchange, routing_key, declared=True)
     if queue.endswith(DEAD_SUFFIX) or not graves.policy.keep_dead:
-        return [], "", ""
-    return [queue + DEAD_SUFFIX], "", queue + DEAD_SUFFIX
+        return _Way([])
+    return _Way([queue + DEAD_SUFFIX], routing_key=queue + DEAD_SUFFIX)
 
 
 def _route(tr: Transaction, graves: Graves, exchange: str, routing_key: str) -> list[str]:
