@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-fairness sim doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-fairness sim doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ types: $(TOX) ## mypy, strict
 
 sim: $(TOX) ## a range of simulation seeds: make sim SEEDS="0 500"
 	$(TOX) run -q -e sim -- $(or $(SEEDS),0 200)
+
+bench-contention: $(TOX) ## rival consumers on a real FoundationDB
+	$(TOX) run -q -e bench-contention -- $(ARGS)
 
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)

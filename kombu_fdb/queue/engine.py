@@ -97,6 +97,8 @@ class Engine:
         self._retry = Retry(database, clock, tokens, rng)
         self._lease_numbers = count(1)
         self._contention: dict[tuple[str, ...], Contention] = {}
+        #: How often a rival's claim was faster, since the engine was made.
+        self.lost_races = 0
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,11 @@ class Engine:
             )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
-        return self._write(body, on_conflict=contention.lost)
+        def on_conflict() -> None:
+            self.lost_races += 1
+            contention.lost()
+
+        return self._write(body, on_conflict=on_conflict)
 
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)

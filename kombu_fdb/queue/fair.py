@@ -249,8 +249,8 @@ class _Scheduler:
         while again and len(self._chosen) < want:
             turn = heapq.heappop(again)
             following = self._serve_one(turn, want - len(self._chosen))
-            # With rivals, one turn per claim: the order inside the window is approximate anyway.
-            if following is not None and slice_ == 0:
+            # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
+            if following is not None and (slice_ == 0 or len(mine) < want):
                 heapq.heappush(again, following)
         for rank, round_ in self._rounds.items():
             self._tr.byte_max(self._keys.round(self._queue, rank), round_.to_bytes(8, "big"))
