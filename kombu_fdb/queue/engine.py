@@ -60,6 +60,9 @@ __all__ = ["Engine", "Policy"]
 #: How long a session may be silent, in seconds.
 SESSION_TTL_S = 30.0
 
+#: What one claim takes at most; a claim's leases are numbered inside a block of its own.
+MOST_LEASES = 4096
+
 T = TypeVar("T")
 Policy = settle.Policy
 
@@ -95,7 +98,7 @@ class Engine:
         client = ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self._retry = Retry(database, clock, tokens, rng)
-        self._lease_numbers = count(1)
+        self._claims = count(1)
         self._contention: dict[tuple[str, ...], Contention] = {}
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
@@ -147,9 +150,9 @@ class Engine:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
         contention = self._contention.setdefault(tuple(sorted(queues)), Contention(self._rng))
-        first = next(self._lease_numbers)
-        for _ in range(limit - 1):
-            next(self._lease_numbers)
+        limit = min(limit, MOST_LEASES)
+        # One step of one counter, so that claims of several threads never share a number.
+        first = next(self._claims) * MOST_LEASES
         contention.begin()
 
         def body(tr: Transaction, tally: Tally) -> list[Delivery]:

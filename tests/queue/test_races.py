@@ -6,6 +6,8 @@ the race would prove nothing.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from kombu_fdb.errors import LeaseLost
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits
+from kombu_fdb.queue import claim
+from kombu_fdb.queue.claim import Window
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.invariants import check_counts, messages
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -241,3 +245,31 @@ def test_race(bench: Bench, race: Race) -> None:
 def test_without_its_guard_the_race_is_lost(bench: Bench, race: Race) -> None:
     with twin(GUARDS[race]), pytest.raises((AssertionError, pytest.fail.Exception)):
         race(bench)
+
+
+def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number given twice would overwrite a lease, and lose its message."""
+    bench, numbers = Bench(MemoryDatabase()), list[range]()
+
+    def note(
+        _tr: object, _graves: object, _tally: object, _queues: object, window: Window, **_: object
+    ) -> list[object]:
+        numbers.append(range(window.next_number, window.next_number + window.limit))
+        return []
+
+    def claim_often() -> None:
+        for _ in range(50):
+            bench.take(1000)
+
+    monkeypatch.setattr(claim, "claim", note)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=claim_often) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({number for block in numbers for number in block}) == sum(map(len, numbers)) == 8 * 50 * 1000

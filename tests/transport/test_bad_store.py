@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from celery import Celery
-from kombu import Connection
+from kombu import Connection, Message, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import FormatError
@@ -76,3 +77,43 @@ def test_a_cluster_nobody_answers_from() -> None:
     app.conf.broker_connection_timeout = 1
     with pytest.raises(OperationalError, match=r"doctor|fdbserver|libfdb_c|cluster"):
         app.send_task("anything", retry=False)
+
+
+def test_a_full_disk_loses_nothing_and_work_goes_on(tmp_path: Path) -> None:
+    """Publishing is refused; what was confirmed is consumed, and when there is space again publishing works."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
+    try:
+        publish_and_consume(f"fdb+sqlite:///{disk}/broker.db", disk / "ballast")
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def publish_and_consume(url: str, ballast: Path) -> None:
+    confirmed: list[int] = []
+    with Connection(url) as connection, Connection(url) as consuming:
+        producer = connection.Producer()
+        queue = Queue("q")(connection.default_channel)
+        queue.declare()
+        ballast.write_bytes(bytes(12_000_000))
+        with pytest.raises(connection.connection_errors, match=r"disk is full.*Free space"):
+            for number in range(1000):
+                producer.publish({"number": number, "data": "x" * 20_000}, routing_key="q")
+                confirmed.append(number)
+        ballast.unlink()
+        producer.publish({"number": -1}, routing_key="q")
+        seen: list[int] = []
+
+        def on_message(message: Message) -> None:
+            seen.append(message.payload["number"])
+            message.ack()
+
+        with consuming.Consumer([Queue("q")], on_message=on_message):
+            while len(seen) < len(confirmed) + 1:
+                consuming.drain_events(timeout=10)
+    assert seen == [*confirmed, -1]
