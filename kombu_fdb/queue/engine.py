@@ -63,6 +63,9 @@ SESSION_TTL_S = 30.0
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
 
+#: Estimates of rivals remembered at most.
+MOST_ESTIMATES = 1000
+
 T = TypeVar("T")
 Policy = settle.Policy
 
@@ -149,7 +152,7 @@ class Engine:
         transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
-        contention = self._contention.setdefault(tuple(sorted(queues)), Contention(self._rng))
+        contention = self._contention_of(queues)
         limit = min(limit, MOST_LEASES)
         # One step of one counter, so that claims of several threads never share a number.
         first = next(self._claims) * MOST_LEASES
@@ -168,6 +171,11 @@ class Engine:
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
+
+    def _contention_of(self, queues: Sequence[str]) -> Contention:
+        if len(self._contention) >= MOST_ESTIMATES:  # reply queues come and go; estimates are quickly made again
+            self._contention.clear()
+        return self._contention.setdefault(tuple(sorted(queues)), Contention(self._rng))
 
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)

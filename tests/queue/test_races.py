@@ -273,3 +273,11 @@ def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.Monkey
     finally:
         sys.setswitchinterval(interval)
     assert len({number for block in numbers for number in block}) == sum(map(len, numbers)) == 8 * 50 * 1000
+
+
+def test_estimates_of_rivals_are_bounded() -> None:
+    """BOUNDED: a process that consumes from ever new reply queues."""
+    bench = Bench(MemoryDatabase())
+    for number in range(1100):
+        bench.take(1, f"reply-{number}")
+    assert len(bench.engine._contention) <= 1000
