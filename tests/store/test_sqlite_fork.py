@@ -161,9 +161,9 @@ def test_a_child_does_not_keep_its_dead_parents_pipe(database: SqliteDatabase, p
         database = SqliteDatabase.open(sys.argv[1])
         arm(database, b"bell")
         if not os.fork():
+            print("armed", flush=True)  # the child: what it had to drop at the fork it has dropped
             sys.stdin.readline()
             os._exit(0)
-        print("armed")
         threading.Event().wait()
         """,
         path,
