@@ -160,7 +160,7 @@ class Broker:
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return self.engine.cancel(task_id)
+        return len(self.engine.take_back(task_id))
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

@@ -15,18 +15,19 @@ from kombu_fdb.queue.tally import Tally
 from kombu_fdb.queue.whereabouts import STAMP_BYTES, places
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["cancel", "find_task"]
+__all__ = ["find_task", "take_back"]
 
 
-def cancel(tr: Transaction, keys: Keyspace, tally: Tally, task_id: str) -> int:
-    """Delete the task's messages that are ready, delayed or dead. Returns how many.
+def take_back(tr: Transaction, keys: Keyspace, tally: Tally, task_id: str) -> list[Peeked]:
+    """Delete the task's messages that are ready, delayed or dead. Returns what they were.
 
     Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
     """
     found = _rows(tr, places(tr, keys, task_id))
+    taken = [browse.look(tr, keys, _queue(keys, row[0]), row) for row in found]
     for key, value in found:
         browse.remove(tr, keys, tally, _queue(keys, key), key, value)
-    return len(found)
+    return taken
 
 
 def find_task(tr: Transaction, keys: Keyspace, task_id: str) -> list[Peeked]:

@@ -457,9 +457,9 @@ class Engine:
         """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
         return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
 
-    def cancel(self, task_id: str) -> int:
-        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns how many."""
-        return self._write(lambda tr, tally: cancel.cancel(tr, self.keys, tally, task_id))
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""

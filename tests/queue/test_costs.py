@@ -142,7 +142,7 @@ def test_cancelling_reads_the_tasks_own_messages_only(bench: Bench, counted: Cou
     bench.engine.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
     paid = cost(counted, lambda: bench.engine.find_task("t"))
     assert (paid.rows, paid.point_reads, paid.round_trips) == (2, 2, 3)
-    paid = cost(counted, lambda: bench.engine.cancel("t"))
+    paid = cost(counted, lambda: bench.engine.take_back("t"))
     assert (paid.rows, paid.point_reads, paid.clears, paid.round_trips) == (2, 2, 2 + 2, 4)
 
 
