@@ -1,4 +1,4 @@
-"""No verb costs more in a store with 1,000,000 ready, 1,000,000 delayed messages and 1,000,000 keys than in a small one.
+"""No verb costs more with 1,000,000 ready, 1,000,000 delayed messages and 1,000,000 keys than in a small store.
 
 The rows of the large store are written past the engine, as a million publications would have left them; that they are
 what the engine writes is shown by the verbs, which find their way through them.
@@ -6,7 +6,6 @@ what the engine writes is shown by the verbs, which find their way through them.
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -74,7 +73,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, B
     yield opened[0], opened[1]
     for bench in opened:
         bench.database.close()
-    os.unlink(folder / "large.db")
+    (folder / "large.db").unlink()
 
 
 def _bench(path: Path, messages: int, keys: int) -> Bench:
