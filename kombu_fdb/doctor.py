@@ -366,7 +366,7 @@ def examine(url: str, given: dict[str, Any], environ: dict[str, str]) -> Finding
 def _preconditions(patient: Patient) -> Findings:
     if isinstance(patient.location, SqliteLocation):
         yield from check_file(patient.location)
-    else:
+    elif isinstance(patient.location, ClusterLocation):
         yield from check_library()
         yield from check_cluster(patient.location, patient.environ)
 
