@@ -58,7 +58,7 @@ def _open_database(location: Location, options: Options, timeout_s: float) -> Da
         return _open_sqlite(location, options, timeout_s)
     if isinstance(location, MemoryLocation):
         return _open_memory(location)
-    return _open_cluster(location, timeout_s)
+    return _open_cluster(location, options, timeout_s)
 
 
 def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
@@ -86,12 +86,13 @@ def _open_memory(location: MemoryLocation) -> Database:
     return open_memory(location.name)
 
 
-def _open_cluster(location: ClusterLocation, timeout_s: float) -> Database:
-    from kombu_fdb.store.foundationdb import FoundationDatabase
+def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
+    from kombu_fdb.store.foundationdb import FoundationDatabase, Tls
 
     return FoundationDatabase.open(
         cluster_file=None if location.cluster_file is None else str(location.cluster_file),
         connection_string=location.connection_string,
+        tls=Tls(options.tls_certificate_file, options.tls_key_file, options.tls_ca_file, options.tls_verify_peers),
         timeout_s=timeout_s,
     )
 

@@ -61,6 +61,11 @@ class UrlParts(NamedTuple):
     password: str | None = None
     virtual_host: str | None = None
 
+    def __repr__(self) -> str:
+        """Without what is secret: it may stand in a log, or in a traceback with locals."""
+        shown = self._replace(password="**" if self.password else None)
+        return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
+
 
 @dataclass(frozen=True, slots=True)
 class SqliteLocation:
@@ -114,10 +119,15 @@ def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise OptionError("not a broker URL", url=url, fix="Write fdb+sqlite:////absolute/path/broker.db or fdb://.")
+        raise OptionError(
+            "not a broker URL",
+            url=url.rpartition("@")[2],
+            fix="Write fdb+sqlite:////absolute/path/broker.db or fdb://.",
+        )
     parts = urllib.parse.urlsplit("//" + url.partition("://")[2])
     if parts.query:
-        raise OptionError("options in the URL", query=parts.query, fix="Put them into broker_transport_options.")
+        names = ", ".join(name for name, _ in urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+        raise OptionError("options in the URL", names=names, fix="Put them into broker_transport_options.")
     try:
         port = parts.port
     except ValueError:
