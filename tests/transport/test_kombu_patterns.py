@@ -179,7 +179,8 @@ def test_ensure_goes_to_the_second_broker_of_a_failover_list(url, tmp_path):
 
 
 def test_ensure_gives_up_with_an_operational_error(tmp_path):
-    with Connection(f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db") as connection:
+    once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+    with Connection(f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db", transport_options=once) as connection:
         producer = connection.Producer(auto_declare=False)
         with pytest.raises(OperationalError, match="mkdir -p"):
             connection.ensure(producer, producer.publish, max_retries=1, interval_start=0, interval_max=0)(
@@ -193,7 +194,10 @@ def test_pools_of_kombu(url, connect):
         with pools.producers[connection].acquire(block=True) as producer:
             producer.publish("pooled", routing_key="q")
         with pools.connections[connection].acquire(block=True) as pooled:
-            assert pooled.SimpleQueue("q").get(timeout=10).payload == "pooled"
+            message = pooled.SimpleQueue("q").get(timeout=10)
+            assert message.payload == "pooled"
+            message.ack()
+            pooled.close()
     finally:
         pools.reset()
         connection.close()
