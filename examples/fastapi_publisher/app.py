@@ -22,7 +22,10 @@ celery.conf.update(
         "publish_timeout": 2.0,
         "connect_timeout": 2.0,
         # Kombu's own: how often it tries to connect for one publish. A client waits for the answer.
-        "max_retries": 1, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.1,
+        "max_retries": 1,
+        "interval_start": 0.1,
+        "interval_step": 0.1,
+        "interval_max": 0.1,
     },
 )
 

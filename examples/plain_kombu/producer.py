@@ -1,4 +1,4 @@
-"""producer.py URL NUMBER: send so many orders, and one that nobody can read."""
+"""producer.py URL NUMBER: send something that is no order, then so many orders."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from orders import EXCHANGE, QUEUE
 def main(url: str, number: int) -> None:
     with Connection(url) as connection:
         producer = connection.Producer(exchange=EXCHANGE)
+        producer.publish({"no": "order"}, routing_key="order.odd", declare=[QUEUE])
         with producer.batch():
             for each in range(number):
                 producer.publish(
@@ -19,8 +20,7 @@ def main(url: str, number: int) -> None:
                     declare=[QUEUE],
                     headers={"fair_key": f"customer{each % 2}"},
                 )
-        producer.publish({"no": "order"}, routing_key="order.odd", declare=[QUEUE])
-    print(f"sent {number} orders and an odd one")
+    print(f"sent an odd one and {number} orders")
 
 
 if __name__ == "__main__":
