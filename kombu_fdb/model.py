@@ -121,11 +121,12 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages of a queue are in which state."""
+    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones."""
 
     ready: int = 0
     delayed: int = 0
     leased: int = 0
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,18 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, KeyLimits, QueueControl
 
 __all__ = [
+    "AMOUNT_BYTES",
     "CHUNK_BYTES",
     "INLINE_BYTES",
     "Record",
     "chunks_of",
+    "decode_amount",
     "decode_control",
     "decode_json",
     "decode_lease",
     "decode_limits",
     "decode_record",
+    "encode_amount",
     "encode_control",
     "encode_json",
     "encode_lease",
@@ -36,6 +39,7 @@ __all__ = [
     "encode_record",
     "key_of",
     "redelivered",
+    "size_of",
 ]
 
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
@@ -49,6 +53,8 @@ _HEAD = struct.Struct(">BHHHIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
 _MOST_REDELIVERIES = 0xFFFF
 _LEASE_HEAD = struct.Struct(">BHH")
+#: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
+AMOUNT_BYTES = 16
 
 
 class Record(NamedTuple):
@@ -123,6 +129,15 @@ def key_of(value: bytes) -> str:
         return ""
 
 
+def size_of(value: bytes) -> int:
+    """The payload's size as a record tells it; of unreadable bytes, their own. The same at each step of a message."""
+    try:
+        version, _redeliveries, _chunks, _key, _extras, size, *_ = _HEAD.unpack_from(value)
+    except struct.error:
+        return len(value)
+    return int(size) if version == RECORD_VERSION else len(value)
+
+
 def redelivered(value: bytes) -> bytes:
     """The same record, handed out once more."""
     (count,) = _REDELIVERIES.unpack_from(value, 1)
@@ -146,6 +161,18 @@ def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
     place = _LEASE_HEAD.size + name_length
     record = place + place_length
     return _decode_text(value[_LEASE_HEAD.size : place]), value[place:record], value[record:]
+
+
+def encode_amount(messages: int, size: int) -> int:
+    """What an atomic add of :data:`AMOUNT_BYTES` adds to count so many messages of so many bytes together."""
+    return (size << 64) + messages
+
+
+def decode_amount(value: bytes | None) -> tuple[int, int]:
+    """Messages and bytes of a queue's counter."""
+    both = int.from_bytes((value or b"")[:AMOUNT_BYTES].ljust(AMOUNT_BYTES, b"\0"), "little", signed=True)
+    messages = (both + 2**63) % 2**64 - 2**63
+    return messages, both - messages >> 64
 
 
 def encode_json(value: Any) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
@@ -162,8 +162,10 @@ def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes
     if state == LEASED:
         _queue, place, record = decode_lease(value)
         end_of_lease(tally, queue, place)
+    elif state == DELAYED:
+        tally.change(queue, DELAYED, -1)
     else:
-        tally.change(queue, state, -1)
+        tally.unready(queue, size_of(value))
     if key.startswith(keys.keyed(queue)):
         tally.went(queue, split_place(keys.place(queue, key))[0])
     drop(tr, keys, decode_record(record))
@@ -223,7 +225,7 @@ class DryRun:
         """The queue's verbs never read again what they cleared."""
 
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
-    def add(self, key: bytes, delta: int) -> None: ...
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...
     def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None: ...
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None: ...

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease, size_of
 from kombu_fdb.keyspace.layout import NO_KEY, Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, QueueControl
 from kombu_fdb.queue import fair, session
 from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
-from kombu_fdb.queue.tally import LEASED, READY, Tally
+from kombu_fdb.queue.tally import LEASED, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
 __all__ = ["Window", "arm", "claim", "payload_of"]
@@ -140,7 +140,7 @@ def _deliver(
     tr.add_read_conflict_key(key)
     tr.clear(key)
     fair_key = split_place(place)[0]
-    tally.change(queue, READY, -1)
+    tally.unready(queue, size_of(value))
     if fair_key:
         tally.went(queue, fair_key)
     try:

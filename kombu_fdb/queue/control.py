@@ -9,7 +9,7 @@ exists for it; these records go with their session. Its idle time is measured li
 from __future__ import annotations
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
-from kombu_fdb.keyspace.codec import Record, decode_record
+from kombu_fdb.keyspace.codec import Record, decode_record, size_of
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.deadletter import drop
@@ -112,9 +112,12 @@ def _delete_range(
         tr.add_read_conflict_key(key)
         tr.clear(key)
         _drop_payload(tr, keys, value)
+        if state == READY:
+            tally.unready(queue, size_of(value))
         if key.startswith(keys.keyed(queue)):
             tally.went(queue, split_place(keys.place(queue, key))[0])
-    tally.change(queue, state, -len(rows))
+    if state == DELAYED:
+        tally.change(queue, DELAYED, -len(rows))
     return len(rows)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kombu_fdb.clock import IdSource
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_record
+from kombu_fdb.keyspace.codec import Record, chunks_of, decode_amount, decode_record, encode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
@@ -79,7 +79,7 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
     """
     keys = graves.keys
     stored = tr.get(keys.count(queue, READY), snapshot=True)
-    excess = int.from_bytes(stored or b"", "little", signed=True) - graves.policy.dead_length
+    excess = decode_amount(stored)[0] - graves.policy.dead_length
     dropped = 0
     for key, value in tr.get_range(*range_of(keys.ready(queue)), limit=TRIMMED_PER_TRANSACTION, snapshot=True):
         record = _readable(graves, value)
@@ -87,9 +87,9 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
             break
         tr.add_read_conflict_key(key)
         tr.clear(key)
+        tally.unready(queue, size_of(value))
         drop(tr, keys, record)
         dropped += 1
-    tally.change(queue, READY, -dropped)
     return dropped
 
 
@@ -217,4 +217,4 @@ def _store(
         for number, chunk in enumerate(chunks_of(record.payload)):
             tr.set(keys.body(record.message_id, number), chunk)
     tr.set_versionstamped_key(keys.ready_prefix(target, NO_PRIORITY), tally.next_user_version(), value)
-    tally.ready(target)
+    tally.ready(target, record.size)

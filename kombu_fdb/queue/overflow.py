@@ -1,4 +1,7 @@
-"""Overflow: what a queue with ``x-max-length`` does when it is full (https://www.rabbitmq.com/docs/maxlength).
+"""Overflow: what a full queue does (https://www.rabbitmq.com/docs/maxlength).
+
+``x-max-length`` bounds the ready messages, ``x-max-length-bytes`` the bytes of their payloads: body, headers and
+properties as they are stored. With both, the queue is full when either says so.
 
 ``x-overflow`` says what gives way, before the new messages are stored and in the same transaction:
 
@@ -8,80 +11,124 @@
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
 The counter is read at snapshot, so concurrent publishers may overshoot by as many messages as they are, as RabbitMQ's
-do. A queue without the argument pays nothing.
+do. What comes in one transaction stays together: with ``drop-head`` it is stored even if it is more than the queue may
+hold, and gives way to the next. Delayed messages need no room, and enter a full queue when they are due. A queue that
+has become far too long by a new argument shrinks by :data:`MOST_LEAVING` at each publish. A queue without these
+arguments pays nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from kombu_fdb.errors import CapacityExceeded, FormatError
-from kombu_fdb.keyspace.codec import decode_record
+from kombu_fdb.keyspace.codec import decode_amount, decode_record, size_of
 from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.deadletter import Graves, bury, drop
 from kombu_fdb.queue.tally import READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["make_room"]
+__all__ = ["Load", "make_room"]
 
 DROP_HEAD = "drop-head"
 REJECT = "reject-publish"
 REJECT_DLX = "reject-publish-dlx"
 
+#: Messages that give way in one transaction at most, besides one for each that comes.
+MOST_LEAVING = 100
 
-def make_room(tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, int], now_ms: int) -> Collection[str]:
-    """Room for ``coming`` messages by queue. Returns the queues whose new messages are to be dead-lettered instead.
+
+class Load(NamedTuple):
+    """So many messages with so many bytes of payload."""
+
+    messages: int = 0
+    size: int = 0
+
+    def grown(self, size: int) -> Load:
+        """With one more message, of ``size`` bytes."""
+        return Load(self.messages + 1, self.size + size)
+
+
+def make_room(tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, Load], now_ms: int) -> Collection[str]:
+    """Room for what is ``coming`` to each queue. Returns the queues whose new messages are to be dead-lettered instead.
 
     All is read before anything gives way. A dead letter may go to another of the queues, and a range that holds a
-    versionstamped key of the same transaction can't be read.
+    versionstamped key of the same transaction can't be read. Raises ``CapacityExceeded``.
     """
     refusing = []
     leaving: list[tuple[str, KeyValue]] = []
-    for queue, number in coming.items():
-        size, excess = _excess(tr, graves, queue, number)
-        if excess <= 0:
+    for queue, new in coming.items():
+        most = graves.routing.max_load(tr, queue)
+        if most == (None, None):
+            continue
+        ready = Load(*decode_amount(tr.get(graves.keys.count(queue, READY), snapshot=True)))
+        excess = Load(*(_excess(*each) for each in zip(ready, new, most, strict=True)))
+        if excess == Load():
             continue
         mode = graves.routing.overflow(tr, queue) or DROP_HEAD
         if mode == REJECT:
-            raise CapacityExceeded(queue=queue, current_size=size, capacity=size + number - excess)
+            raise _refusal(queue, ready, most, excess)
         if mode == REJECT_DLX:
             refusing.append(queue)
         else:
-            leaving += [(queue, row) for row in _oldest(tr, graves, queue, min(excess, size))]
+            rows = _oldest(tr, graves, queue, ready, excess, most_rows=new.messages + MOST_LEAVING)
+            leaving += [(queue, row) for row in rows]
     for queue, (key, value) in leaving:
         _give_way(tr, graves, tally, queue, key, value, now_ms)
     return refusing
 
 
-def _excess(tr: Transaction, graves: Graves, queue: str, coming: int) -> tuple[int, int]:
-    """How many messages are ready, and how many too many there will be; zeros for a queue without a maximum."""
-    capacity = graves.routing.max_length(tr, queue)
-    if capacity is None:
-        return 0, 0
-    stored = tr.get(graves.keys.count(queue, READY), snapshot=True)
-    size = int.from_bytes(stored or b"", "little", signed=True)
-    return size, size + coming - capacity
+def _excess(ready: int, new: int, most: int | None) -> int:
+    """How much too much there will be."""
+    return 0 if most is None else max(0, ready + new - most)
 
 
-def _oldest(tr: Transaction, graves: Graves, queue: str, number: int) -> list[KeyValue]:
-    """The first messages of the last rank, of those without a key if there are any, and so on."""
+def _refusal(queue: str, ready: Load, most: tuple[int | None, int | None], excess: Load) -> CapacityExceeded:
+    if excess.messages:
+        return CapacityExceeded(queue=queue, current_size=ready.messages, capacity=most[0])
+    return CapacityExceeded(queue=queue, unit="bytes", current_size=ready.size, capacity=most[1])
+
+
+def _oldest(
+    tr: Transaction, graves: Graves, queue: str, ready: Load, excess: Load, *, most_rows: int
+) -> list[KeyValue]:
+    """The messages that give way, at most ``most_rows``."""
     found: list[KeyValue] = []
+    freed = Load()
+    likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))
+    for row in _from_head(tr, graves, queue, max(1, min(likely, most_rows))):
+        found.append(row)
+        freed = freed.grown(size_of(row[1]))
+        enough = freed.messages >= excess.messages and freed.size >= excess.size
+        if enough or freed.messages == most_rows:
+            break
+    return found
+
+
+def _from_head(tr: Transaction, graves: Graves, queue: str, part: int) -> Iterator[KeyValue]:
+    """The last rank's messages from the first on, of those without a key if there are any, then the rank before."""
     for prefix in (graves.keys.ready(queue), graves.keys.keyed(queue)):
         begin, end = range_of(prefix)
-        while len(found) < number and (last := tr.get_range(begin, end, limit=1, reverse=True, snapshot=True)):
-            place = graves.keys.place(queue, last[0][0])
-            key, rank = split_place(place)
-            begin_of_rank = graves.keys.items(queue, key, rank)
-            found += tr.get_range(*range_of(begin_of_rank), limit=number - len(found), snapshot=True)
-            end = begin_of_rank
-    return found
+        while last := tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
+            key, rank = split_place(graves.keys.place(queue, last[0][0]))
+            end = graves.keys.items(queue, key, rank)
+            yield from _in_parts(tr, *range_of(end), part)
+
+
+def _in_parts(tr: Transaction, begin: bytes, end: bytes, part: int) -> Iterator[KeyValue]:
+    while rows := tr.get_range(begin, end, limit=part, snapshot=True):
+        yield from rows
+        if len(rows) < part:
+            return
+        begin = rows[-1][0] + b"\x00"
 
 
 def _give_way(tr: Transaction, graves: Graves, tally: Tally, queue: str, key: bytes, value: bytes, now_ms: int) -> None:
     tr.add_read_conflict_key(key)
     tr.clear(key)
-    tally.change(queue, READY, -1)
+    tally.unready(queue, size_of(value))
     fair_key, _rank = split_place(graves.keys.place(queue, key))
     if fair_key:
         tally.went(queue, fair_key)

@@ -7,16 +7,16 @@ A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py`
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
 from collections.abc import Sequence
 
-from kombu_fdb.keyspace.codec import chunks_of, encode_record
+from kombu_fdb.keyspace.codec import chunks_of, encode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Publication
 from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
-from kombu_fdb.queue.overflow import make_room
+from kombu_fdb.queue.overflow import Load, make_room
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
@@ -35,12 +35,22 @@ def publish(
     routing = graves.routing
     reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
     # Before the first message is stored: a range that holds a versionstamped key can't be read any more.
-    coming = Counter(queue for queues in reached for queue in queues)
-    refusing = make_room(tr, graves, tally, coming, now_ms)
+    refusing = make_room(tr, graves, tally, _coming(publications, reached, now_ms), now_ms)
     for publication, queues in zip(publications, reached, strict=True):
         for queue in queues:
-            _put(tr, graves, tally, queue, publication, now_ms, has_room=queue not in refusing)
+            has_room = publication.due_ms > now_ms or queue not in refusing
+            _put(tr, graves, tally, queue, publication, now_ms, has_room=has_room)
     return reached
+
+
+def _coming(publications: Sequence[Publication], reached: Sequence[list[str]], now_ms: int) -> dict[str, Load]:
+    """What becomes ready in each queue at once."""
+    coming: dict[str, Load] = {}
+    for publication, queues in zip(publications, reached, strict=True):
+        if publication.due_ms <= now_ms:
+            for queue in queues:
+                coming[queue] = coming.get(queue, Load()).grown(len(publication.payload))
+    return coming
 
 
 def _put(
@@ -61,6 +71,9 @@ def _put(
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
+    most_urgent = routing.max_priority(tr, queue)
+    if most_urgent is not None and publication.priority > most_urgent:
+        publication = dataclasses.replace(publication, priority=most_urgent)
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
 
@@ -104,7 +117,7 @@ def store_ready(
 ) -> None:
     """Put a record at the end of its rank, among the messages of its key if it has one."""
     tr.set_versionstamped_key(keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version(), record)
-    tally.ready(queue)
+    tally.ready(queue, size_of(record))
     if key:
         tally.came(queue, key, rank)
 

@@ -16,7 +16,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX, Graves, drop
 from kombu_fdb.queue.publish import expires_at, store_ready
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "replay"]
@@ -37,8 +37,8 @@ def replay(tr: Transaction, graves: Graves, tally: Tally, queue: str, limit: int
     for key, record in readable:
         tr.add_read_conflict_key(key)
         tr.clear(key)
+        tally.unready(dead, record.size)
         moved += _bring_back(tr, graves, tally, queue, record, now_ms)
-    tally.change(dead, READY, -len(readable))
     return len(readable), moved
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kombu_fdb.errors import CommitUnknown, LeaseLost, StoreError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.codec import decode_amount, decode_lease, decode_record
 from kombu_fdb.keyspace.layout import has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Lease, Publication
@@ -410,7 +410,7 @@ class Simulation:
         counted = Counter[tuple[str, str]]()
         for key, value in self.database.items(*keys.all_counts):
             _tag, queue, state = keys.unpack(key)
-            counted[str(queue), str(state)] = int.from_bytes(value, "little", signed=True)
+            counted[str(queue), str(state)] = decode_amount(value)[0]
         self._require(counted == expected, "COUNTS", f"{dict(counted)} is not {dict(expected)}")
         self._check_keys()
 
