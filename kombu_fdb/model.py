@@ -152,7 +152,8 @@ class QueueControl:
     """How a queue is worked on. ``every_key`` holds for keys without limits of their own.
 
     ``newcomer``: when a key that had no messages gets its turn: after the ``next`` round (queue-by's order), in the
-    ``current`` one, or ``first`` of all.
+    ``current`` one, or ``first`` of all. ``ageing``: so many seconds of waiting count as one priority
+    (``x-fair-ageing``, there in milliseconds); None for strict priority.
     """
 
     paused: bool = False
@@ -160,6 +161,10 @@ class QueueControl:
     every_key: KeyLimits = KeyLimits()
     #: Some key has limits of its own.
     limited: bool = False
+    ageing: float | None = None
+    #: ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none) of the queue, for its claims.
+    single_active: bool = False
+    consumer_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

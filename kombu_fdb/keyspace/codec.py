@@ -31,6 +31,7 @@ __all__ = [
     "decode_lease",
     "decode_limits",
     "decode_record",
+    "due_from",
     "encode_amount",
     "encode_control",
     "encode_json",
@@ -38,6 +39,7 @@ __all__ = [
     "encode_limits",
     "encode_record",
     "key_of",
+    "published_at",
     "redelivered",
     "size_of",
 ]
@@ -51,6 +53,8 @@ RECORD_VERSION = 1
 #: version, redeliveries, chunks, key's length, extras' length, payload's length, published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
+_MOMENT = struct.Struct(">Q")
+_PUBLISHED_AT = struct.calcsize(">BHHHII")
 _MOST_REDELIVERIES = 0xFFFF
 _LEASE_HEAD = struct.Struct(">BHH")
 #: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
@@ -58,7 +62,10 @@ AMOUNT_BYTES = 16
 
 
 class Record(NamedTuple):
-    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own."""
+    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own.
+
+    ``published_ms``: since when it waits; of one that was delayed, the moment it was due.
+    """
 
     message_id: bytes
     published_ms: int
@@ -136,6 +143,20 @@ def size_of(value: bytes) -> int:
     except struct.error:
         return len(value)
     return int(size) if version == RECORD_VERSION else len(value)
+
+
+def published_at(value: bytes, default: int) -> int:
+    """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
+    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+        return default
+    return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
+
+
+def due_from(value: bytes, due_ms: int) -> bytes:
+    """The same record, whose waiting began when its delay ended."""
+    if len(value) < _HEAD.size:
+        return value
+    return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
 
 
 def redelivered(value: bytes) -> bytes:

@@ -13,7 +13,7 @@ from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decod
 from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
-from kombu_fdb.queue import fair
+from kombu_fdb.queue import ageing, fair
 from kombu_fdb.queue.claim import payload_of
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.settle import end_of_lease
@@ -35,13 +35,15 @@ def peek(
     end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
     fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
-    if not fair_queue:
+    control = decode_control(tr.get(keys.control(queue), snapshot=True))
+    if not fair_queue and key is None and not reverse and control.ageing is not None:
+        rows = ageing.oldest_first(tr, keys, queue, control.ageing, limit, now_ms)
+    elif not fair_queue:
         whole = range_of(keys.items(queue, key or "", b""))
         rows = tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
         raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
     else:
-        control = decode_control(tr.get(keys.control(queue), snapshot=True))
         # A claim that is never committed.
         rows = fair.choose(DryRun(tr), keys, queue, control, limit, slice_=0, first_door=0, now_ms=now_ms)
     return [look(tr, keys, queue, row) for row in rows]

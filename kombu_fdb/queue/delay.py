@@ -11,7 +11,7 @@ range, serializably, as empty: a message delayed meanwhile makes that transactio
 
 from __future__ import annotations
 
-from kombu_fdb.keyspace.codec import key_of
+from kombu_fdb.keyspace.codec import due_from, key_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.publish import store_ready
@@ -40,8 +40,8 @@ def promote(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, now_ms: i
     for key, value in due:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        _due_ms, rank = keys.split_delayed(queue, key)
-        store_ready(tr, keys, tally, queue, key_of(value), rank, value)
+        due_ms, rank = keys.split_delayed(queue, key)
+        store_ready(tr, keys, tally, queue, key_of(value), rank, due_from(value, due_ms))
     tally.change(queue, DELAYED, -len(due))
     return len(due), _next_due(tr, keys, queue)
 

@@ -51,7 +51,9 @@ class Load(NamedTuple):
         return Load(self.messages + 1, self.size + size)
 
 
-def make_room(tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, Load], now_ms: int) -> Collection[str]:
+def make_room(
+    tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, Load], now_ms: int
+) -> Collection[str]:
     """Room for what is ``coming`` to each queue. Returns the queues whose new messages are to be dead-lettered instead.
 
     All is read before anything gives way. A dead letter may go to another of the queues, and a range that holds a

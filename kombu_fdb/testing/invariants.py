@@ -59,7 +59,8 @@ def check_counts(engine: Engine) -> None:
     sizes = ready_bytes(engine)
     queues = {queue for queue, _ in scanned} | set(engine.queues())
     for queue in queues:
-        expected = QueueCounts(*(scanned[queue, state] for state in ("ready", "delayed", "leased")), sizes[queue])
+        ready, delayed, leased = (scanned[queue, state] for state in ("ready", "delayed", "leased"))
+        expected = QueueCounts(ready, delayed, leased, sizes[queue])
         assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
 
 
@@ -79,6 +80,7 @@ def leftovers(engine: Engine) -> list[bytes]:
         "waiting",
         "expiring",
         "consumer",
+        "single",
         "bound",
         "binding",
     )
