@@ -81,6 +81,11 @@ class QueueDeclaration:
         """Whether it is deleted when nobody uses it."""
         return self.auto_delete or self.exclusive or "x-expires" in self.arguments
 
+    @property
+    def single_active(self) -> bool:
+        """Whether it serves one consumer at a time."""
+        return bool(self.arguments.get("x-single-active-consumer"))
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:

@@ -19,7 +19,7 @@ from kombu.utils.json import JSONEncoder, object_hook
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Delivery, Publication
-from kombu_fdb.transport.timing import due_ms, expiry
+from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
 __all__ = ["encode", "open_delivery"]
 
@@ -56,6 +56,7 @@ def encode(
         ttl_ms,
         expires_ms,
         key,
+        ttr_ms(headers),
     )
 
 

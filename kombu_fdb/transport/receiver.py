@@ -27,7 +27,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from time import monotonic
 
@@ -107,6 +107,8 @@ class Receiver:
 
     def next(self) -> Arrival | None:
         """The next message to hand out. Raises the error that ended the thread."""
+        if self.dispatch.resume():
+            self._bell.ring()
         arrival = self.dispatch.next()
         if arrival is None:
             if self._error is not None:
@@ -230,7 +232,9 @@ class Receiver:
         try:
             if len(ours) < len(pending):
                 self._client.ack([lease for lease in pending if lease.session != membership.session_id])
-            found = membership.claim(plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours)
+            found = membership.claim(
+                plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours, consumers=plan.consumers
+            )
         except BaseException:
             self._client.acks.extendleft(reversed(ours))
             raise
@@ -238,13 +242,26 @@ class Receiver:
         self._client.settled(ours)
         return found
 
-    def _hand_over(self, found: list[Delivery], leaseless: Iterable[str]) -> None:
+    def _hand_over(self, found: list[Delivery], leaseless: Collection[str]) -> None:
         homeless = self.dispatch.place(found)
+        self._begin_times_to_run(each for each in found if each.queue not in leaseless)
         self.arrived.ring()
         if homeless:
-            gone = set(leaseless)
-            lost = {each.lease for each in found if each.queue in gone}
+            lost = {each.lease for each in found if each.queue in leaseless}
             self._client.release_later([lease for lease in homeless if lease not in lost])
+
+    def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
+        """From the claim on: a loop that hangs must not keep what waits for it either."""
+        for each in found:
+            if each.ttr_ms:
+                self._client.watch(
+                    each,
+                    started=partial(self._has_begun, each.lease),
+                    gone=partial(self.dispatch.overdue, each.lease),
+                )
+
+    def _has_begun(self, lease: Lease) -> bool:
+        return not self.dispatch.withdraw(lease)
 
     def _flush_if_due(self, now: float) -> None:
         if not self._client.acks:
@@ -266,7 +283,8 @@ class Receiver:
         queues = sorted(wanted - self._hungry - self._armed.keys())
         if not queues:
             return
-        watches = self._client.engine.arm(queues)
+        session_id = b"" if self._membership is None else self._membership.session_id
+        watches = self._client.engine.arm(queues, session_id, self.dispatch.consumers)
         if watches is None:
             self._hungry.update(queues)
             return
