@@ -402,12 +402,18 @@ class Channel(virtual.Channel):
         if self.closed:
             return
         self.closed = True
+        receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())
+        if receiver is not None:
+            for subscription in ended:
+                receiver.cancel(subscription, leave=False)
         try:
-            for tag in list(self._subscriptions):
-                self.basic_cancel(tag)
             if self._qos is not None:
                 self._qos.restore_unacked_once()
         finally:
+            # Only now: where one consumer is active at a time, the next one must find what this one held.
+            if receiver is not None:
+                for subscription in ended:
+                    receiver.leave(subscription)
             self.leave()
 
     def orphan(self) -> None:

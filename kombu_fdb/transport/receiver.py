@@ -70,7 +70,7 @@ class Receiver:
         self._membership: Membership | None = None
         self._hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
-        self._cancels: deque[tuple[Subscription, threading.Event]] = deque()
+        self._cancels: deque[tuple[Subscription, bool, threading.Event]] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
         self._fruitless = 0
@@ -91,19 +91,26 @@ class Receiver:
             self._start()
         self._bell.ring()
 
-    def cancel(self, subscription: Subscription) -> None:
+    def cancel(self, subscription: Subscription, *, leave: bool = True) -> None:
         """End a consumer; what was claimed for it and not handed out goes back to its place, and its queue may vanish.
 
         The thread does it, between two claims; this waits for it, but not for long. Celery cancels from inside a signal
         handler, so no lock is taken here that the interrupted code may hold. Never raises.
         """
         done = threading.Event()
-        self._cancels.append((subscription, done))
+        self._cancels.append((subscription, leave, done))
         self._bell.ring()
         if not self.running or threading.current_thread() is self._thread:
             self._carry_out_cancels()
         else:
             done.wait(CANCEL_S)
+
+    def leave(self, subscription: Subscription) -> None:
+        """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        try:
+            self.unregister(subscription)
+        except StoreError:
+            self._client.later(partial(self.unregister, subscription))
 
     def next(self) -> Arrival | None:
         """The next message to hand out. Raises the error that ended the thread."""
@@ -331,11 +338,11 @@ class Receiver:
 
     def _carry_out_cancels(self) -> None:
         while self._cancels:
-            subscription, done = self._cancels.popleft()
+            subscription, leave, done = self._cancels.popleft()
             try:
                 self._client.release(self.dispatch.remove(subscription))
-                self.unregister(subscription)
-            except StoreError:
-                self._client.later(partial(self.unregister, subscription))
-            finally:
-                done.set()
+            except StoreError as error:  # the client does it as soon as it can
+                logger.debug("messages of a cancelled consumer can't be handed back yet: %s", error)
+            if leave:
+                self.leave(subscription)
+            done.set()
