@@ -313,6 +313,7 @@ class LimitsConformance:
         return bench
 
     def test_only_the_first_consumer_is_served(self, single: Bench) -> None:
+        """ONE-ACTIVE."""
         one, two = Consumer(single, "one"), Consumer(single, "two")
         assert one.take() == [], "it is active even of an empty queue"
         single.put(b"a", b"b")
