@@ -133,7 +133,8 @@ class Broker:
 
         ``declaration``: :class:`~kombu_fdb.routing.tables.QueueDeclaration`'s fields, above all ``arguments`` with
         AMQP's names, such as ``{"x-max-length": 128, "x-overflow": "reject-publish"}``. Raises ``NotEquivalent`` for a
-        senseless argument. A queue needs no declaration to be used.
+        senseless argument. A queue needs no declaration to be used. Of a queue with ``x-single-active-consumer`` one
+        broker is served, from its first ``take`` until it is closed.
         """
         if declaration:
             self.engine.declare_queue(QueueDeclaration(name, **declaration))

@@ -92,7 +92,8 @@ class Delivery(NamedTuple):
 class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
-    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
+    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due.
     """
 
     message_id: bytes

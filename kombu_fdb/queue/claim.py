@@ -101,6 +101,8 @@ def _open_to(
 def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: int, window: Window) -> list[KeyValue]:
     if state.control.paused:
         return []
+    # One active consumer has no rivals, and wants the order.
+    slice_ = 0 if state.control.single_active else window.slice
     if state.fair:
         return fair.choose(
             tr,
@@ -108,16 +110,16 @@ def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: in
             queue,
             state.control,
             room,
-            slice_=window.slice,
+            slice_=slice_,
             first_door=window.first_door,
             now_ms=window.now_ms,
         )
-    limit = room * (window.slice + 1)
+    limit = room * (slice_ + 1)
     if state.control.ageing is None:
         rows = tr.get_range(*range_of(keys.ready(queue)), limit=limit, snapshot=True)
     else:
         rows = ageing.oldest_first(tr, keys, queue, state.control.ageing, limit, window.now_ms)
-    return rows[room * window.slice :] or rows[-room:]
+    return rows[room * slice_ :] or rows[-room:]
 
 
 def _take(

@@ -240,13 +240,17 @@ class Consumers:
 
 
 def two_consumers_become_active(bench: Bench) -> None:
-    """Of different messages, so that they don't meet there."""
+    """The first one finds no message that they could meet at."""
     consumers = Consumers(bench)
     bench.put(b"a", b"b")
-    bench.engine._contention_of = lambda _: SecondSlice()  # type: ignore[method-assign,return-value,assignment]
-    taken: list[Delivery] = []
-    during(bench, lambda: taken.extend(consumers.take("one")), lambda: taken.extend(consumers.take("two")))
-    assert len(taken) == 1
+    bench.engine.change_control("q", paused=True)
+
+    def meanwhile() -> None:
+        bench.engine.change_control("q", paused=False)
+        assert len(consumers.take("two")) == 1
+
+    during(bench, lambda: consumers.take("one"), meanwhile)
+    assert consumers.active == "two"
 
 
 def cancel_while_another_takes_over(bench: Bench) -> None:
