@@ -233,6 +233,10 @@ class Client:
         if delivery.ttr_ms:
             self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 
+    def unwatch(self, lease: Lease) -> None:
+        """The consumer was in time, even if the store hears of it later."""
+        self._overdue.forget([lease])
+
     def _take_back(self, leases: list[Lease], counted: bool) -> int:
         """In the consumer's stead. Raises a ``StoreError``: try again."""
         released = self.engine.release(leases, counted=counted, details=OVERDUE)

@@ -118,7 +118,7 @@ class Overdue:
         while self._order and self._order[0][0] <= now:
             entry = heapq.heappop(self._order)
             if self._is_running(entry):  # else settled, or given more time
-                overdue[entry[2]] = self._timers.pop(entry[2])
+                overdue[entry[2]] = self._timers[entry[2]]
         return overdue
 
     def _hand_back(self, timers: dict[Lease, _Timer], counted: bool) -> None:
@@ -128,12 +128,20 @@ class Overdue:
             released = self._release(list(timers), counted)
         except StoreError as error:
             logger.warning("%d overdue message(s) can't be handed back yet: %s", len(timers), error)
-            for lease, timer in timers.items():
-                self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)
+            self._try_again(timers, counted)
         except KombuFDBError as error:  # e.g. forked: they are not ours
             logger.debug("overdue messages were left alone: %s", error)
+            self.forget(timers)
         else:
+            self.forget(timers)
             for timer in timers.values():
                 timer.gone()
             if released:
                 logger.warning("%d message(s) were not settled within their time to run and went back", released)
+
+    def _try_again(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+        """Unless their consumers have settled them meanwhile."""
+        with self._changed:
+            for lease, timer in timers.items():
+                if lease in self._timers:
+                    self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)

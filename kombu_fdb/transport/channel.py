@@ -365,6 +365,7 @@ class Channel(virtual.Channel):
         """Settle soon: with others if a receiver runs, else at once."""
         client = self.client
         client.check_process()
+        client.unwatch(lease)
         client.acks.append(lease)
         receiver = self.transport.receiver_if_any
         if receiver is not None and receiver.running:

@@ -10,7 +10,7 @@ import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Connection, Consumer, Queue
 
-from kombu_fdb.errors import CapacityExceeded
+from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
 
 #: Makes a client, and so a session, of its own in this process.
 ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
@@ -262,6 +262,36 @@ class TestTimeToRun:
             assert 1 <= len(timers) <= 3
             listener.held.pop(0).ack()
         until(lambda: not timers)
+        assert connection.default_channel.engine.counts("q").ready == 0
+
+    def test_an_ack_counts_although_the_store_does_not_answer(
+        self, connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the ack nor the hand-back of an earlier failure may undo it."""
+        publish(connection, "in time", "late", headers={"x-ttr": 300})
+        listener = Listener(connection)
+        until(lambda: listener.bodies == ["in time", "late"])
+        client = connection.default_channel.client
+        release, refused = client.engine.release, []
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            refused.append(arguments)
+            raise StoreUnavailable("for a test")
+
+        monkeypatch.setattr(client.engine, "release", fail)
+        monkeypatch.setattr(client.engine, "ack", fail)
+        monkeypatch.setattr(client, "flush_acks", lambda: None)
+        listener.held[0].ack()
+        timers = client._overdue._timers
+        until(lambda: len(timers) == 1)
+        until(lambda: len(refused) == 1)
+        listener.held[1].ack()
+        assert not timers, "its hand-back, which failed, is not tried again"
+        monkeypatch.undo()
+        assert client.engine.release == release
+        client.flush_acks()
+        assert client.lost_acks == 0
+        until(lambda: connection.default_channel.engine.counts("q").leased == 0)
         assert connection.default_channel.engine.counts("q").ready == 0
 
     def test_late_messages_keep_their_room(self, connection: Connection, until: Any) -> None:
