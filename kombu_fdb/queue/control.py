@@ -32,6 +32,7 @@ __all__ = [
     "delete_queue",
     "drop_consumers",
     "expiring",
+    "limited",
     "purge_part",
     "remove_consumer",
     "touch",
@@ -210,6 +211,15 @@ def expiring(tr: Transaction, keys: Keyspace) -> list[tuple[str, bytes, int]]:
     return [
         (queue, last_use, _expires_ms(queue, value)) for (queue, last_use), value in zip(idle, declared, strict=True)
     ]
+
+
+def limited(tr: Transaction, keys: Keyspace) -> list[str]:
+    """Queues with a maximum of messages or bytes."""
+    declared = [
+        QueueDeclaration.decode(str(keys.unpack(key)[1]), value)
+        for key, value in tr.get_range(*keys.all_queues, snapshot=True)
+    ]
+    return [each.name for each in declared if {"x-max-length", "x-max-length-bytes"} & each.arguments.keys()]
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int:

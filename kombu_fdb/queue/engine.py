@@ -46,6 +46,7 @@ from kombu_fdb.queue import (
     delay,
     inspect,
     limits,
+    overflow,
     publish,
     replay,
     session,
@@ -66,6 +67,9 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Transactions for one overfull queue in one go, at most.
+MOST_TRIMS = 100
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -368,6 +372,19 @@ class Engine:
         total = 0
         while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
             total += cleared
+        return total
+
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        return sum(self._trim_full(queue) for queue in self._read(lambda tr: control.limited(tr, self.keys)))
+
+    def _trim_full(self, queue: str) -> int:
+        total = 0
+        for _ in range(MOST_TRIMS):  # its dead letters may come back to it
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            if not dropped:
+                break
+            total += dropped
         return total
 
     def tokens(self) -> list[tuple[bytes, bytes]]:

@@ -12,9 +12,9 @@ properties as they are stored. With both, the queue is full when either says so.
 
 The counter is read at snapshot, so concurrent publishers may overshoot by as many messages as they are, as RabbitMQ's
 do. What comes in one transaction stays together: with ``drop-head`` it is stored even if it is more than the queue may
-hold, and gives way to the next. Delayed messages need no room, and enter a full queue when they are due. A queue that
-has become far too long by a new argument shrinks by :data:`MOST_LEAVING` at each publish. A queue without these
-arguments pays nothing.
+hold, and gives way to the next. A queue that has become far too long by a new argument shrinks by :data:`MOST_LEAVING`
+at each publish. Delayed messages need no room, and enter a full queue when they are due, as do dead letters; the duties
+of any consumer process make room for those afterwards (:func:`trim`). A queue without these arguments pays nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kombu_fdb.queue.deadletter import Graves, bury, drop
 from kombu_fdb.queue.tally import READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["Load", "make_room"]
+__all__ = ["make_room", "trim"]
 
 DROP_HEAD = "drop-head"
 REJECT = "reject-publish"
@@ -52,9 +52,11 @@ class Load(NamedTuple):
 
 
 def make_room(
-    tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, Load], now_ms: int
+    tr: Transaction, graves: Graves, tally: Tally, coming: Mapping[str, tuple[int, int]], now_ms: int
 ) -> Collection[str]:
-    """Room for what is ``coming`` to each queue. Returns the queues whose new messages are to be dead-lettered instead.
+    """Room for so many messages and bytes ``coming`` to each queue.
+
+    Returns the queues whose new messages are to be dead-lettered instead.
 
     All is read before anything gives way. A dead letter may go to another of the queues, and a range that holds a
     versionstamped key of the same transaction can't be read. Raises ``CapacityExceeded``.
@@ -62,24 +64,52 @@ def make_room(
     refusing = []
     leaving: list[tuple[str, KeyValue]] = []
     for queue, new in coming.items():
-        most = graves.routing.max_load(tr, queue)
-        if most == (None, None):
-            continue
-        ready = Load(*decode_amount(tr.get(graves.keys.count(queue, READY), snapshot=True)))
-        excess = Load(*(_excess(*each) for each in zip(ready, new, most, strict=True)))
-        if excess == Load():
+        full = _full(tr, graves, queue, Load(*new))
+        if full is None:
             continue
         mode = graves.routing.overflow(tr, queue) or DROP_HEAD
         if mode == REJECT:
-            raise _refusal(queue, ready, most, excess)
+            raise _refusal(queue, full)
         if mode == REJECT_DLX:
             refusing.append(queue)
         else:
-            rows = _oldest(tr, graves, queue, ready, excess, most_rows=new.messages + MOST_LEAVING)
+            rows = _oldest(tr, graves, queue, full, most_rows=new[0] + MOST_LEAVING)
             leaving += [(queue, row) for row in rows]
     for queue, (key, value) in leaving:
         _give_way(tr, graves, tally, queue, key, value, now_ms)
     return refusing
+
+
+def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int) -> int:
+    """Make a queue fit that grew by other ways than publishing: dead letters, what came due, what was handed back.
+
+    By parts, and only where the oldest give way: no publisher is there to be told. Returns how many gave way.
+    """
+    full = _full(tr, graves, queue, Load())
+    if full is None or (graves.routing.overflow(tr, queue) or DROP_HEAD) != DROP_HEAD:
+        return 0
+    rows = _oldest(tr, graves, queue, full, most_rows=MOST_LEAVING)
+    for key, value in rows:
+        _give_way(tr, graves, tally, queue, key, value, now_ms)
+    return len(rows)
+
+
+class _Full(NamedTuple):
+    """A queue that has less room than is needed: what is ready, what may be, and how much too much there will be."""
+
+    ready: Load
+    most: tuple[int | None, int | None]
+    excess: Load
+
+
+def _full(tr: Transaction, graves: Graves, queue: str, new: Load) -> _Full | None:
+    """None if there is room for ``new``, or no limit."""
+    most = graves.routing.max_load(tr, queue)
+    if most == (None, None):
+        return None
+    ready = Load(*decode_amount(tr.get(graves.keys.count(queue, READY), snapshot=True)))
+    excess = Load(*(_excess(*each) for each in zip(ready, new, most, strict=True)))
+    return None if excess == Load() else _Full(ready, most, excess)
 
 
 def _excess(ready: int, new: int, most: int | None) -> int:
@@ -87,16 +117,15 @@ def _excess(ready: int, new: int, most: int | None) -> int:
     return 0 if most is None else max(0, ready + new - most)
 
 
-def _refusal(queue: str, ready: Load, most: tuple[int | None, int | None], excess: Load) -> CapacityExceeded:
-    if excess.messages:
-        return CapacityExceeded(queue=queue, current_size=ready.messages, capacity=most[0])
-    return CapacityExceeded(queue=queue, unit="bytes", current_size=ready.size, capacity=most[1])
+def _refusal(queue: str, full: _Full) -> CapacityExceeded:
+    if full.excess.messages:
+        return CapacityExceeded(queue=queue, current_size=full.ready.messages, capacity=full.most[0])
+    return CapacityExceeded(queue=queue, unit="bytes", current_size=full.ready.size, capacity=full.most[1])
 
 
-def _oldest(
-    tr: Transaction, graves: Graves, queue: str, ready: Load, excess: Load, *, most_rows: int
-) -> list[KeyValue]:
+def _oldest(tr: Transaction, graves: Graves, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
     """The messages that give way, at most ``most_rows``."""
+    ready, _most, excess = full
     found: list[KeyValue] = []
     freed = Load()
     likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))

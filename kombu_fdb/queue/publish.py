@@ -17,7 +17,7 @@ from kombu_fdb.model import Publication
 from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.dedup import without_duplicates
-from kombu_fdb.queue.overflow import Load, make_room
+from kombu_fdb.queue.overflow import make_room
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
@@ -48,13 +48,16 @@ def publish(
     return reached
 
 
-def _coming(publications: Sequence[Publication | None], reached: Sequence[list[str]], now_ms: int) -> dict[str, Load]:
-    """What becomes ready in each queue at once."""
-    coming: dict[str, Load] = {}
+def _coming(
+    publications: Sequence[Publication | None], reached: Sequence[list[str]], now_ms: int
+) -> dict[str, tuple[int, int]]:
+    """How many messages and bytes become ready in each queue at once."""
+    coming: dict[str, tuple[int, int]] = {}
     for publication, queues in zip(publications, reached, strict=True):
         if publication is not None and publication.due_ms <= now_ms:
             for queue in queues:
-                coming[queue] = coming.get(queue, Load()).grown(len(publication.payload))
+                messages, size = coming.get(queue, (0, 0))
+                coming[queue] = messages + 1, size + len(publication.payload)
     return coming
 
 

@@ -167,6 +167,29 @@ class LimitsConformance:
         bench.engine.promote()
         assert bench.counts() == (2, 0, 0)
 
+    def test_dead_letters_fill_no_queue_for_ever(self, bench: Bench) -> None:
+        """BOUNDED: the duties of any consumer process let the oldest go."""
+        declare(bench, dead_letter_exchange="", dead_letter_routing_key="grave")
+        declare(bench, "grave", max_length=5)
+        bench.put(*[b"%d" % number for number in range(2 * MOST_LEAVING)])
+        bench.engine.reject([delivery.lease for delivery in bench.take(2 * MOST_LEAVING)])
+        duties = bench.duties()
+        bench.later(200)
+        duties.run_once()
+        assert bench.payloads(10, "grave") == [
+            b"%d" % number for number in range(2 * MOST_LEAVING - 5, 2 * MOST_LEAVING)
+        ]
+        duties.stop()
+
+    def test_where_publishers_are_refused_nothing_is_dropped_afterwards(self, bench: Bench) -> None:
+        declare(bench, max_length=1, overflow="reject-publish")
+        bench.put(b"a")
+        bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
+        bench.later(1)
+        bench.engine.promote()
+        assert bench.engine.trim_full() == 0
+        assert bench.payloads() == [b"a", b"retry"]
+
     # -- priorities ------------------------------------------------------------------------------------------------
 
     def test_a_priority_above_the_maximum_is_the_maximum(self, bench: Bench) -> None:
