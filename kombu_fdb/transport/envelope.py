@@ -168,18 +168,24 @@ _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
-    """The headers of a delivery as they were published, and the history that stood among them."""
+    """The headers of a delivery as they were published, and the history that stood among them.
+
+    A history that a publisher has invented, and that does not look like one, is none.
+    """
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)
-    return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    try:
+        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return kept, ()
 
 
 def _death(entry: Mapping[str, Any]) -> Death:
     return Death(
         entry["queue"],
         entry["reason"],
-        entry["count"],
-        entry["time"] * 1000,
+        int(entry["count"]),
+        int(entry["time"]) * 1000,
         entry["exchange"],
         tuple(entry["routing-keys"]),
         {name: value for name, value in entry.items() if name not in _OF_A_DEATH},
