@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
+from typing import Any
 
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
@@ -214,11 +215,14 @@ class Client:
                 raise
             self.settled(part)
 
-    def requeue(self, leases: list[Lease]) -> None:
-        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again."""
-        self.settled(leases, self.engine.release(leases))
+    def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None) -> None:
+        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
 
-    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: str) -> None:
+        ``details``: for the dead letters of those that have come back too often.
+        """
+        self.settled(leases, self.engine.release(leases, details=details))
+
+    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.reject(leases, reason=reason, **details))
 

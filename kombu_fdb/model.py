@@ -107,6 +107,7 @@ class Peeked(NamedTuple):
     deaths: tuple[Death, ...]
     owner: bytes = b""
     task_id: str = ""
+    priority: int = NO_PRIORITY
 
 
 class RoundSnapshot(NamedTuple):
