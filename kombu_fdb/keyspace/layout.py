@@ -18,7 +18,7 @@ key                                                   value                     
 ``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
 ``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
 ``("limits", queue, key)``                            the key's limits                         limit
-``("control", queue)``                                paused, newcomer, limits of every key    limit, pause
+``("control", queue)``                                paused, newcomer, limits of every key    limit, pause, declare
 ``("bucket", queue, key)``                            token bucket of a rate                   claim
 ``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
@@ -27,7 +27,7 @@ key                                                   value                     
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
-``("count", queue, state)``                           number of messages, atomic add           every verb
+``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
@@ -40,6 +40,7 @@ key                                                   value                     
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
 ``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
 ====================================================  =======================================  ==================================================
@@ -407,6 +408,13 @@ class Keyspace:
     @property
     def all_consumers(self) -> Range:
         return range_of(self._key("consumer"))
+
+    def single(self, queue: str) -> bytes:
+        return self._key("single", queue)
+
+    @property
+    def all_singles(self) -> Range:
+        return range_of(self._key("single"))
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
