@@ -46,8 +46,8 @@ class QoS(virtual.QoS):
         self.prefetch_count = prefetch_count or 0
         self._delivered: dict[int, Lease] = {}  # type: ignore[assignment]
         self._messages: dict[int, weakref.ref[Any]] = {}
-        self._late: set[int] = set()
         self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._late: set[int] = set()
         self._orphaned = False
 
     # -- room ------------------------------------------------------------------------------------------------------
