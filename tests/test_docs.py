@@ -18,6 +18,7 @@ GUARANTEES = (
     "NOT-EARLY",
     "BACK-SOON",
     "NOT-TWICE",
+    "ONE-ACTIVE",
     "POISON-ENDS",
     "FAIR",
     "KEY-LIMIT",

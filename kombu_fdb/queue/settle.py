@@ -8,9 +8,10 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered, size_of
 from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
@@ -41,7 +42,7 @@ def release(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> list[bool]:
     """Hand the messages back. ``details``: noted at the death of those that have come back too often."""
     held = _take_leases(tr, graves.keys, tally, leases)
@@ -59,7 +60,7 @@ def reject(
     now_ms: int,
     *,
     reason: str,
-    details: dict[str, str],
+    details: dict[str, Any],
 ) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
     held = _take_leases(tr, graves.keys, tally, leases)
@@ -81,7 +82,7 @@ def put_back(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
     if counted:
@@ -95,7 +96,7 @@ def put_back(
         store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value, task_id=task_id)
         return
     tr.set(graves.keys.at(queue, place), value)
-    tally.ready(queue)
+    tally.ready(queue, size_of(value))
     key, rank = split_place(place)
     if key:
         tally.came(queue, key, rank)
