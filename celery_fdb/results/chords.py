@@ -1,20 +1,22 @@
 """Chords: count the parts in the store, and publish the body exactly once. Guarantees CHORD-ONCE and CHORD-SURE.
 
 Model. A chord is *open* from ``apply_chord``, before the first header task is published. Each header task that returns
-adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs. The size
-becomes known when the last header task is about to be published. The transaction that adds the last part *claims* the
-chord: it names the part and a moment. Whoever claimed it publishes the body and deletes the chord, in one transaction;
-then the chord is *over*, and there is nothing left of it.
+adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs, and parts
+that return at the same time do not conflict. The size becomes known when the last header task is about to be published.
+In a transaction of its own, each part then looks whether the chord is *complete*; the first to find it so *claims* it.
+Whoever claimed it publishes the body and deletes the chord, in one transaction; then the chord is *over*, and there is
+nothing left of it.
 
 What happens at each failure:
 
 * a header task runs twice (its worker died, its ack came too late): its part is there, nothing is counted.
 * the worker dies before its part is stored: no result is there either; the redelivered task runs again.
-* it dies after the last part, before the body is published: the redelivered task finds the claim of its own part and
-  takes it over at once. If nobody redelivers it (``acks_late`` off), every worker looks for claims past their moment.
+* it dies after the last part, before the body is published: the redelivered task finds the chord unclaimed, or claimed
+  by its own part, and goes on at once. If nobody redelivers it (``acks_late`` off, or Celery takes it for done),
+  workers look at every open chord now and then, and publish what is complete and abandoned.
 * two publish at the same time (a frozen worker thaws): both delete the chord, so one of the transactions conflicts,
   finds it over and publishes nothing.
-* the answer of that commit is lost: the engine's retry finds its own token, or somebody finds the claim later.
+* the answer of that commit is lost: the engine's retry finds its own token, or somebody looks at the chord later.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
 
 If the broker is another store than the result backend there is no common transaction: the body is published first, and
@@ -23,7 +25,9 @@ deleted then. It can be published twice if the worker dies in between; it is nev
 
 from __future__ import annotations
 
+import struct
 from dataclasses import asdict, dataclass
+from enum import Enum
 from itertools import islice
 
 from celery_fdb.results import expiry, records
@@ -33,25 +37,32 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
-    "CLAIMS_ROWS",
     "CLAIM_MS",
+    "LOOK_ROWS",
     "Chord",
     "ChordOver",
     "Return",
+    "Turn",
+    "abandoned",
     "add",
+    "claim",
     "enlarge",
+    "expire",
     "finish",
     "open_",
-    "overdue",
     "parts",
 ]
 
 #: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
 CLAIM_MS = 30_000
+#: The longest pause between two looks at an open chord, in milliseconds; the first ones are shorter.
+LONGEST_LOOK_MS = 600_000
+#: Chords looked at in one transaction.
+LOOK_ROWS = 20
 #: Before the state of a part whose payload stands in the record of its task.
 ELSEWHERE = "@"
-#: Abandoned chords taken over in one transaction.
-CLAIMS_ROWS = 20
+
+_COUNT = struct.Struct("<q")
 
 
 class ChordOver(KombuFDBError):
@@ -60,22 +71,31 @@ class ChordOver(KombuFDBError):
     text = "the chord is over"
 
 
+class Turn(Enum):
+    """What a header task that has returned is to do."""
+
+    PUBLISH = "publish the body"
+    NOTHING = "others have not returned yet, or somebody else publishes"
+    ADD = "add its part first"
+    LATE = "the chord is over, or has expired"
+
+
 @dataclass
 class Chord:
-    """What stands in the store. Times in milliseconds, 0 for none."""
+    """What stands in the store beside the parts and their number. Times in milliseconds; 0 for never."""
 
     expires_ms: int
+    opened_ms: int
+    #: When somebody has to look at it.
+    look_ms: int
     size: int | None = None
     #: Ids of header tasks that joined while it ran (``add_to_chord``).
     joined: tuple[str, ...] = ()
-    returned: int = 0
     #: Place and task id of the part whose worker publishes the body.
     claimed_by: tuple[int, str] | None = None
-    due_ms: int = 0
 
-    @property
-    def complete(self) -> bool:
-        return self.size is not None and self.returned >= self.size + len(self.joined)
+    def is_complete(self, returned: int) -> bool:
+        return self.size is not None and returned >= self.size + len(self.joined)
 
 
 @dataclass(frozen=True)
@@ -103,11 +123,20 @@ def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> No
     tr.set(keys.chord(group_id), encode_json(asdict(chord)))
 
 
-def open_(tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, expires_ms: int) -> None:
+def _number(value: bytes | None) -> int:
+    return 0 if value is None else int(_COUNT.unpack(value)[0])
+
+
+def open_(
+    tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
+) -> None:
     """Begin a chord; an earlier run of the same frozen one is forgotten."""
-    _delete(tr, keys, group_id, _read(tr, keys, group_id))
-    chord = Chord(expires_ms)
+    before = _read(tr, keys, group_id)
+    if before is not None:
+        _delete(tr, keys, group_id, before)
+    chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
     _write(tr, keys, group_id, chord)
+    tr.set(keys.look(chord.look_ms, group_id), b"")
     expiry.move(tr, keys, "chord", group_id, 0, expires_ms)
     if body is not None:
         records.write(tr, keys.body(group_id), "", body, expires_ms=0)
@@ -126,53 +155,59 @@ def enlarge(
     _write(tr, keys, group_id, chord)
 
 
-def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> bool | None:
-    """Add a part. True if the caller is to publish the body; None if the chord is over or unknown."""
+def add(tr: Transaction, keys: ResultKeys, returned: Return) -> None:
+    """Add a part, if it is not there, of a chord that is not over."""
     part = returned.part
-    value, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
-    if value is None:
-        return None
-    chord = _decode(value)
-    if known is None:
-        _write_part(tr, keys, returned)
-        chord.returned += 1
-    ours = chord.complete and chord.claimed_by in {None, part[1:]}
-    claims = ours and chord.due_ms < now_ms + CLAIM_MS // 2  # else claimed a moment ago, when it was stored
-    if claims:
-        _claim(tr, keys, chord, part, now_ms)
-    if known is None or claims:
-        _write(tr, keys, part.group_id, chord)
-    return ours
-
-
-def _write_part(tr: Transaction, keys: ResultKeys, returned: Return) -> None:
+    chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
+    if chord is None or known is not None:
+        return
     if returned.payload is None:
-        records.write(tr, keys.part(returned.part), ELSEWHERE + returned.state, b"", expires_ms=0)
+        records.write(tr, keys.part(part), ELSEWHERE + returned.state, b"", expires_ms=0)
     else:
-        records.write(tr, keys.part(returned.part), returned.state, returned.payload, expires_ms=0)
+        records.write(tr, keys.part(part), returned.state, returned.payload, expires_ms=0)
+    tr.add(keys.returned(part.group_id), 1)
 
 
-def _claim(tr: Transaction, keys: ResultKeys, chord: Chord, part: Part, now_ms: int) -> None:
-    if chord.due_ms:
-        tr.clear(keys.claim(chord.due_ms, part.group_id))
+def claim(tr: Transaction, keys: ResultKeys, part: Part, now_ms: int) -> Turn:
+    """Whose turn it is when a part has been added. Writes only if the chord is complete."""
+    value, known, returned = tr.get_many([keys.chord(part.group_id), keys.part(part), keys.returned(part.group_id)])
+    if value is None:
+        return Turn.LATE
+    if known is None:
+        return Turn.ADD
+    chord = _decode(value)
+    if not chord.is_complete(_number(returned)) or chord.claimed_by not in {None, part[1:]}:
+        return Turn.NOTHING
     chord.claimed_by = part.place, part.task_id
-    chord.due_ms = now_ms + CLAIM_MS
-    tr.set(keys.claim(chord.due_ms, part.group_id), b"")
+    _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
+    return Turn.PUBLISH
 
 
-def overdue(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[Part]:
-    """Take over complete chords that nobody has published in time. Returns the parts whose claims they were."""
+def _look_later(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:
+    tr.clear(keys.look(chord.look_ms, group_id))
+    chord.look_ms = look_ms
+    tr.set(keys.look(look_ms, group_id), b"")
+    _write(tr, keys, group_id, chord)
+
+
+def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
+    """Look at the chords whose time has come. Returns those that are complete: the caller has to publish them now.
+
+    If the answer of the commit is lost, they are found again at their next look.
+    """
     found = []
-    for key, _ in tr.get_range(*keys.claimed_until(now_ms), limit=CLAIMS_ROWS):
-        group_id = keys.split_claim(key)
-        chord = _read(tr, keys, group_id)
-        if chord is None or chord.claimed_by is None:
+    for key, _ in tr.get_range(*keys.looks_until(now_ms), limit=LOOK_ROWS):
+        group_id = keys.split_look(key)
+        value, returned = tr.get_many([keys.chord(group_id), keys.returned(group_id)])
+        if value is None:  # expired
             tr.clear(key)
             continue
-        part = Part(group_id, *chord.claimed_by)
-        _claim(tr, keys, chord, part, now_ms)
-        _write(tr, keys, group_id, chord)
-        found.append(part)
+        chord = _decode(value)
+        complete = chord.is_complete(_number(returned))
+        pause_ms = CLAIM_MS if complete else min(max(now_ms - chord.opened_ms, CLAIM_MS), LONGEST_LOOK_MS)
+        _look_later(tr, keys, group_id, chord, now_ms + pause_ms)
+        if complete:
+            found.append(group_id)
     return found
 
 
@@ -201,10 +236,14 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
     _delete(tr, keys, group_id, chord)
 
 
-def _delete(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord | None) -> None:
-    if chord is None:
-        return
+def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
+    """Delete a chord, complete or not."""
+    chord = _read(tr, keys, group_id)
+    if chord is not None:
+        _delete(tr, keys, group_id, chord)
+
+
+def _delete(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
     records.clear(tr, keys.chord(group_id))
     expiry.move(tr, keys, "chord", group_id, chord.expires_ms, 0)
-    if chord.due_ms:
-        tr.clear(keys.claim(chord.due_ms, group_id))
+    tr.clear(keys.look(chord.look_ms, group_id))

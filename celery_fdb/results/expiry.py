@@ -1,8 +1,8 @@
-"""What expires: an index by moment, in step with the records, and the sweep that deletes.
+"""What expires: an index by moment, in step with the records.
 
 Whoever writes a record that expires writes its entry in the same transaction, and clears the entry of the record it
-replaces: an entry in the index is never wrong, so the sweep need not look at the record. It reads the entries
-serializably, so a record that is stored anew at the same time is not lost: one of the two transactions runs again.
+replaces: an entry in the index is never wrong, so the sweep (``sweep.py``) need not look at the record. It reads the
+entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
 
 Moments are by the wall clock of who stores, and are compared with that of who sweeps: they decide only when something
 is deleted.
@@ -10,14 +10,10 @@ is deleted.
 
 from __future__ import annotations
 
-from celery_fdb.results import records
 from celery_fdb.results.layout import ResultKeys
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["SWEEP_ROWS", "move", "sweep_part"]
-
-#: Deleted in one transaction.
-SWEEP_ROWS = 200
+__all__ = ["move"]
 
 
 def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
@@ -26,13 +22,3 @@ def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int,
         tr.clear(keys.expiry(before_ms, kind, id_))
     if after_ms and before_ms != after_ms:
         tr.set(keys.expiry(after_ms, kind, id_), b"")
-
-
-def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
-    """Delete up to :data:`SWEEP_ROWS` of what has expired. Returns how many."""
-    rows = tr.get_range(*keys.expired_until(now_ms), limit=SWEEP_ROWS)
-    for key, _ in rows:
-        _expires_ms, kind, id_ = keys.split_expiry(key)
-        records.clear(tr, keys.record(kind, id_))
-        tr.clear(key)
-    return len(rows)

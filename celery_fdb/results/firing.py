@@ -15,7 +15,7 @@ from celery.utils.functional import _regen
 from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_fdb.results.chords import ChordOver, Return
+from celery_fdb.results.chords import ChordOver, Return, Turn
 from kombu_fdb.errors import StoreError
 
 if TYPE_CHECKING:
@@ -88,11 +88,18 @@ class ChordSupport:
         returned = self._returned(request, request.id, state, self.encode_result(result, state))
         if returned is None:
             return
-        ours = self.ensure(lambda: self.store.add_part(returned))
-        if ours is None:
+        turn = self._claim(returned)
+        if turn is Turn.LATE:
             logger.info("Chord %s is over or has expired; task %s came too late", request.group, request.id)
-        elif ours:
+        elif turn is Turn.PUBLISH:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
+
+    def _claim(self, returned: Return) -> Turn:
+        turn = self.ensure(lambda: self.store.claim_chord(returned.part))
+        if turn is Turn.ADD:  # there was no result to store it with
+            self.ensure(lambda: self.store.add_part(returned))
+            turn = self.ensure(lambda: self.store.claim_chord(returned.part))
+        return turn
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
@@ -174,12 +181,12 @@ class ChordSupport:
             )
             self.on_chord_part_return(request, states.FAILURE, error)
 
-    def publish_overdue(self) -> None:
+    def publish_abandoned(self) -> None:
         """Publish the bodies of chords whose last worker died, or could not reach the broker."""
-        for part in self.store.overdue_chords():
-            body = self.store.chord_body(part.group_id)
+        for group_id in self.store.abandoned_chords():
+            body = self.store.chord_body(group_id)
             if body is None:
-                logger.error("The body of chord %s can't be published: it can't be encoded as a result", part.group_id)
+                logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
             else:
-                logger.warning("Chord %s was complete and abandoned; its body is published now", part.group_id)
-                self.publish_body(part.group_id, maybe_signature(self.decode(body), app=self.app))
+                logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
+                self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))

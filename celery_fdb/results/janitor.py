@@ -71,7 +71,7 @@ class Janitor:
 
     def look(self) -> None:
         """Do what is due. Raises a ``StoreError``."""
-        self._backend.publish_overdue()
+        self._backend.publish_abandoned()
         self._backend.store.sweep(parts=SWEEP_PARTS)
 
     def now_and_then(self) -> None:

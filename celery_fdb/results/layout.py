@@ -3,19 +3,20 @@
 All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind ``("celery-fdb", namespace, "result")``, so results share
 a namespace with the queues and collide with none of their keys.
 
-==========================================  ===========================================  ==================================================
-key                                         value                                        written by
-==========================================  ===========================================  ==================================================
-``("task", task_id)``                       record, with a versionstamp; watched         store, forget, sweep
-``("task", task_id, chunk)``                a piece of a large result                    with its record
-``("group", group_id)``                     record: the ids of a saved group             save and delete of a group, sweep
-``("group", group_id, chunk)``              a piece of a large group                     with its record
-``("chord", group_id)``                     JSON: size, parts returned, who publishes    every part of the chord
-``("chord", group_id, "body")``             record: the signature to publish             apply_chord
-``("chord", group_id, "part", place, id)``  record: what a header task returned          the part's first return
-``("expiry", expires_ms, kind, id)``        "": delete the ``kind`` with this id then    store, save of a group, apply_chord; cleared by sweep
-``("claim", due_ms, group_id)``             "": a complete chord, perhaps abandoned      the last part; cleared when the body is published
-==========================================  ===========================================  ==================================================
+==========================================  =============================================  ==================================================
+key                                         value                                          written by
+==========================================  =============================================  ==================================================
+``("task", task_id)``                       record, with a versionstamp; watched           store, forget, sweep
+``("task", task_id, chunk)``                a piece of a large result                      with its record
+``("group", group_id)``                     record: the ids of a saved group               save and delete of a group, sweep
+``("group", group_id, chunk)``              a piece of a large group                       with its record
+``("chord", group_id)``                     JSON: size, who publishes                      apply_chord, set_chord_size, the last part
+``("chord", group_id, "body")``             record: the signature to publish               apply_chord
+``("chord", group_id, "returned")``         number of parts, atomic add                    a part's first return
+``("chord", group_id, "part", place, id)``  record: what a header task returned            a part's first return
+``("expiry", expires_ms, kind, id)``        "": delete the ``kind`` with this id then      store, save of a group, apply_chord; cleared by sweep
+``("look", look_ms, group_id)``             "": look then whether the chord was abandoned  apply_chord, the last part, each look
+==========================================  =============================================  ==================================================
 
 Everything of one kind and id is deleted by clearing its key and the range behind it. ``place`` is a header task's index
 in the chord, so the parts are read in the order of the header.
@@ -65,6 +66,9 @@ class ResultKeys:
     def body(self, group_id: str) -> bytes:
         return self.chord(group_id) + pack("body")
 
+    def returned(self, group_id: str) -> bytes:
+        return self.chord(group_id) + pack("returned")
+
     def parts(self, group_id: str) -> Range:
         return range_of(self.chord(group_id) + pack("part"))
 
@@ -90,14 +94,14 @@ class ResultKeys:
         assert isinstance(expires_ms, int)
         return expires_ms, str(kind), str(id_)
 
-    def claim(self, due_ms: int, group_id: str) -> bytes:
-        return self.prefix + pack("claim", due_ms, group_id)
+    def look(self, look_ms: int, group_id: str) -> bytes:
+        return self.prefix + pack("look", look_ms, group_id)
 
-    def claimed_until(self, now_ms: int) -> Range:
-        prefix = self.prefix + pack("claim")
+    def looks_until(self, now_ms: int) -> Range:
+        prefix = self.prefix + pack("look")
         return prefix, prefix + pack_int(now_ms + 1)
 
-    def split_claim(self, key: bytes) -> str:
+    def split_look(self, key: bytes) -> str:
         """The group's id."""
         return str(unpack(key[len(self.prefix) :])[-1])
 

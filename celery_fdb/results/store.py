@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import READY_STATES, SUCCESS
 
-from celery_fdb.results import chords, expiry, records
-from celery_fdb.results.chords import Return
+from celery_fdb.results import chords, expiry, records, sweep
+from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
 from kombu_fdb.clock import Clock
@@ -66,7 +66,7 @@ class ResultStore:
         def body(tr: Transaction) -> bool:
             stored = self._replace(tr, "task", task_id, outcome)
             if returned is not None:
-                chords.add(tr, self.keys, returned, self._now())
+                chords.add(tr, self.keys, returned)
             return stored
 
         return self._write(body)
@@ -132,15 +132,20 @@ class ResultStore:
 
     def open_chord(self, group_id: str, body: bytes | None, expires_ms: int) -> None:
         """``body``: the signature, for whoever has to publish it if the worker of the last part can't."""
-        self._write(lambda tr: chords.open_(tr, self.keys, group_id, body, expires_ms))
+        now_ms = self._now()
+        self._write(lambda tr: chords.open_(tr, self.keys, group_id, body, expires_ms=expires_ms, now_ms=now_ms))
 
     def enlarge_chord(self, group_id: str, *, size: int | None = None, joined: str | None = None) -> None:
         """``size``: how many header tasks there are; ``joined``: the id of one more."""
         self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
 
-    def add_part(self, returned: Return) -> bool | None:
-        """True if the caller is to publish the body; None if the chord is over or unknown."""
-        return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
+    def add_part(self, returned: Return) -> None:
+        """Without a result to be stored."""
+        self._write(lambda tr: chords.add(tr, self.keys, returned))
+
+    def claim_chord(self, part: Part) -> Turn:
+        """What the worker of a part is to do now."""
+        return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
 
     def parts(self, group_id: str) -> list[Return]:
         """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""
@@ -158,11 +163,11 @@ class ResultStore:
         """The same as part of another transaction."""
         return lambda tr: chords.finish(tr, self.keys, group_id)
 
-    def overdue_chords(self) -> list[Part]:
+    def abandoned_chords(self) -> list[str]:
         """Complete chords whose body was not published in time; the caller has to do it now."""
         # Looked at first, without a write transaction: nearly always there are none.
-        rows = self._read(lambda tr: tr.get_range(*self.keys.claimed_until(self._now()), limit=1, snapshot=True))
-        return self._write(lambda tr: chords.overdue(tr, self.keys, self._now())) if rows else []
+        rows = self._read(lambda tr: tr.get_range(*self.keys.looks_until(self._now()), limit=1, snapshot=True))
+        return self._write(lambda tr: chords.abandoned(tr, self.keys, self._now())) if rows else []
 
     # -- expiry ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class ResultStore:
             rows = self._read(lambda tr: tr.get_range(*self.keys.expired_until(self._now()), limit=1, snapshot=True))
             if not rows:
                 break
-            total += self._write(lambda tr: expiry.sweep_part(tr, self.keys, self._now()))
+            total += self._write(lambda tr: sweep.sweep_part(tr, self.keys, self._now()))
             done += 1
         return total
 

@@ -1,0 +1,122 @@
+"""The result store over the memory store, SQLite and a real FoundationDB; the backend over the latter two."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+
+from celery_fdb.results.store import ResultStore
+from kombu_fdb.connect import open_store
+from kombu_fdb.location import locate, parse_url
+from kombu_fdb.options import parse_options
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
+
+FDB = pytest.param("fdb", marks=pytest.mark.foundationdb)
+
+
+def make_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if kind == "sqlite":
+        return f"fdb+sqlite:///{tmp_path}/results.db"
+    cluster = request.getfixturevalue("cluster")
+    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
+
+@pytest.fixture(params=["memory", "sqlite", FDB])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "memory":
+        database: Database = MemoryDatabase()
+    else:
+        location = locate(parse_url(make_url(request.param, request, tmp_path)), parse_options())
+        database = open_store(location, parse_options(), timeout_s=10.0).database
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(database: Database, clock: ManualClock) -> ResultStore:
+    return ResultStore(database, os.urandom(6).hex(), clock=clock, timeout_s=30.0)
+
+
+def scan(store: ResultStore) -> list[bytes]:
+    """Every key of the results."""
+    return [key for key, _ in store._read(lambda tr: tr.get_range(*store.keys.everything))]
+
+
+@pytest.fixture(name="scan")
+def _scan() -> Callable[[ResultStore], list[bytes]]:
+    return scan
+
+
+@pytest.fixture(params=["sqlite", FDB])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return make_url(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def make_app(url: str) -> Iterator[Callable[..., Celery]]:
+    """Applications with three tasks; closed after the test."""
+    made: list[Celery] = []
+
+    def make_app(backend: str | None = None, **conf: Any) -> Celery:
+        app = Celery("results", broker=url, backend=backend or url, set_as_current=False)
+        app.conf.update(broker_connection_timeout=5.0, **conf)
+        app.task(name="add")(lambda x, y: x + y)
+        app.task(name="total")(lambda numbers: sum(numbers))  # noqa: PLW0108 - a builtin has no signature
+        app.task(name="errback")(lambda *args: None)
+        made.append(app)
+        return app
+
+    yield make_app
+    for app in made:
+        app.pool.force_close_all()
+        if app._backend is not None and app.backend._client is not None:
+            app.backend._client.detach(app.backend)
+        app.close()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    return make_app()
+
+
+class Received:
+    """A task message, and the request a worker would make of it."""
+
+    def __init__(self, message: Any) -> None:
+        args, kwargs, embed = message.decode()
+        self.message = message
+        self.args = args
+        self.request = Context(message.headers, args=args, kwargs=kwargs, chord=embed["chord"], chain=embed["chain"])
+        self.request.errbacks = embed["errbacks"]
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+
+@pytest.fixture
+def receive() -> Callable[[Celery], list[Received]]:
+    """Take all task messages that are ready, in their order."""
+
+    def receive(app: Celery) -> list[Received]:
+        found = []
+        with app.connection_for_read() as connection:
+            while (message := connection.default_channel.basic_get("celery")) is not None:
+                found.append(Received(message))
+                message.ack()
+        return found
+
+    return receive
