@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
+from celery_fdb.results import FdbBackend
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.connect import open_store
 from kombu_fdb.location import locate, parse_url
@@ -65,6 +67,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return make_url(request.param, request, tmp_path)
 
 
+def add(x, y):
+    return x + y
+
+
+def total(numbers):
+    return sum(numbers)
+
+
+def errback(*args):
+    pass
+
+
 @pytest.fixture
 def make_app(url: str) -> Iterator[Callable[..., Celery]]:
     """Applications with three tasks; closed after the test."""
@@ -73,9 +87,8 @@ def make_app(url: str) -> Iterator[Callable[..., Celery]]:
     def make_app(backend: str | None = None, **conf: Any) -> Celery:
         app = Celery("results", broker=url, backend=backend or url, set_as_current=False)
         app.conf.update(broker_connection_timeout=5.0, **conf)
-        app.task(name="add")(lambda x, y: x + y)
-        app.task(name="total")(lambda numbers: sum(numbers))  # noqa: PLW0108 - a builtin has no signature
-        app.task(name="errback")(lambda *args: None)
+        for task in (add, total, errback):
+            app.task(name=task.__name__)(task)
         made.append(app)
         return app
 
@@ -90,6 +103,19 @@ def make_app(url: str) -> Iterator[Callable[..., Celery]]:
 @pytest.fixture
 def app(make_app: Callable[..., Celery]) -> Celery:
     return make_app()
+
+
+@pytest.fixture
+def backend(app: Celery) -> FdbBackend:
+    return app.backend
+
+
+@pytest.fixture(name="clock_of_backend")
+def _clock(backend: FdbBackend) -> ManualClock:
+    """At the real time until it is moved."""
+    clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
+    backend._clock = clock
+    return clock
 
 
 class Received:
