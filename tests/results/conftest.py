@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from celery.app.task import Context
+from kombu.serialization import prepare_accept_content
 
 from celery_fdb.results import FdbBackend
 from celery_fdb.results.store import ResultStore
@@ -79,20 +80,26 @@ def errback(*args):
     pass
 
 
+def report(task_id):
+    pass
+
+
 @pytest.fixture
 def make_app(url: str) -> Iterator[Callable[..., Celery]]:
     """Applications with three tasks; closed after the test."""
     made: list[Celery] = []
+    before = _state.get_current_app()
 
     def make_app(backend: str | None = None, **conf: Any) -> Celery:
-        app = Celery("results", broker=url, backend=backend or url, set_as_current=False)
+        app = Celery("results", broker=url, backend=backend or url)
         app.conf.update(broker_connection_timeout=5.0, **conf)
-        for task in (add, total, errback):
+        for task in (add, total, errback, report):
             app.task(name=task.__name__)(task)
         made.append(app)
         return app
 
     yield make_app
+    _state._set_current_app(before)
     for app in made:
         app.pool.force_close_all()
         if app._backend is not None and app.backend._client is not None:
@@ -121,12 +128,14 @@ def _clock(backend: FdbBackend) -> ManualClock:
 class Received:
     """A task message, and the request a worker would make of it."""
 
-    def __init__(self, message: Any) -> None:
+    def __init__(self, message: Any, app: Celery) -> None:
+        message.accept = prepare_accept_content(app.conf.accept_content)
         args, kwargs, embed = message.decode()
-        self.message = message
-        self.args = args
-        self.request = Context(message.headers, args=args, kwargs=kwargs, chord=embed["chord"], chain=embed["chain"])
-        self.request.errbacks = embed["errbacks"]
+        self.args, self.kwargs = args, kwargs
+        #: As a worker hands them to the tracer.
+        self.fields = {**message.headers, **embed, "args": args, "kwargs": kwargs, "is_eager": False}
+        self.fields.update(delivery_info={"redelivered": False}, hostname="w@h")
+        self.request = Context(self.fields)
 
     @property
     def id(self) -> str:
@@ -141,7 +150,7 @@ def receive() -> Callable[[Celery], list[Received]]:
         found = []
         with app.connection_for_read() as connection:
             while (message := connection.default_channel.basic_get("celery")) is not None:
-                found.append(Received(message))
+                found.append(Received(message, app))
                 message.ack()
         return found
 

@@ -125,7 +125,7 @@ def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBack
 @pytest.mark.parametrize("state", [states.STARTED, states.RETRY, states.FAILURE])
 def test_a_late_state_does_not_replace_a_success(app: Celery, backend: FdbBackend, state: str) -> None:
     backend.mark_as_done("a", 1)
-    backend.store_result("a", ValueError("late"), state)
+    backend.store_result("a", None if state == states.STARTED else ValueError("late"), state)
     assert app.AsyncResult("a").get(timeout=5) == 1
 
 
@@ -145,7 +145,8 @@ def test_extended_results(make_app: MakeApp) -> None:
 
 
 def test_children_are_kept(app: Celery, backend: FdbBackend) -> None:
-    request = Context(id="a", children=[app.AsyncResult("child")])
+    request = Context(id="a")
+    request.children.append(app.AsyncResult("child"))
     backend.mark_as_done("a", 1, request=request)
     assert app.AsyncResult("a").children == [app.AsyncResult("child")]
 

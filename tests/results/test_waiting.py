@@ -127,7 +127,8 @@ def test_on_message_is_told_of_every_state(app: Celery, backend: FdbBackend) -> 
 def test_on_interval_is_called_meanwhile(app: Celery) -> None:
     called: list[int] = []
     with pytest.raises(CeleryTimeoutError):
-        app.AsyncResult("a").get(timeout=0.6, interval=0.1, on_interval=lambda *_: called.append(1))
+        result = GroupResult("g", [app.AsyncResult("a")], app=app)
+        result.get(timeout=0.6, interval=0.1, on_interval=lambda: called.append(1))
     assert len(called) >= 2
 
 
