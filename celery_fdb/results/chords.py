@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 #: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
-CLAIM_MS = 30_000
+CLAIM_MS = 10_000
 #: The longest pause between two looks at an open chord, in milliseconds; the first ones are shorter.
 LONGEST_LOOK_MS = 600_000
 #: Chords looked at in one transaction.

@@ -26,7 +26,7 @@ __all__ = ["Janitor"]
 logger = get_logger(__name__)
 
 #: Seconds between two looks, with jitter.
-INTERVAL_S = 15.0
+INTERVAL_S = 5.0
 #: Transactions of one look, so that a large heap of expired results is cleared in turns.
 SWEEP_PARTS = 20
 
