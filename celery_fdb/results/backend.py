@@ -121,7 +121,7 @@ class FdbBackend(ChordSupport, BaseBackend):
     ) -> Any:
         """A success is not overwritten: what comes after it is of a run that was given up."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
-        meta["task_id"] = task_id = bytes_to_str(task_id)
+        meta["task_id"] = task_id = _text(task_id)
         payload = self._encode_checked(meta)
         returned = self._returned(request, task_id, state, result, stored=payload)
         expires = self.failure_expires if state == states.FAILURE else self.expires
@@ -162,7 +162,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         return self._clock.wall_ms() + max(1, int(1000 * max(each for each in seconds if each)))
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        record = self.store.load(bytes_to_str(task_id))
+        record = self.store.load(_text(task_id))
         if record is None:
             return {"status": states.PENDING, "result": None}
         return self._meta(record)
@@ -172,20 +172,20 @@ class FdbBackend(ChordSupport, BaseBackend):
         return meta
 
     def task_result_exists(self, task_id: str) -> bool:
-        return self.store.exists(bytes_to_str(task_id))
+        return self.store.exists(_text(task_id))
 
     def _forget(self, task_id: str) -> None:
-        self.ensure(lambda: self.store.forget(bytes_to_str(task_id)))
+        self.ensure(lambda: self.store.forget(_text(task_id)))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _save_group(self, group_id: str, result: Any) -> Any:
         payload = self._encode_checked({"result": result.as_tuple()})
-        self.ensure(lambda: self.store.save_group(group_id, payload, self._moment(self.expires)))
+        self.ensure(lambda: self.store.save_group(_text(group_id), payload, self._moment(self.expires)))
         return result
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
-        record = self.store.load_group(group_id)
+        record = self.store.load_group(_text(group_id))
         if record is None:
             return None
         meta: dict[str, Any] = self.decode(record.payload)
@@ -193,7 +193,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         return meta
 
     def _delete_group(self, group_id: str) -> None:
-        self.ensure(lambda: self.store.delete_group(group_id))
+        self.ensure(lambda: self.store.delete_group(_text(group_id)))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        ids = {bytes_to_str(task_id) for task_id in task_ids}
+        ids = {_text(task_id) for task_id in task_ids}
         cached = {task_id: meta for task_id in ids if (meta := self._cached(task_id, READY_STATES)) is not None}
         yield from cached.items()
         waiting = Waiting(self._look, ids - cached.keys())
@@ -287,3 +287,10 @@ class FdbBackend(ChordSupport, BaseBackend):
     def process_cleanup(self) -> None:
         """After each task: now and then sweep a little."""
         self.janitor.now_and_then()
+
+
+def _text(id_: Any) -> str:
+    """An id as it stands in a key: users also give a ``uuid.UUID`` or bytes."""
+    if not id_:
+        raise ValueError(f"an id must not be empty, got {id_!r}")
+    return str(bytes_to_str(id_))

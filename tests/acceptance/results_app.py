@@ -60,9 +60,7 @@ def report(task_id: str) -> None:
 def wait(name: str) -> str:
     """Runs until the test allows it to end."""
     mark("start", name)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
-        time.sleep(0.005)
+    _wait_for_permission(name)
     mark("end", name)
     return name
 
@@ -80,6 +78,7 @@ def die_once(self: Task, value: int) -> int:
 def die_before_body(value: int) -> int:
     """Its process is killed the first time after the last part was stored, before the body is published."""
     mark("run", f"die-{value}")
+    _wait_for_permission("die")
     if _first(f"died-{value}"):
         app.backend.publish_body = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return value
@@ -95,6 +94,12 @@ def progress(self: Task) -> str:
 def spawn(self: Task, number: int) -> Any:
     """Publishes, with results, from inside the child."""
     return [add.delay(number, each).id for each in range(number)]
+
+
+def _wait_for_permission(name: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
+        time.sleep(0.005)
 
 
 def _first(name: str) -> bool:

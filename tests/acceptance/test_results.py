@@ -6,45 +6,20 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import ChordError
-from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
 
+#: None of these tests stops it.
+SHARED_CLUSTER = True
 #: No deadline of these tests is tight; what is measured is measured.
 LONG_S = 40.0
-
-
-@pytest.fixture
-def tasks(app: Any) -> Iterator[Any]:
-    """The application as a client, in this process."""
-    sys.modules.pop("results_app", None)
-    import results_app
-
-    yield results_app
-    backend = results_app.app.backend
-    results_app.app.pool.force_close_all()
-    if backend._client is not None:
-        backend._client.detach(backend)
-    results_app.app.close()
-    sys.modules.pop("results_app", None)
-
-
-@pytest.fixture
-def work(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Starts workers of the application."""
-
-    def work(*arguments: str, pool: str = "prefork") -> Any:
-        return start("-c", "2", *arguments, pool=pool, app="results_app")
-
-    return work
 
 
 def keys_left(tasks: Any) -> list[bytes]:
@@ -172,6 +147,8 @@ def test_killed_between_the_last_part_and_the_body(tasks: Any, work: Any, broker
     """Celery finds the success stored and does not redeliver the task; the janitor publishes the body, once."""
     worker = work()
     result = chord([tasks.add.s(1, 1), tasks.die_before_body.s(5)])(tasks.total.s())
+    until(result.parent.results[0].ready)
+    broker.allow("die")
     assert result.get(timeout=LONG_S) == 7
     assert len(broker.marks("run", "total")) == 1
     until(lambda: worker.said("was complete and abandoned"))
@@ -188,27 +165,6 @@ def test_a_killed_worker_loses_no_chord(tasks: Any, work: Any, broker: Any, unti
     broker.allow("held")
     result.get(timeout=LONG_S)
     assert len(broker.marks("run", "report")) == 1
-
-
-# -- a store that goes away ------------------------------------------------------------------------------------------
-
-
-def test_the_store_stops_and_starts(tasks: Any, work: Any, broker: Any, until: Any) -> None:
-    """``get`` ends in time or waits; the worker stores its result when the store is back."""
-    if broker.cluster is None:
-        pytest.skip("a file does not stop")
-    work()
-    result = tasks.wait.delay("a")
-    until(lambda: broker.marks("start", "a"))
-    broker.cluster.stop()
-    begun = time.monotonic()
-    with pytest.raises(CeleryTimeoutError):
-        result.get(timeout=1.0)
-    assert time.monotonic() - begun < 10
-    broker.allow("a")
-    until(lambda: broker.marks("end", "a"))
-    broker.cluster.start()
-    assert result.get(timeout=LONG_S) == "a"
 
 
 # -- one process, many waiters ---------------------------------------------------------------------------------------

@@ -129,6 +129,15 @@ def test_a_late_state_does_not_replace_a_success(app: Celery, backend: FdbBacken
     assert app.AsyncResult("a").get(timeout=5) == 1
 
 
+def test_ids_of_every_sort(app: Celery, backend: FdbBackend) -> None:
+    task_id = uuid.uuid4()
+    backend.mark_as_done(task_id, 1)
+    assert app.AsyncResult(str(task_id)).get(timeout=5) == app.AsyncResult(task_id).get(timeout=5) == 1
+    assert backend.get_state(str(task_id).encode()) == states.SUCCESS
+    with pytest.raises(ValueError, match="empty"):
+        backend.mark_as_done("", 1)
+
+
 def test_extended_results(make_app: MakeApp) -> None:
     app = make_app(result_extended=True)
     request = Context(id="a", task="add", args=[1, 2], kwargs={}, retries=2, hostname="w@h", children=[])

@@ -86,6 +86,8 @@ def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
     assert reads_and_writes(with_part) == (3, 4, 4)  # as without, and: chord and part; part and number of parts
     assert reads_and_writes(paid(lambda: store.claim_chord(Part("c", 0, "other")))) == (3, 0, 2)
     assert reads_and_writes(paid(lambda: store.claim_chord(Part("c", place, f"t{place}")))) == (3, 3, 3)
+    assert reads_and_writes(paid(lambda: store.load_group("c"))) == (1, 0, 2)  # is there a group in the header?
+    assert reads_and_writes(paid(lambda: store.parts("c"))) == (2, 0, 3)
     assert reads_and_writes(paid(lambda: store.finish_chord("c"))) == (1, 4, 3)
 
 
