@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
