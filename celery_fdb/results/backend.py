@@ -12,7 +12,7 @@ What happens when the store does not answer: what *reads* a state raises ``Store
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from time import monotonic
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from celery import states
 from celery.backends.base import BaseBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import result_from_tuple
+from celery.utils.log import get_logger
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
@@ -40,6 +41,8 @@ from kombu_fdb.errors import CommitUnknown, Conflict, StoreUnavailable, Transact
 from kombu_fdb.location import locate, parse_url
 
 __all__ = ["FdbBackend"]
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -99,7 +102,7 @@ class FdbBackend(ChordSupport, BaseBackend):
 
     def ensure(self, verb: Callable[[], T]) -> T:
         """Repeat a write as ``retry_policy`` says."""
-        found: T = retry_over_time(verb, RETRYABLE, **self.retry_policy)
+        found: T = retry_over_time(verb, RETRYABLE, errback=_log_retry, **self.retry_policy)
         return found
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
@@ -287,6 +290,12 @@ class FdbBackend(ChordSupport, BaseBackend):
     def process_cleanup(self) -> None:
         """After each task: now and then sweep a little."""
         self.janitor.now_and_then()
+
+
+def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -> float:
+    seconds = float(next(intervals))
+    logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
+    return seconds
 
 
 def _text(id_: Any) -> str:

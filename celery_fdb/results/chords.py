@@ -28,7 +28,6 @@ from __future__ import annotations
 import struct
 from dataclasses import asdict, dataclass
 from enum import Enum
-from itertools import islice
 
 from celery_fdb.results import expiry, records
 from celery_fdb.results.layout import Part, ResultKeys
@@ -59,6 +58,8 @@ CLAIM_MS = 10_000
 LONGEST_LOOK_MS = 600_000
 #: Chords looked at in one transaction.
 LOOK_ROWS = 20
+#: Rows of parts read in one transaction; each has up to 90,000 bytes, and one part up to 101 rows.
+PART_ROWS = 200
 #: Before the state of a part whose payload stands in the record of its task.
 ELSEWHERE = "@"
 
@@ -211,21 +212,37 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
     return found
 
 
-def parts(tr: Transaction, keys: ResultKeys, group_id: str) -> list[Return]:
-    """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""
+def parts(
+    tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes | None = None
+) -> tuple[list[Return], bytes | None]:
+    """Some of what the header tasks came back with, in the order of the header, and where to go on; None at the end.
+
+    Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.
+    """
     if tr.get(keys.chord(group_id), snapshot=True) is None:
         raise ChordOver(group_id=group_id)
+    first, end = keys.parts(group_id)
+    rows = tr.get_range(begin or first, end, limit=PART_ROWS, snapshot=True)
     found: list[Return] = []
-    rows = iter(tr.get_range(*keys.parts(group_id), snapshot=True))
-    for key, value in rows:
-        place, task_id = keys.split_part(group_id, key)
+    at = 0
+    while at < len(rows):
+        key, value = rows[at]
         record = records.decode(value)
+        behind = at + 1 + record.chunks
+        if behind > len(rows) == PART_ROWS:
+            return found, key  # its chunks are beyond what was read
         if record.chunks:
-            record = records.join(record, list(islice(rows, record.chunks)))
-        elsewhere = record.state.startswith(ELSEWHERE)
-        part = Part(group_id, place, task_id)
-        found.append(Return(part, record.state.removeprefix(ELSEWHERE), None if elsewhere else record.payload))
-    return found
+            record = records.join(record, rows[at + 1 : behind])
+        found.append(_returned(keys, group_id, key, record))
+        at = behind
+    return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
+
+
+def _returned(keys: ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
+    part = Part(group_id, *keys.split_part(group_id, key))
+    if record.state.startswith(ELSEWHERE):
+        return Return(part, record.state.removeprefix(ELSEWHERE), None)
+    return Return(part, record.state, record.payload)
 
 
 def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:

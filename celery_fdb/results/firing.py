@@ -90,7 +90,7 @@ class ChordSupport:
             return
         turn = self._claim(returned)
         if turn is Turn.LATE:
-            logger.info("Chord %s is over or has expired; task %s came too late", request.group, request.id)
+            logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
         elif turn is Turn.PUBLISH:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 

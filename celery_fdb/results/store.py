@@ -149,7 +149,14 @@ class ResultStore:
 
     def parts(self, group_id: str) -> list[Return]:
         """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""
-        return self._read(lambda tr: chords.parts(tr, self.keys, group_id))
+        found, begin = self._read(lambda tr: chords.parts(tr, self.keys, group_id))
+        while begin is not None:
+            more, begin = self._parts_from(group_id, begin)
+            found += more
+        return found
+
+    def _parts_from(self, group_id: str, begin: bytes) -> tuple[list[Return], bytes | None]:
+        return self._read(lambda tr: chords.parts(tr, self.keys, group_id, begin))
 
     def chord_body(self, group_id: str) -> bytes | None:
         record = self._read(lambda tr: records.read(tr, self.keys.body(group_id)))

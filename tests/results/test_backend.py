@@ -88,6 +88,7 @@ def test_application_and_backend_can_be_pickled(app: Celery) -> None:
     assert (copy.url, copy.expires, type(copy)) == (app.backend.url, app.backend.expires, FdbBackend)
     result = app.AsyncResult("a")
     assert pickle.loads(pickle.dumps(result)).backend.url == app.backend.url
+    assert pickle.loads(pickle.dumps(app)).backend.url == app.backend.url
 
 
 def test_a_forked_child_opens_a_store_of_its_own(app: Celery, backend: FdbBackend) -> None:
@@ -309,6 +310,7 @@ def test_a_write_gives_up_as_the_retry_policy_says(
     with pytest.raises(CommitUnknown):
         app.backend.mark_as_done("a", 1)
     assert len(tried) == 3
+    assert "attempt 3 follows" in caplog.text
     assert app.backend.exception_safe_to_retry(CommitUnknown())
     assert not app.backend.exception_safe_to_retry(ValueError())
 

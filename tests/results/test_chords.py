@@ -165,6 +165,15 @@ def test_a_body_that_can_not_be_published_fails(app: Celery, receive: Any, monke
         result.get(timeout=5, follow_parents=False)
 
 
+def test_results_that_no_message_holds_fail_the_body(make_app: MakeApp, receive: Any) -> None:
+    app = make_app(broker_transport_options={"max_message_size": 100_000})
+    result = chord(header(app))(app.tasks["total"].s())
+    for each in receive(app):
+        app.backend.mark_as_done(each.id, "x" * 50_000, request=each.request)
+    with pytest.raises(ChordError, match="message is too large"):
+        result.get(timeout=5, follow_parents=False)
+
+
 def test_a_broker_that_is_down_is_waited_for(
     app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,15 @@ def test_the_last_part_publishes(store: ResultStore) -> None:
     assert store.chord_body("c") == b"body"
 
 
+def test_parts_are_read_in_pages(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chords, "PART_ROWS", 4)
+    sizes = [1, 200_000, 1, 1, 250_000, 100_000, 1, 1]
+    store.open_chord("c", None, 0)
+    for place, size in enumerate(sizes):
+        store.add_part(part("c", place, b"x" * size))
+    assert [len(each.payload or b"") for each in store.parts("c")] == sizes
+
+
 def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
