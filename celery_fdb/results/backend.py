@@ -26,7 +26,7 @@ from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.results.address import full_url, options_of
+from celery_fdb.results.address import full_url, settings_of
 from celery_fdb.results.chords import Return
 from celery_fdb.results.errors import ResultTooLarge
 from celery_fdb.results.firing import ChordSupport
@@ -38,7 +38,6 @@ from celery_fdb.results.waiting import Waiting
 from kombu_fdb.client import Client, client_for
 from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld
-from kombu_fdb.location import locate, parse_url
 
 __all__ = ["FdbBackend"]
 
@@ -63,9 +62,8 @@ class FdbBackend(ChordSupport, BaseBackend):
         self.thread_safe = True  # one for all threads
         self.failure_expires = self._seconds(app.conf.get("result_failure_expires"), self.expires)
         self.chord_expires = self._seconds(app.conf.get("result_chord_expires"), self.expires)
-        self.options, policy = options_of(app.conf, self.url)
+        self.location, self.options, self._client_options, policy = settings_of(app.conf, self.url)
         self.retry_policy = {**BaseBackend.retry_policy, **policy}
-        self.location = locate(parse_url(self.url), self.options)
         self._clock = SystemClock()
         self._client: Client | None = None
         self._store: ResultStore | None = None
@@ -81,7 +79,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         """The process's client of the store, opened. Raises ``StoreUnavailable``."""
         client = self._client
         if client is None or client.pid != os.getpid():
-            client = client_for(self.location, self.options)
+            client = client_for(self.location, self._client_options)
             client.attach(self, timeout_s=self.options.connect_timeout)
             self._client, self._store = client, None
         return client

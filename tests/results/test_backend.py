@@ -71,10 +71,23 @@ def test_options_of_other_backends_and_the_retry_policy_pass() -> None:
     assert app.backend.location.namespace == "shop"
 
 
-def test_broker_and_results_share_one_open_store(make_app: MakeApp) -> None:
-    app = make_app(broker_transport_options={"session_ttl": 7.0})
+@pytest.mark.parametrize("own", [{}, {"max_message_size": 5000}, {"retry_policy": {"max_retries": 1}}])
+def test_broker_and_results_share_one_open_store(make_app: MakeApp, own: dict[str, Any]) -> None:
+    app = make_app(broker_transport_options={"session_ttl": 7.0}, result_backend_transport_options=own)
+    assert app.backend.options.session_ttl == 7.0
+    assert app.backend.options.max_message_size == own.get("max_message_size", 8 * 1024 * 1024)
     with app.connection_for_write() as connection:
         assert connection.default_channel.transport.store is app.backend.client
+
+
+def test_results_in_another_namespace_are_apart(make_app: MakeApp) -> None:
+    app = make_app(result_backend_transport_options={"namespace": None, "session_ttl": 9.0})
+    broker = make_app()
+    app.backend.store_result("a", 1, states.SUCCESS)
+    assert broker.AsyncResult("a").get(timeout=5) == 1
+    if app.backend.url.startswith("fdb+sqlite"):
+        apart = make_app(result_backend_transport_options={"namespace": "apart"})
+        assert not apart.AsyncResult("a").exists()
 
 
 def test_one_backend_for_all_threads(app: Celery) -> None:
