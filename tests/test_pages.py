@@ -1,14 +1,14 @@
 """What the pages show is run: every block of Python, of a terminal session or of settings, in the order of the page.
 
-* ```` ```python ```` is executed, with an ``app`` on an empty broker and its ``engine``; if its first line is a comment
-  with a file's name, it becomes that file.
+* ```` ```python ```` is executed, with the ``url`` of an empty broker, an ``app`` on it and its ``engine``; if its first
+  line is a comment with a file's name, it becomes that file.
 * ```` ```console ```` holds commands after ``$ ``, each with what it prints; ``...`` stands for anything, and what a
   command prints may be left out. One that ends with ``&`` runs on until the page ends; the page goes on when it has
   printed what it is said to print.
 * ```` ```ini ````, ``toml``, ``json`` must be well-formed, and become a file if their first line names one.
 
 All of it happens in an empty folder that stands for ``/var/lib/shop``. A block after ``<!-- not run: reason -->`` is
-left out.
+left out; a page that another test names, as ``results.md``, is run there.
 """
 
 import configparser
@@ -49,7 +49,16 @@ def blocks_of(page):
     return [Block(match["language"], match["text"]) for match in found if not match["skip"]]
 
 
-PAGES = [page for page in (*sorted(ROOT.glob("docs/*.md")), ROOT / "SECURITY.md") if blocks_of(page)]
+def is_run_elsewhere(page):
+    others = (test for test in ROOT.glob("tests/**/*.py") if test != Path(__file__))
+    return any(f'"{page.name}"' in test.read_text() for test in others)
+
+
+PAGES = [
+    page
+    for page in (*sorted(ROOT.glob("docs/*.md")), ROOT / "SECURITY.md")
+    if blocks_of(page) and not is_run_elsewhere(page)
+]
 
 
 class Session:
@@ -58,9 +67,10 @@ class Session:
     def __init__(self, folder):
         self.folder = folder
         self.background = []
-        self.app = Celery("docs", broker=f"fdb+sqlite:///{folder}/page.db", set_as_current=False)
+        url = f"fdb+sqlite:///{folder}/page.db"
+        self.app = Celery("docs", broker=url, set_as_current=False)
         self.connection = self.app.connection()
-        self.names = {"app": self.app, "engine": self.connection.default_channel.engine}
+        self.names = {"url": url, "app": self.app, "engine": self.connection.default_channel.engine}
         self.environ = {**os.environ, "PATH": f"{self._commands()}{os.pathsep}{os.environ['PATH']}"}
         self.environ.update(PYTHONPATH=f"{ROOT}{os.pathsep}{folder}", PYTHONUNBUFFERED="1", COLUMNS="120")
 
