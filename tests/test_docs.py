@@ -22,6 +22,7 @@ GUARANTEES = (
     "POISON-ENDS",
     "FAIR",
     "KEY-LIMIT",
+    "ONCE-PUBLISHED",
     "COUNTS",
     "BOUNDED",
 )
