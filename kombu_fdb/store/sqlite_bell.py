@@ -35,7 +35,6 @@ import errno
 import logging
 import os
 import secrets
-import select
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -44,6 +43,7 @@ from hashlib import blake2b
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.store.sqlite_files import make_directory, open_sidecar
 from kombu_fdb.store.watch import OneShotWatch
+from kombu_fdb.wakeup import readable
 
 __all__ = ["Listener", "Ringer"]
 
@@ -171,11 +171,9 @@ class Listener:
         _append_one(os.path.join(self._directory, GENERATION))
 
     def _listen(self) -> None:
-        poller = select.poll()
-        poller.register(self._read_fd, select.POLLIN)
         rest = 0.0
         while self._wait_until_armed():
-            if not poller.poll(CHECK_S * 1000):
+            if not readable(self._read_fd, CHECK_S):
                 self.compare(self._all_armed())
                 rest = 0.0
                 continue
