@@ -32,9 +32,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import secrets
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -70,6 +72,11 @@ SUFFIX = ".bell"
 @lru_cache(maxsize=4096)
 def _digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
+
+
+def _has_bytes(descriptor: int) -> bool:
+    """Without a wait, and without a ``select``, of which eventlet allows only one at a time."""
+    return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
 class Listener:
@@ -197,7 +204,8 @@ class Listener:
     def _drain(self) -> bytes:
         news = b""
         with contextlib.suppress(BlockingIOError):
-            while not self._closed and (chunk := os.read(self._read_fd, READ_BYTES)):
+            # Asked first, because eventlet's read waits for what is not there, also on a descriptor that must not block.
+            while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
                 news += chunk
         return news
 
