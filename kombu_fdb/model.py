@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "LONGEST_KEY",
+    "LONGEST_TASK_ID",
     "NO_PRIORITY",
     "URGENT",
     "Death",
@@ -31,6 +32,8 @@ __all__ = [
 
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
+#: A task id's longest UTF-8 form, in bytes.
+LONGEST_TASK_ID = 255
 #: The most urgent priority, as in AMQP; the least urgent is 0.
 URGENT = 9
 NO_PRIORITY = 0
@@ -56,6 +59,11 @@ class Publication:
     key: str = ""
     #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
     ttr_ms: int = 0
+    #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
+    task_id: str = ""
+    #: Publications of one id to one exchange and routing key are one within the window (``queue/dedup.py``).
+    dedup_id: str = ""
+    dedup_window_ms: int = 0
     #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
     message_id: bytes = b""
 
@@ -84,7 +92,8 @@ class Delivery(NamedTuple):
 class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
-    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
+    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due.
     """
 
     message_id: bytes
@@ -97,6 +106,8 @@ class Peeked(NamedTuple):
     expires_ms: int
     deaths: tuple[Death, ...]
     owner: bytes = b""
+    task_id: str = ""
+    priority: int = NO_PRIORITY
 
 
 class RoundSnapshot(NamedTuple):
@@ -121,11 +132,12 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages of a queue are in which state."""
+    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones."""
 
     ready: int = 0
     delayed: int = 0
     leased: int = 0
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +163,8 @@ class QueueControl:
     """How a queue is worked on. ``every_key`` holds for keys without limits of their own.
 
     ``newcomer``: when a key that had no messages gets its turn: after the ``next`` round (queue-by's order), in the
-    ``current`` one, or ``first`` of all.
+    ``current`` one, or ``first`` of all. ``ageing``: so many seconds of waiting count as one priority
+    (``x-fair-ageing``, there in milliseconds); None for strict priority.
     """
 
     paused: bool = False
@@ -159,6 +172,10 @@ class QueueControl:
     every_key: KeyLimits = KeyLimits()
     #: Some key has limits of its own.
     limited: bool = False
+    ageing: float | None = None
+    #: ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none) of the queue, for its claims.
+    single_active: bool = False
+    consumer_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

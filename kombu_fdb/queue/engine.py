@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from kombu_fdb.errors import MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
+    LONGEST_TASK_ID,
+    Death,
     Delivery,
     KeyCounts,
     KeyLimits,
@@ -38,20 +41,26 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.queue import (
     browse,
+    cancel,
     claim,
     control,
     deadletter,
+    dedup,
     delay,
     inspect,
+    letters,
     limits,
+    overflow,
     publish,
     replay,
     session,
     settle,
+    single,
     sweep,
     together,
 )
 from kombu_fdb.queue.contention import Contention
+from kombu_fdb.queue.replay import Moved
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
@@ -64,6 +73,9 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Transactions for one overfull queue in one go, at most.
+MOST_TRIMS = 100
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -157,6 +169,10 @@ class Engine:
     def _check(self, publication: Publication) -> None:
         if len(publication.key.encode()) > LONGEST_KEY:
             raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
+        if len(publication.task_id.encode()) > LONGEST_TASK_ID:
+            raise QueueError("the task id is too long", task_id=publication.task_id[:80], longest_bytes=LONGEST_TASK_ID)
+        if len(publication.dedup_id.encode()) > LONGEST_KEY:
+            raise QueueError("the dedup id is too long", dedup_id=publication.dedup_id[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -174,11 +190,13 @@ class Engine:
         *,
         no_ack: Collection[str] = (),
         acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
         Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
-        transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
+        transaction. ``consumers``: the tag of the consumer by queue; a queue with ``x-single-active-consumer`` serves
+        one of them. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
         contention = self._contention_of(queues)
@@ -191,7 +209,13 @@ class Engine:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
             window = claim.Window(
-                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+                session_id,
+                first,
+                limit,
+                contention.next_slice(),
+                self._clock.wall_ms(),
+                self._rng.randrange(BUCKETS),
+                consumers or {},
             )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
@@ -209,11 +233,16 @@ class Engine:
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
 
-    def arm(self, queues: Sequence[str]) -> list[Watch] | None:
-        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now."""
+    def arm(
+        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+    ) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+        """
 
         def body(tr: Transaction) -> list[Watch] | None:
-            return claim.arm(tr, self.keys, queues)
+            return claim.arm(tr, self.keys, queues, session_id, consumers or {})
 
         return self._read(body)
 
@@ -224,7 +253,7 @@ class Engine:
         return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
 
     def release(
-        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, str] | None = None
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
@@ -239,7 +268,7 @@ class Engine:
 
         return self._write(body)
 
-    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: str) -> list[bool]:
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
@@ -247,21 +276,71 @@ class Engine:
 
         return self._write(body)
 
+    def bury_copy(
+        self,
+        queue: str,
+        publication: Publication,
+        deaths: Sequence[Death] = (),
+        *,
+        reason: str = "rejected",
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
+
+        ``deaths``: its history. Raises as :meth:`publish`.
+        """
+        self._check(publication)
+        publication = replace(publication, message_id=publication.message_id or self._ids())
+        now_ms = self._now()
+
+        def body(tr: Transaction, tally: Tally) -> None:
+            publish.publish_dead(
+                tr, self._context(), tally, queue, publication, deaths, now_ms, reason=reason, details=details
+            )
+
+        self._write(body, self._publish_timeout_s)
+
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
         return self._read(lambda tr: session.holds(tr, self.keys, leases))
 
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
     def replay(self, queue: str, limit: int) -> int:
-        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back. Returns how many."""
-        total, taken = 0, limit
-        while taken and total < limit:
-            taken, moved = self._replay_part(queue, limit - total)
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + deadletter.DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
             total += moved
+            if not cursor:
+                break
         return total
 
-    def _replay_part(self, queue: str, limit: int) -> tuple[int, int]:
-        limit = min(limit, replay.MESSAGES_PER_TRANSACTION)
-        return self._write(lambda tr, tally: replay.replay(tr, self._context(), tally, queue, limit, self._now()))
+    def walk(self, dead: str, wanted: letters.Wanted | None = None) -> letters.Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._read(lambda tr: tr.get(self.keys.bell(dead), snapshot=True))
+        return letters.Walk(dead, wanted or letters.Wanted(), letters.NO_LAST if last is None else last)
+
+    def letters_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+        """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+
+        def body(tr: Transaction) -> tuple[list[Peeked], bytes]:
+            part = letters.look_through(tr, self.keys, walk, cursor, limit)
+            return [browse.look(tr, self.keys, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+
+        return self._read(body)
+
+    def replay_part(self, walk: letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+        """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
+
+        def body(tr: Transaction, tally: Tally) -> Moved:
+            return replay.replay_part(tr, self._context(), tally, walk, cursor, limit, now_ms=self._now(), to=to)
+
+        return self._write(body)
+
+    def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
+        """Delete up to ``limit`` dead letters, in one transaction."""
+        return self._write(lambda tr, tally: replay.discard_part(tr, self._context(), tally, walk, cursor, limit))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -271,9 +350,13 @@ class Engine:
         self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
-        """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
+        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed))
+
+    def consumers(self, queue: str) -> list[bytes]:
+        """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
+        return [session_id for session_id, beat, _ in self.beats() if queue in session.consumed_of(beat)]
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -366,6 +449,26 @@ class Engine:
 
     def _trim(self, queue: str) -> int:
         return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
+
+    def clear_dedup(self) -> int:
+        """Clear dedup ids whose window is over. Returns how many."""
+        total = 0
+        while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
+            total += cleared
+        return total
+
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        return sum(self._trim_full(queue) for queue in self._read(lambda tr: control.limited(tr, self.keys)))
+
+    def _trim_full(self, queue: str) -> int:
+        total = 0
+        for _ in range(MOST_TRIMS):  # its dead letters may come back to it
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            if not dropped:
+                break
+            total += dropped
+        return total
 
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
@@ -468,6 +571,14 @@ class Engine:
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
 
+    def find_task(self, task_id: str) -> list[Peeked]:
+        """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
+        return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
+
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
+
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
         total = 0
@@ -526,6 +637,14 @@ class Engine:
         """Deletes an auto-delete queue with its last consumer."""
         if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
             self.delete_queue(queue, if_unused=True)
+
+    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+        """These consumers of the session are active nowhere any more: others take over."""
+        self._write(lambda tr, _: single.leave_all(tr, self.keys, session_id, tags))
+
+    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
+        return self._read(lambda tr: single.active(tr, self.keys, queue))
 
     def touch(self, queue: str) -> None:
         """Note that a queue with ``x-expires`` was used."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from kombu_fdb.keyspace.codec import decode_lease, decode_limits
+from kombu_fdb.keyspace.codec import decode_amount, decode_lease, decode_limits, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import KeyCounts, QueueCounts
@@ -34,8 +34,9 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     found: dict[str, QueueCounts] = {}
     for key, value in rows:
         _tag, queue, state = keys.unpack(key)
-        number = int.from_bytes(value, "little", signed=True)
-        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **{str(state): number})
+        number, size = decode_amount(value)
+        fields = {str(state): number, **({"ready_bytes": size} if state == READY else {})}
+        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **fields)
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
@@ -52,12 +53,11 @@ def keys_of(tr: Transaction, keys: Keyspace, queue: str) -> dict[str, KeyCounts]
 
 def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
     """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    ready = sum(
-        len(tr.get_range(*range_of(prefix), snapshot=True)) for prefix in (keys.ready(queue), keys.keyed(queue))
-    )
+    prefixes = (keys.ready(queue), keys.keyed(queue))
+    ready = [row for prefix in prefixes for row in tr.get_range(*range_of(prefix), snapshot=True)]
     delayed = len(tr.get_range(*range_of(keys.delayed(queue)), snapshot=True))
     leased = sum(_lease_queue(value) == queue for _, value in tr.get_range(*keys.all_leases, snapshot=True))
-    return QueueCounts(ready, delayed, leased)
+    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready))
 
 
 def _lease_queue(value: bytes) -> str:

@@ -48,6 +48,8 @@ class Broker:
     directory: Path
     cluster: SingleNodeCluster | None = None
     options: dict[str, Any] = field(default_factory=lambda: {"session_ttl": 2.0, "sweep_interval": 0.3})
+    #: Of the default queue; to be set before anything starts.
+    queue_arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
@@ -56,6 +58,7 @@ class Broker:
             "ACCEPTANCE_BROKER": self.url,
             "ACCEPTANCE_DIRECTORY": str(self.directory),
             "ACCEPTANCE_OPTIONS": json.dumps(self.options),
+            "ACCEPTANCE_QUEUE_ARGUMENTS": json.dumps(self.queue_arguments),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
             "PYTHONUNBUFFERED": "1",
         }
@@ -156,7 +159,11 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
     def start(
-        *arguments: str, name: str | None = None, pool: str = "prefork", wait: bool = True, app: str = "acceptance_app"
+        *arguments: str,
+        name: str | None = None,
+        pool: str = "prefork",
+        wait: bool = True,
+        app: str = "acceptance_app",
     ) -> Worker:
         name = name or f"w{len(workers)}"
         worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
@@ -173,7 +180,7 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
 @pytest.fixture
 def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The application as a publisher, in this process."""
-    for name in ("ACCEPTANCE_BROKER", "ACCEPTANCE_DIRECTORY", "ACCEPTANCE_OPTIONS"):
+    for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):
         monkeypatch.setenv(name, broker.env[name])
     monkeypatch.syspath_prepend(str(HERE))
     sys.modules.pop("acceptance_app", None)
