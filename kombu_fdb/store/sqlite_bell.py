@@ -204,7 +204,7 @@ class Listener:
     def _drain(self) -> bytes:
         news = b""
         with contextlib.suppress(BlockingIOError):
-            # Asked first, because eventlet's read waits for what is not there, also on a descriptor that must not block.
+            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
             while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
                 news += chunk
         return news
