@@ -26,7 +26,9 @@ __all__ = [
     "Publication",
     "QueueControl",
     "QueueCounts",
+    "QueueFacts",
     "RoundSnapshot",
+    "SessionFacts",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -168,3 +170,31 @@ class KeyCounts:
     ready: int = 0
     leased: int = 0
     limits: KeyLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What is to be known of a queue besides its counters.
+
+    ``oldest_ms``: when the oldest ready message was published, its delay included; None if there is none.
+    """
+
+    declared: bool
+    arguments: dict[str, Any]
+    control: QueueControl
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
+
+    ``description``: host, pid and program, as it gave them. ``held``: its messages, if they were counted.
+    """
+
+    session_id: bytes
+    description: dict[str, Any]
+    beat: bytes
+    ttl_s: float
+    open: bool
+    held: int | None = None

@@ -33,7 +33,9 @@ from kombu_fdb.model import (
     Publication,
     QueueControl,
     QueueCounts,
+    QueueFacts,
     RoundSnapshot,
+    SessionFacts,
 )
 from kombu_fdb.queue import (
     browse,
@@ -62,6 +64,10 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Queues and keys looked at in one transaction.
+QUEUES_PER_LOOK = 50
+KEYS_PER_LOOK = 1_000
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -365,6 +371,20 @@ class Engine:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
 
+    def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Declaration, control and age of these queues; in as many transactions as it takes."""
+        found: dict[str, QueueFacts] = {}
+        for start in range(0, len(queues), QUEUES_PER_LOOK):
+            found |= self._facts(list(queues[start : start + QUEUES_PER_LOOK]))
+        return found
+
+    def _facts(self, queues: list[str]) -> dict[str, QueueFacts]:
+        return self._read(lambda tr: inspect.facts(tr, self.keys, queues))
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
+
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
         return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
@@ -397,6 +417,10 @@ class Engine:
     def keys_of(self, queue: str) -> dict[str, KeyCounts]:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
+
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK) -> dict[str, KeyCounts]:
+        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end."""
+        return self._read(lambda tr: inspect.key_page(tr, self.keys, queue, after, limit))
 
     def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """What a lone consumer would get next. See :func:`kombu_fdb.queue.browse.peek`."""
