@@ -86,7 +86,8 @@ class Delivery(NamedTuple):
 class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
-    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
+    ``due_ms``: of a delayed one.
     """
 
     message_id: bytes
@@ -99,6 +100,7 @@ class Peeked(NamedTuple):
     expires_ms: int
     deaths: tuple[Death, ...]
     owner: bytes = b""
+    due_ms: int = 0
 
 
 class RoundSnapshot(NamedTuple):

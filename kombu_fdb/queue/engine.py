@@ -427,6 +427,10 @@ class Engine:
         now_ms = self._now()
         return self._read(lambda tr: browse.peek(tr, self.keys, queue, limit, key=key, reverse=reverse, now_ms=now_ms))
 
+    def delayed(self, queue: str, limit: int) -> list[Peeked]:
+        """Up to ``limit`` delayed messages, the next due first."""
+        return self._read(lambda tr: browse.delayed(tr, self.keys, queue, limit))
+
     def snapshot(self, queue: str, limit: int) -> RoundSnapshot:
         """The current round and what waits behind it, of the first ``limit`` messages of the queue."""
         return self._read(lambda tr: browse.snapshot(tr, self.keys, queue, limit))
