@@ -25,6 +25,7 @@ from kombu_fdb.errors import MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
+    LONGEST_TASK_ID,
     Delivery,
     KeyCounts,
     KeyLimits,
@@ -39,9 +40,11 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.queue import (
     browse,
+    cancel,
     claim,
     control,
     deadletter,
+    dedup,
     delay,
     inspect,
     limits,
@@ -134,6 +137,10 @@ class Engine:
     def _check(self, publication: Publication) -> None:
         if len(publication.key.encode()) > LONGEST_KEY:
             raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
+        if len(publication.task_id.encode()) > LONGEST_TASK_ID:
+            raise QueueError("the task id is too long", task_id=publication.task_id[:80], longest_bytes=LONGEST_TASK_ID)
+        if len(publication.dedup_id.encode()) > LONGEST_KEY:
+            raise QueueError("the dedup id is too long", dedup_id=publication.dedup_id[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -344,6 +351,13 @@ class Engine:
     def _trim(self, queue: str) -> int:
         return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
 
+    def clear_dedup(self) -> int:
+        """Clear dedup ids whose window is over. Returns how many."""
+        total = 0
+        while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
+            total += cleared
+        return total
+
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
         return self._read(lambda tr: tr.get_range(*self.keys.all_tokens, snapshot=True))
@@ -466,6 +480,14 @@ class Engine:
 
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
+
+    def find_task(self, task_id: str) -> list[Peeked]:
+        """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
+        return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
+
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""

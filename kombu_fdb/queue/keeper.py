@@ -83,6 +83,7 @@ class Duties:
             self._next_tokens = now + TOKEN_INTERVAL_S
             self.clear_tokens()
             self._engine.trim_dead()
+            self._engine.clear_dedup()
         pause = self.promote()
         return max(0.0, min(pause, self._next_sweep - self._clock.monotonic()))
 
