@@ -20,7 +20,7 @@ __all__ = ["body_of", "describe"]
 #: Headers of the body's content.
 OF_THE_BODY = ("argsrepr", "kwargsrepr")
 #: Headers shown as fields of their own.
-TASK_HEADERS = {"task": "task", "task_id": "id", "eta": "eta", "expires": "expires", "retries": "retries"}
+TASK_HEADERS = ("task", "eta", "expires", "retries")
 
 
 def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
@@ -31,6 +31,7 @@ def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
     now_s = SystemClock().wall_ms() / 1000
     opened = _opened(message)
     headers = {} if opened is None else opened["headers"]
+    due_s = message.due_ms / 1000 or None
     found: dict[str, Any] = {
         "id": message.message_id.hex(),
         "queue": message.queue,
@@ -38,12 +39,14 @@ def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
         "key": message.key,
         "published": message.published_ms / 1000,
         "age_s": max(0.0, now_s - message.published_ms / 1000),
-        "due": message.due_ms / 1000 or None,
+        "due": due_s,
+        "due_in_s": None if due_s is None else max(0.0, due_s - now_s),
         "expires_at": message.expires_ms / 1000 or None,
         "redeliveries": message.redeliveries,
         "size": len(message.payload),
         "owner": message.owner.hex() or None,
-        **{name: headers.get(header) for name, header in TASK_HEADERS.items()},
+        "task_id": message.task_id or headers.get("id"),
+        **{name: headers.get(name) for name in TASK_HEADERS},
         "deaths": [_death(each) for each in message.deaths],
     }
     if body:

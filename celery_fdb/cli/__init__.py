@@ -23,8 +23,7 @@ class LazyGroup(DYMGroup):
     """A group whose commands stand in other modules, which are imported when they are needed."""
 
     def __init__(self, *arguments: Any, homes: dict[str, str] | None = None, **settings: Any) -> None:
-        """``homes``: the module of each command, in this package; it has a function of the command's name, or with an
-        underscore behind it."""
+        """``homes``: the module of each command, in this package; there it has its own name, or an underscore more."""
         super().__init__(*arguments, **settings)
         self.homes = homes or {}
 

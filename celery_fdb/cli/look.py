@@ -85,7 +85,9 @@ def limits_of(view: KeyView) -> str:
     if view.limits is None:
         return ""
     return ", ".join(
-        name if value is True else f"{name}={value}" for name, value in view.limits.items() if value not in (None, False)
+        name if value is True else f"{name}={value}"
+        for name, value in view.limits.items()
+        if value not in (None, False)
     )
 
 

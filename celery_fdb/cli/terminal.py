@@ -96,7 +96,10 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
             sys.exit(_run(function, Run(where, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-        return click.command(name or function.__name__.strip("_"), **settings)(as_json(click.pass_obj(run)))
+        made: click.Command = click.command(name or function.__name__.strip("_"), **settings)(
+            as_json(click.pass_obj(run))
+        )
+        return made
 
     return decorate
 
@@ -145,7 +148,7 @@ def _code(error: KombuFDBError) -> int:
 
 
 def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
-    """``headings``: column names between spaces; those that begin with ``>`` are of numbers. An underscore is a space."""
+    """``headings``: names between spaces, with ``_`` for a space in a name and ``>`` in front of columns of numbers."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings.split():
         justify = "right" if heading.startswith(">") else "left"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import click
+
 from kombu_fdb import Broker, OptionError
 from kombu_fdb.location import SCHEMES, Location, locate, parse_url
 from kombu_fdb.options import parse_options
@@ -32,6 +34,15 @@ class Where:
             raise OptionError("no broker named", fix=NAME_IT)
         configured = dict(self.app.conf.broker_transport_options or {})
         return _ours(self.app.conf.broker_read_url or self.app.conf.broker_url), {**configured, **self.options}
+
+    @property
+    def app_of_broker(self) -> Any:
+        """The app, if the broker is its own."""
+        return self.app if self.url is None else None
+
+    def error(self, message: str, **_style: Any) -> None:
+        """Celery calls it for options in the wrong place."""
+        click.echo(message, err=True)
 
     def location(self) -> Location:
         """Raises ``OptionError``."""
