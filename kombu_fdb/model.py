@@ -30,6 +30,7 @@ __all__ = [
     "QueueFacts",
     "RoundSnapshot",
     "SessionFacts",
+    "StoredMessage",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -209,3 +210,28 @@ class SessionFacts:
     ttl_s: float
     open: bool
     held: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """All there is of a message at rest, but its position: to store it elsewhere.
+
+    ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
+    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.
+    """
+
+    queue: str
+    state: str
+    payload: bytes
+    priority: int
+    due_ms: int = 0
+    key: str = ""
+    keyed: bool = False
+    message_id: bytes = b""
+    published_ms: int = 0
+    expires_ms: int = 0
+    redeliveries: int = 0
+    ttr_ms: int = 0
+    task_id: str = ""
+    deaths: tuple[Death, ...] = ()
+    unreadable: bool = False
