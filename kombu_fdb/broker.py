@@ -186,7 +186,7 @@ class Broker:
         deadline = None if timeout is None else monotonic() + timeout
         found = self._claim(queues, limit, in_order=in_order)
         if not found and timeout != 0:
-            with self._sleeper() as bell:
+            with self._sleeper(queues) as bell:
                 while not found and self._sleep(bell, queues, deadline):
                     found = self._claim(queues, limit, in_order=in_order)
         return [Job(self, each) for each in found]
@@ -210,13 +210,16 @@ class Broker:
         return found
 
     @contextmanager
-    def _sleeper(self) -> Iterator[Bell]:
+    def _sleeper(self, queues: Sequence[str]) -> Iterator[Bell]:
         bell = Bell()
+        consumed = self.client.membership().consumed
         with self._lock:
             self._sleepers.add(bell)
+        consumed[bell] = queues
         try:
             yield bell
         finally:
+            del consumed[bell]
             with self._lock:
                 self._sleepers.discard(bell)
             bell.close()
@@ -406,6 +409,10 @@ class Queue:
     def taken(self) -> list[Peeked]:
         """The jobs in flight; ``owner`` is the session of whoever took it."""
         return self._engine.taken(self.name)
+
+    def consumers(self) -> list[bytes]:
+        """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
+        return self._engine.consumers(self.name)
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""

@@ -256,9 +256,13 @@ class Engine:
         self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
-        """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
+        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed))
+
+    def consumers(self, queue: str) -> list[bytes]:
+        """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
+        return [session_id for session_id, beat, _ in self.beats() if queue in session.consumed_of(beat)]
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""

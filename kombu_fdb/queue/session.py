@@ -26,16 +26,28 @@ import struct
 from collections.abc import Sequence
 
 from kombu_fdb.errors import LeaseLost
-from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Lease
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["beat", "beats", "fence", "hold_role", "holds", "leases", "leave_role", "open_session", "require"]
+__all__ = [
+    "beat",
+    "beats",
+    "consumed_of",
+    "fence",
+    "hold_role",
+    "holds",
+    "leases",
+    "leave_role",
+    "open_session",
+    "require",
+]
 
 
 _TTL = struct.Struct(">I")
+_STAMP_BYTES = 10
 
 
 def open_session(
@@ -46,9 +58,15 @@ def open_session(
     _beat(tr, keys, session_id, ttl_s)
 
 
-def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> None:
+def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """The beat carries the session's time to live: whoever observes it judges it by its own promise."""
-    tr.set_versionstamped_value(keys.beat(session_id), suffix=_TTL.pack(round(ttl_s * 1000)))
+    suffix = encode_json(list(consumed)) + _TTL.pack(round(ttl_s * 1000))
+    tr.set_versionstamped_value(keys.beat(session_id), suffix=suffix)
+
+
+def consumed_of(beat: bytes) -> list[str]:
+    """The queues a session consumed, or waited for, at its last beat."""
+    return [str(queue) for queue in decode_json(beat[_STAMP_BYTES : -_TTL.size])]
 
 
 def require(
@@ -63,11 +81,11 @@ def require(
     return others
 
 
-def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> bool:
-    """Show a sign of life; False if the session was fenced."""
+def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, consumed: Sequence[str]) -> bool:
+    """Show a sign of life, and the queues consumed; False if the session was fenced."""
     if tr.get(keys.session(session_id)) is None:
         return False
-    _beat(tr, keys, session_id, ttl_s)
+    _beat(tr, keys, session_id, ttl_s, consumed)
     return True
 
 
