@@ -189,19 +189,22 @@ class QueueFacts:
     """What is to be known of a queue besides its counters.
 
     ``oldest_ms``: when the oldest ready message was published, its delay included; None if there is none.
+    ``can_vanish``: it is deleted when nobody uses it.
     """
 
     declared: bool
     arguments: dict[str, Any]
     control: QueueControl
     oldest_ms: int | None
+    can_vanish: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
 
-    ``description``: host, pid and program, as it gave them. ``held``: its messages, if they were counted.
+    ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
+    that beat. ``held``: its messages, if they were counted.
     """
 
     session_id: bytes
@@ -209,6 +212,7 @@ class SessionFacts:
     beat: bytes
     ttl_s: float
     open: bool
+    consumed: list[str]
     held: int | None = None
 
 

@@ -30,6 +30,7 @@ key                                                   value                     
 ``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("count", queue, state)``                           number of messages, atomic add           every verb
+``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
@@ -203,6 +204,16 @@ class Keyspace:
     @property
     def all_counts(self) -> Range:
         return range_of(self._key("count"))
+
+    def total(self, queue: str, event: str) -> bytes:
+        return self._key("total", queue, event)
+
+    def totals(self, queue: str) -> Range:
+        return range_of(self._key("total", queue))
+
+    @property
+    def all_totals(self) -> Range:
+        return range_of(self._key("total"))
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)

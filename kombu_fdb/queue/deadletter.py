@@ -24,7 +24,7 @@ from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_re
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import DEAD, READY, Tally
 from kombu_fdb.queue.whereabouts import forget, note
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
@@ -126,6 +126,7 @@ def bury(
     details: dict[str, str] | None = None,
 ) -> None:
     """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
+    tally.note(queue, DEAD)
     record = _readable(graves, value)
     way = _way(tr, graves, queue)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, reason)]

@@ -54,9 +54,10 @@ from kombu_fdb.queue import (
     session,
     settle,
     sweep,
+    totals,
 )
 from kombu_fdb.queue.contention import Contention
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import CONFLICTS, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -102,6 +103,7 @@ class Engine:
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
+        self._totals = totals.Totals(self.keys, clock)
         self._database = database
         self._clock = clock
         self._ids = ids
@@ -182,6 +184,7 @@ class Engine:
 
         def on_conflict() -> None:
             self.lost_races += 1
+            self._totals.note({(queues[0], CONFLICTS): 1})
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
@@ -404,6 +407,28 @@ class Engine:
         """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
         return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
 
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
+
+        ``""`` is for lost leases, whose queue nobody knows.
+        """
+        return self._read(lambda tr: totals.read(tr, self.keys))
+
+    def add_totals(self) -> None:
+        """Add what this process has counted so far, now."""
+        share = self._totals.share(now=True)
+        if share.empty:
+            return
+        self._retry(share.write, timeout_s=self._timeout_s)
+
+    def trim_totals(self) -> None:
+        """Forget the totals of queues that are gone."""
+        for queue in self.totals().keys() - self.queues().keys() - {""}:
+            self._forget_totals(queue)
+
+    def _forget_totals(self, queue: str) -> None:
+        self._write(lambda tr, _: totals.forget(tr, self.keys, queue))
+
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
         return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
@@ -595,14 +620,23 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
+        share = self._totals.share()
+
         def body(tr: Transaction) -> T:
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
+            share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        try:
+            result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        except BaseException:
+            share.failed()
+            raise
+        share.committed()
+        return result
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

@@ -88,7 +88,10 @@ def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, Queue
         declared, control = stored[2 * number : 2 * number + 2]
         declaration = None if declared is None else QueueDeclaration.decode(queue, declared)
         arguments = {} if declaration is None else declaration.arguments
-        found[queue] = QueueFacts(declaration is not None, arguments, decode_control(control), oldest.get(queue))
+        vanishes = declaration is not None and declaration.can_vanish
+        found[queue] = QueueFacts(
+            declaration is not None, arguments, decode_control(control), oldest.get(queue), vanishes
+        )
     return found
 
 
@@ -137,7 +140,15 @@ def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[Ses
         ranges = [(*range_of(keys.leases(each)), MOST_HELD) for each, _, _ in known]
         numbers = [len(rows) for rows in tr.get_ranges(ranges, snapshot=True)] if ranges else []
     return [
-        SessionFacts(session_id, described.get(session_id, {}), beat, ttl_s, session_id in described, number)
+        SessionFacts(
+            session_id,
+            described.get(session_id, {}),
+            beat,
+            ttl_s,
+            session_id in described,
+            session.consumed_of(beat),
+            number,
+        )
         for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
     ]
 

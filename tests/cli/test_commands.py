@@ -150,8 +150,8 @@ def test_top_looks_as_often_as_told(run, broker):
     broker.queue("jobs").put("a", key="alice")
     lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
     first, second = map(json.loads, lines)
-    assert first["growth"] == {}
-    assert second["growth"] == {"jobs": 0}
+    assert first["rates"] == {}
+    assert second["rates"]["jobs"]["growth"] == 0
     assert second["queues"][0]["keys"][0]["key"] == "alice"
 
 
