@@ -30,6 +30,7 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 __all__ = ["FileSource", "Imported", "Source", "SourceBusy", "StoreSource", "export_to", "import_from"]
 
+#: Told how many messages are done.
 Progress = Callable[[int], object]
 
 
@@ -151,10 +152,12 @@ def export_to(path: Path, source: StoreSource, progress: Progress) -> int:
     """Write an export file; it is there when it is complete. Returns the number of messages. Raises ``OSError``."""
 
     def entries() -> Iterator[Entry]:
+        number = 0
         for _, entry in source.entries():
             yield entry
             if isinstance(entry, StoredMessage):
-                progress(1)
+                number += 1
+                progress(number)
 
     return portable.write(path, dataclasses.replace(source.header, id=random_id()), entries())
 
@@ -186,14 +189,14 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
             continue
         if batch and (len(batch) >= MOST_MESSAGES or size + len(entry.payload) > MOST_BYTES):
             stored += transfer.restore(import_id, batch)
-            progress(len(batch))
+            progress(number)
             batch, size = [], 0
         batch.append((mark, dataclasses.replace(entry, message_id=b"") if again else entry))
         size += len(entry.payload)
         number += 1
     if batch:
         stored += transfer.restore(import_id, batch)
-        progress(len(batch))
+        progress(number)
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
     transfer.finish(import_id, facts)
     return Imported(number, stored)

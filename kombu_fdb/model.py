@@ -110,6 +110,7 @@ class Peeked(NamedTuple):
     deaths: tuple[Death, ...]
     owner: bytes = b""
     task_id: str = ""
+    priority: int = NO_PRIORITY
     due_ms: int = 0
 
 
@@ -238,4 +239,6 @@ class StoredMessage:
     ttr_ms: int = 0
     task_id: str = ""
     deaths: tuple[Death, ...] = ()
+    #: Of a dead letter: what it had before.
+    priority_before: int = NO_PRIORITY
     unreadable: bool = False

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from celery_fdb.cli.where import Where
 from celery_fdb.transfer import FileSource, Source, StoreSource, export_to, import_from
-from celery_fdb.transfer import Progress as Advance
 
 __all__ = ["export", "import_"]
 
 leased_option = click.option(
     "--leased", is_flag=True, help="Take what workers hold too, as ready messages: for workers that are dead."
 )
-
-
-@contextmanager
-def _bar(run: Run, what: str, total: int) -> Iterator[Advance]:
-    """A progress bar where somebody can see it, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=run.errors, disable=run.as_json or not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda number: bar.advance(task, number)
 
 
 @command()
@@ -44,7 +31,7 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
         raise Refused("the file exists", path=str(file), fix="Name another one, or say --force.")
     source = StoreSource(run.broker, leased=leased)
     try:
-        with _bar(run, "export", source.header.messages) as advance:
+        with bar(run, "export", source.header.messages) as advance:
             number = export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
@@ -65,7 +52,7 @@ def import_(run: Run, *, file: Path | None, url: str | None, again: bool, leased
         raise click.UsageError("name a FILE, or --from URL")
     try:
         source = _source(run, file, url, leased=leased)
-        with _bar(run, "import", source.header.messages) as advance:
+        with bar(run, "import", source.header.messages) as advance:
             done = import_from(source, run.broker, advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error

@@ -58,9 +58,9 @@ from functools import lru_cache
 from zlib import crc32
 
 from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
-from kombu_fdb.model import URGENT
+from kombu_fdb.model import NO_PRIORITY, URGENT
 
-__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "split_place"]
+__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "priority_of", "split_place"]
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
@@ -72,6 +72,9 @@ NO_KEY = pack("")
 
 #: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
+
+#: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
+RANK_FROM_END = 14
 
 #: Ranks are one packed integer each.
 _RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
@@ -457,3 +460,12 @@ def split_place(place: bytes) -> tuple[str, bytes]:
     key, rank, _stamp = unpack(place)
     assert isinstance(rank, int)
     return str(key), pack_int(rank)
+
+
+def priority_of(place: bytes) -> int:
+    """The priority of a place, or of a key that ends in one; the lowest for "".
+
+    Its rank stands before the stamp: one packed digit, whose last byte is the digit itself unless it is 0.
+    """
+    rank = place[-RANK_FROM_END : 1 - RANK_FROM_END]
+    return URGENT if rank == _RANKS[URGENT] else max(URGENT - ord(rank), NO_PRIORITY) if rank else NO_PRIORITY

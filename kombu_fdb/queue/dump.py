@@ -90,6 +90,7 @@ def _open(tr: Transaction, keys: Keyspace, queue: str, row: _Row) -> StoredMessa
         record.ttr_ms,
         record.task_id,
         record.deaths,
+        record.priority,
     )
 
 

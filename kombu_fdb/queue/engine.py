@@ -47,6 +47,7 @@ from kombu_fdb.queue import (
     dedup,
     delay,
     inspect,
+    letters,
     limits,
     move,
     publish,
@@ -57,6 +58,7 @@ from kombu_fdb.queue import (
     totals,
 )
 from kombu_fdb.queue.contention import Contention
+from kombu_fdb.queue.replay import Moved
 from kombu_fdb.queue.tally import CONFLICTS, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
@@ -212,7 +214,7 @@ class Engine:
         return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
 
     def release(
-        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, str] | None = None
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
@@ -227,7 +229,7 @@ class Engine:
 
         return self._write(body)
 
-    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: str) -> list[bool]:
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
@@ -239,17 +241,43 @@ class Engine:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
         return self._read(lambda tr: session.holds(tr, self.keys, leases))
 
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
     def replay(self, queue: str, limit: int) -> int:
-        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back. Returns how many."""
-        total, taken = 0, limit
-        while taken and total < limit:
-            taken, moved = self._replay_part(queue, limit - total)
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + deadletter.DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
             total += moved
+            if not cursor:
+                break
         return total
 
-    def _replay_part(self, queue: str, limit: int) -> tuple[int, int]:
-        limit = min(limit, replay.MESSAGES_PER_TRANSACTION)
-        return self._write(lambda tr, tally: replay.replay(tr, self._context(), tally, queue, limit, self._now()))
+    def walk(self, dead: str, wanted: letters.Wanted | None = None) -> letters.Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._read(lambda tr: tr.get(self.keys.bell(dead), snapshot=True))
+        return letters.Walk(dead, wanted or letters.Wanted(), letters.NO_LAST if last is None else last)
+
+    def letters_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+        """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+
+        def body(tr: Transaction) -> tuple[list[Peeked], bytes]:
+            part = letters.look_through(tr, self.keys, walk, cursor, limit)
+            return [browse.look(tr, self.keys, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+
+        return self._read(body)
+
+    def replay_part(self, walk: letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+        """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
+
+        def body(tr: Transaction, tally: Tally) -> Moved:
+            return replay.replay_part(tr, self._context(), tally, walk, cursor, limit, now_ms=self._now(), to=to)
+
+        return self._write(body)
+
+    def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
+        """Delete up to ``limit`` dead letters, in one transaction."""
+        return self._write(lambda tr, tally: replay.discard_part(tr, self._context(), tally, walk, cursor, limit))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ def _put(
             expires_ms=0,
             key=publication.key,
             task_id=publication.task_id,
+            priority=publication.priority,
         )
         _put_chunks(tr, keys, message_id, publication.payload)
         bury(tr, graves, tally, queue, record, "maxlen", now_ms, place=b"")

@@ -81,6 +81,7 @@ def _record(tr: Transaction, keys: Keyspace, message: StoredMessage, message_id:
         key=message.key,
         ttr_ms=message.ttr_ms,
         task_id=message.task_id,
+        priority=message.priority_before,
     )
 
 

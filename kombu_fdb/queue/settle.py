@@ -8,6 +8,7 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered
@@ -42,7 +43,7 @@ def release(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> list[bool]:
     """Hand the messages back. ``details``: noted at the death of those that have come back too often."""
     held = _take_leases(tr, graves.keys, tally, leases)
@@ -60,7 +61,7 @@ def reject(
     now_ms: int,
     *,
     reason: str,
-    details: dict[str, str],
+    details: dict[str, Any],
 ) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
     held = _take_leases(tr, graves.keys, tally, leases)
@@ -82,7 +83,7 @@ def put_back(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
     if counted:

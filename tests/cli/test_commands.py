@@ -26,7 +26,7 @@ def app(url):
     app = Celery("cli", broker=url, set_as_current=False)
     app.conf.broker_transport_options = {"session_ttl": 60}
 
-    @app.task(name="shop.add")
+    @app.task(name="shop.add", shared=False)
     def add(x, y):
         return x + y
 
@@ -324,20 +324,57 @@ def test_dead_replay_brings_them_back(run, graves, broker):
     assert run("dead", "replay", "celery", "--json").json["replayed"] == 1
 
 
+def test_dead_replay_of_certain_ones(run, graves, broker):
+    first = run("dead", "list", "celery", "--json").json[0]["id"]
+    assert run("dead", "replay", "celery", first, "t2", "--json").json["replayed"] == 2
+    assert [each.task_id for each in graves.peek(10)] == ["t1"]
+    assert run("dead", "replay", "celery", "nosuch").code == 1
+    assert run("dead", "replay", "celery", "--reason", "expired", "--json").json["replayed"] == 0
+    assert run("dead", "replay", "celery", "--task", "shop.add", "--json").json["replayed"] == 1
+
+
+def test_dead_replay_to_another_queue_at_a_rate(run, graves, broker):
+    broker.queue("calm", durable=True)
+    assert run("dead", "replay", "celery", "--to", "calm", "--rate", "50", "--json").json["replayed"] == 3
+    assert broker.queue("calm").count() == 3
+
+
 def test_dead_replay_into_a_deleted_queue_is_refused_and_loses_nothing(run, graves, broker):
     broker.engine.delete_queue("celery")
     result = run("dead", "replay", "celery")
     assert (result.code, graves.count()) == (1, 3)
-    assert "was deleted" in result.err
-    assert run("dead", "replay", "celery", "--new").code == 0
+    assert "--to" in result.err
+    broker.queue("celery", durable=True)
+    assert run("dead", "replay", "celery").code == 0
     assert broker.queue("celery").count() == 3
+
+
+def test_dead_letters_of_an_exchange(run, broker):
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
+    jobs = broker.queue("jobs", arguments=arguments)
+    jobs.put("a")
+    jobs.take(0).bury(error="boom")
+    (letter,) = run("dead", "list", "graveyard", "--in", "--json").json
+    assert letter["deaths"][0]["queue"] == "jobs"
+    assert run("dead", "show", "graveyard", letter["id"], "--in").code == 0
+    assert run("dead", "replay", "graveyard", "--in", "--json").json["replayed"] == 1
+    assert jobs.count() == 1
+
+
+def test_dead_list_counts_by_what_they_have_in_common(run, graves):
+    assert run("dead", "list", "celery", "--by", "reason", "--json").json == {"rejected": 3}
+    assert run("dead", "list", "celery", "--by", "task", "--json").json == {"shop.add": 3}
+    assert run("dead", "list", "celery", "--older-than", "3600", "--json").json == []
 
 
 def test_dead_discard_some_or_all(run, graves):
     assert run("dead", "discard", "celery", "t1", "--yes", "--json").json["discarded"] == 1
     assert [each.task_id for each in graves.peek(10)] == ["t0", "t2"]
     assert run("dead", "discard", "celery").code == 2
-    assert run("dead", "discard", "celery", "--all", given="n\n").code == 1
+    assert run("dead", "discard", "celery", "--reason", "expired", "--yes", "--json").json["discarded"] == 0
+    result = run("dead", "discard", "celery", "--all", given="n\n")
+    assert result.code == 1
+    assert "Delete 2 dead letter(s) of celery for good?" in result.err
     assert graves.count() == 2
     assert run("dead", "discard", "celery", "--all", "--yes").code == 0
     assert graves.count() == 0
