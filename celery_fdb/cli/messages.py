@@ -67,16 +67,22 @@ def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
 
 def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
     return table(
-        "id queue state key task task_id >age >due_in >tries >size died_of",
+        "id queue state key task task_id >age >due_in >tries >size note",
         [
             (
                 *(each["id"], each["queue"], each["state"], each["key"], each["task"], each["task_id"]),
                 *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"] + 1, each["size"]),
-                each["deaths"][0]["reason"] if each["deaths"] else "",
+                _note(each),
             )
             for each in described
         ],
     )
+
+
+def _note(described: dict[str, Any]) -> str:
+    if described["owner"]:
+        return f"held by session {described['owner'][:12]}"
+    return f"died: {described['deaths'][0]['reason']}" if described["deaths"] else ""
 
 
 def _content_lines(described: dict[str, Any]) -> list[str]:
