@@ -470,10 +470,9 @@ class Engine:
 
     def add_totals(self) -> None:
         """Add what this process has counted so far, now."""
-        share = self._totals.share(now=True)
-        if share.empty:
-            return
-        self._retry(share.write, timeout_s=self._timeout_s)
+        share = self._totals.share()
+        if share.taken:
+            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=self._timeout_s)
 
     def trim_totals(self) -> None:
         """Forget the totals of queues that are gone."""
@@ -674,22 +673,28 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
-        share = self._totals.share()
+        share, tally = self._totals.due(), Tally()
 
         def body(tr: Transaction) -> T:
+            nonlocal tally
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
-            share.join(tr, tally.events)
+            if share is not None:
+                share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
         except BaseException:
-            share.failed()
+            if share is not None:
+                share.failed()
             raise
-        share.committed()
+        if share is not None:
+            share.committed(tally.events)
+        elif tally.events:
+            self._totals.note(tally.events)
         return result
 
 
