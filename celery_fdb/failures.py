@@ -24,7 +24,7 @@ the next attempt: the last 10, with 300 characters of each error.
 
 What happens at each failure. The store does not answer while a message is rejected: the message stays leased, and is
 delivered again when the connection, or the worker, is gone. It does not answer while a copy is stored: the worker's
-duties thread tries until it does, or the worker ends: then the copy is lost, as the task would be without ``acks_late``.
+duties thread tries until it does, or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from celery.worker.request import logger as request_logger
 
 from kombu_fdb.errors import StoreError
 from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.envelope import without_deaths
 
 __all__ = ["ATTEMPTS", "FailureRequest", "details_of", "install", "keeps_failures"]
 
@@ -226,9 +227,10 @@ class FailureRequest:
 
 def _anew(headers: Any, message: Any) -> Any:
     """The headers; of a replayed message those of a first attempt."""
-    deaths = headers.get("x-death") if isinstance(headers, dict) else None
-    here = (message.delivery_info or {}).get("queue")
-    if not deaths or not isinstance(message.channel, Channel) or deaths[0]["queue"] != here:
+    if not isinstance(message.channel, Channel) or not isinstance(headers, dict):
+        return headers
+    _published, deaths = without_deaths(headers)
+    if not deaths or deaths[0].queue != (message.delivery_info or {}).get("queue"):
         return headers
     return {name: value for name, value in headers.items() if name not in {ATTEMPTS, "expires"}} | {"retries": 0}
 

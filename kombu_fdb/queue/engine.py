@@ -52,10 +52,12 @@ from kombu_fdb.queue import (
     letters,
     limits,
     move,
+    overflow,
     publish,
     replay,
     session,
     settle,
+    single,
     sweep,
     totals,
 )
@@ -77,6 +79,9 @@ MOST_LEASES = 4096
 #: Queues and keys looked at in one transaction.
 QUEUES_PER_LOOK = 50
 KEYS_PER_LOOK = 1_000
+
+#: Transactions for one overfull queue in one go, at most.
+MOST_TRIMS = 100
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -165,11 +170,13 @@ class Engine:
         *,
         no_ack: Collection[str] = (),
         acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
         Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
-        transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
+        transaction. ``consumers``: the tag of the consumer by queue; a queue with ``x-single-active-consumer`` serves
+        one of them. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
         contention = self._contention_of(queues)
@@ -182,7 +189,13 @@ class Engine:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
             window = claim.Window(
-                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+                session_id,
+                first,
+                limit,
+                contention.next_slice(),
+                self._clock.wall_ms(),
+                self._rng.randrange(BUCKETS),
+                consumers or {},
             )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
@@ -201,11 +214,16 @@ class Engine:
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
 
-    def arm(self, queues: Sequence[str]) -> list[Watch] | None:
-        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now."""
+    def arm(
+        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+    ) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+        """
 
         def body(tr: Transaction) -> list[Watch] | None:
-            return claim.arm(tr, self.keys, queues)
+            return claim.arm(tr, self.keys, queues, session_id, consumers or {})
 
         return self._read(body)
 
@@ -418,6 +436,19 @@ class Engine:
         total = 0
         while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
             total += cleared
+        return total
+
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        return sum(self._trim_full(queue) for queue in self._read(lambda tr: control.limited(tr, self.keys)))
+
+    def _trim_full(self, queue: str) -> int:
+        total = 0
+        for _ in range(MOST_TRIMS):  # its dead letters may come back to it
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            if not dropped:
+                break
+            total += dropped
         return total
 
     def tokens(self) -> list[tuple[bytes, bytes]]:
@@ -650,6 +681,14 @@ class Engine:
         """Deletes an auto-delete queue with its last consumer."""
         if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
             self.delete_queue(queue, if_unused=True)
+
+    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+        """These consumers of the session are active nowhere any more: others take over."""
+        self._write(lambda tr, _: single.leave_all(tr, self.keys, session_id, tags))
+
+    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
+        return self._read(lambda tr: single.active(tr, self.keys, queue))
 
     def touch(self, queue: str) -> None:
         """Note that a queue with ``x-expires`` was used."""

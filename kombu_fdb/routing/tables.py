@@ -81,6 +81,11 @@ class QueueDeclaration:
         """Whether it is deleted when nobody uses it."""
         return self.auto_delete or self.exclusive or "x-expires" in self.arguments
 
+    @property
+    def single_active(self) -> bool:
+        """Whether it serves one consumer at a time."""
+        return bool(self.arguments.get("x-single-active-consumer"))
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
@@ -172,10 +177,16 @@ class RoutingTables:
         ttl = self._argument(tr, queue, "x-message-ttl")
         return None if ttl is None else int(ttl)
 
-    def max_length(self, tr: Transaction, queue: str) -> int | None:
-        """``x-max-length``."""
-        length = self._argument(tr, queue, "x-max-length")
-        return None if length is None else int(length)
+    def max_load(self, tr: Transaction, queue: str) -> tuple[int | None, int | None]:
+        """``x-max-length`` and ``x-max-length-bytes``."""
+        declaration = self._declaration(tr, queue)
+        if declaration is None:
+            return None, None
+        return declaration.arguments.get("x-max-length"), declaration.arguments.get("x-max-length-bytes")
+
+    def max_priority(self, tr: Transaction, queue: str) -> int | None:
+        """``x-max-priority``."""
+        return self._argument(tr, queue, "x-max-priority")  # type: ignore[no-any-return]  # checked when declared
 
     def overflow(self, tr: Transaction, queue: str) -> str | None:
         """``x-overflow``."""

@@ -37,9 +37,7 @@ from kombu_fdb.store.watch import OneShotWatch
 __all__ = ["FoundationDatabase"]
 
 STAMP = bytes(10)
-ZERO = bytes(8)
 
-_pack_delta = struct.Struct("<q").pack
 _pack_offset = struct.Struct("<I").pack
 
 
@@ -252,11 +250,11 @@ class FoundationTransaction:
         if begin < end:
             self._writer().clear_range(begin, end)
 
-    def add(self, key: bytes, delta: int) -> None:
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         check_key(key)
         tr = self._writer()
-        tr.add(key, _pack_delta(delta))
-        tr.compare_and_clear(key, ZERO)
+        tr.add(key, delta.to_bytes(width, "little", signed=True))
+        tr.compare_and_clear(key, bytes(width))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         check_key(key)

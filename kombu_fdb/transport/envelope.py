@@ -21,7 +21,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.transport.identity import dedup_of, task_id_of
-from kombu_fdb.transport.timing import due_ms, expiry
+from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
 __all__ = ["encode", "open_delivery", "without_deaths"]
 
@@ -58,6 +58,7 @@ def encode(
         ttl_ms,
         expires_ms,
         key,
+        ttr_ms=ttr_ms(headers),
         task_id=task_id_of(headers, properties),
         dedup_id=dedup_id,
         dedup_window_ms=dedup_window_ms,
@@ -168,18 +169,24 @@ _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
-    """The headers of a delivery as they were published, and the history that stood among them."""
+    """The headers of a delivery as they were published, and the history that stood among them.
+
+    A history that a publisher has invented, and that does not look like one, is none.
+    """
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)
-    return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    try:
+        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return kept, ()
 
 
 def _death(entry: Mapping[str, Any]) -> Death:
     return Death(
         entry["queue"],
         entry["reason"],
-        entry["count"],
-        entry["time"] * 1000,
+        int(entry["count"]),
+        int(entry["time"]) * 1000,
         entry["exchange"],
         tuple(entry["routing-keys"]),
         {name: value for name, value in entry.items() if name not in _OF_A_DEATH},

@@ -47,6 +47,8 @@ class Broker:
     directory: Path
     cluster: SingleNodeCluster | None = None
     options: dict[str, Any] = field(default_factory=lambda: {"session_ttl": 2.0, "sweep_interval": 0.3})
+    #: Of the default queue; to be set before anything starts.
+    queue_arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
@@ -55,6 +57,7 @@ class Broker:
             "ACCEPTANCE_BROKER": self.url,
             "ACCEPTANCE_DIRECTORY": str(self.directory),
             "ACCEPTANCE_OPTIONS": json.dumps(self.options),
+            "ACCEPTANCE_QUEUE_ARGUMENTS": json.dumps(self.queue_arguments),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
             "PYTHONUNBUFFERED": "1",
         }
@@ -79,12 +82,12 @@ class Broker:
 class Worker:
     """A process group of one Celery program."""
 
-    def __init__(self, broker: Broker, name: str, arguments: list[str]) -> None:
+    def __init__(self, broker: Broker, name: str, arguments: list[str], app: str = "acceptance_app") -> None:
         self.name = name
         self.log = broker.directory / f"{name}.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+                [sys.executable, "-m", "celery", "-A", app, *arguments],
                 env=broker.env,
                 cwd=broker.directory,
                 stdout=output,
@@ -150,9 +153,15 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
     """Starts workers; kills what is left of them after the test."""
     workers: list[Worker] = []
 
-    def start(*arguments: str, name: str | None = None, pool: str = "prefork", wait: bool = True) -> Worker:
+    def start(
+        *arguments: str,
+        name: str | None = None,
+        pool: str = "prefork",
+        wait: bool = True,
+        app: str = "acceptance_app",
+    ) -> Worker:
         name = name or f"w{len(workers)}"
-        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments])
+        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
         workers.append(worker)
         if wait:
             worker.wait_ready()
@@ -166,7 +175,7 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
 @pytest.fixture
 def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The application as a publisher, in this process."""
-    for name in ("ACCEPTANCE_BROKER", "ACCEPTANCE_DIRECTORY", "ACCEPTANCE_OPTIONS"):
+    for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):
         monkeypatch.setenv(name, broker.env[name])
     monkeypatch.syspath_prepend(str(HERE))
     sys.modules.pop("acceptance_app", None)

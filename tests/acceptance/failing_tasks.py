@@ -1,4 +1,4 @@
-"""Tasks that fail, for workers started with ``-I failing_tasks``."""
+"""Tasks that fail, in the application of the other acceptance tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import time
 from acceptance_app import app, mark
 from celery import Task
 from celery.exceptions import Reject
+from kombu import Queue
 
 from celery_fdb import failures
 from celery_fdb.backoff import Backoff
 
 failures.install(app)
+app.conf.task_queues = [
+    Queue("celery"),
+    Queue("poison", queue_arguments={"x-delivery-limit": 2}),
+    Queue("watched", queue_arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}),
+]
 
 
 class ScheduledTask(Backoff, Task):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kombu_fdb.deadletters import DeadLetters
 from kombu_fdb.model import Peeked
-from kombu_fdb.routing.tables import QueueDeclaration
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
-prefork = ("-c", "1", "-I", "failing_tasks")
 POOLS = ["prefork", "threads", "solo", "gevent"]
 
 
@@ -26,6 +25,11 @@ def failing(app: Any) -> Any:
 
     yield failing_tasks
     sys.modules.pop("failing_tasks", None)
+
+
+@pytest.fixture(name="start")
+def _start(start: Any) -> Any:
+    return partial(start, "-c", "1", app="failing_tasks")
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, only: Any, poo
     """With and without acks_late, in every pool."""
     if pool == "gevent":
         pytest.importorskip("gevent")
-    start(*prefork, pool=pool)
+    start(pool=pool)
     sent = getattr(failing, name).apply_async(("it",), priority=6)
     letter = only()
     death = letter.deaths[0]
@@ -76,7 +80,7 @@ def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, only: Any, poo
 def test_a_task_keeps_its_failures_only_if_asked_to(
     failing: Any, broker: Any, start: Any, until: Any, engine: Any, letters: Any
 ) -> None:
-    start(*prefork)
+    start()
     failing.fail_quietly.delay("quiet")
     failing.succeed.delay("well")
     until(lambda: broker.marks("run", "well"))
@@ -86,7 +90,7 @@ def test_a_task_keeps_its_failures_only_if_asked_to(
 
 def test_the_last_of_all_retries_tells_of_each_attempt(failing: Any, broker: Any, start: Any, only: Any) -> None:
     """The retries wait in the store by a named schedule."""
-    start(*prefork)
+    start()
     failing.stubborn.delay("it")
     told = only().deaths[0].details
     assert [each["error"] for each in told["attempts"]] == [f"failing_tasks.Broken: attempt {n}" for n in range(3)]
@@ -100,7 +104,7 @@ def test_the_last_of_all_retries_tells_of_each_attempt(failing: Any, broker: Any
 def test_a_replayed_task_begins_anew_and_keeps_its_history(
     failing: Any, broker: Any, start: Any, only: Any, letters: Any, until: Any
 ) -> None:
-    start(*prefork)
+    start()
     failing.stubborn.apply_async(("it",), expires=30)
     only()
     assert letters.replay() == 1
@@ -110,14 +114,14 @@ def test_a_replayed_task_begins_anew_and_keeps_its_history(
 
 
 def test_reject_without_requeue(failing: Any, start: Any, only: Any) -> None:
-    start(*prefork)
+    start()
     failing.refuse.delay("it")
     told = only().deaths[0].details
     assert (told["error_class"], told["error"]) == ("celery.exceptions.Reject", "never again")
 
 
 def test_a_lost_worker(failing: Any, start: Any, only: Any) -> None:
-    start(*prefork)
+    start()
     failing.die.delay("it")
     told = only().deaths[0].details
     assert told["error_class"].endswith(".WorkerLostError")
@@ -125,10 +129,9 @@ def test_a_lost_worker(failing: Any, start: Any, only: Any) -> None:
 
 
 def test_a_task_that_kills_its_workers_past_the_delivery_limit(
-    failing: Any, broker: Any, start: Any, only: Any, engine: Any
+    failing: Any, broker: Any, start: Any, only: Any
 ) -> None:
-    engine.declare_queue(QueueDeclaration("poison", arguments={"x-delivery-limit": 2}))
-    start(*prefork, "-Q", "poison")
+    start()
     failing.poison.apply_async(("it",), queue="poison")
     death = only("poison.dead").deaths[0]
     assert death.reason == "delivery_limit"
@@ -137,7 +140,7 @@ def test_a_task_that_kills_its_workers_past_the_delivery_limit(
 
 
 def test_hard_time_limit(failing: Any, start: Any, only: Any) -> None:
-    start(*prefork)
+    start()
     failing.too_slow.delay("it")
     told = only().deaths[0].details
     assert told["error_class"].endswith(".TimeLimitExceeded")
@@ -146,7 +149,7 @@ def test_hard_time_limit(failing: Any, start: Any, only: Any) -> None:
 def test_an_unregistered_task_and_messages_celery_can_not_decode(
     app: Any, start: Any, letters: Any, until: Any
 ) -> None:
-    start(*prefork)
+    start()
     app.app.send_task("nobody.knows")
     with app.app.connection_for_write() as connection:
         producer = connection.Producer()
@@ -155,9 +158,11 @@ def test_an_unregistered_task_and_messages_celery_can_not_decode(
         producer.publish(b"{", headers=task, **broken)
         producer.publish(b"{", **broken)
         producer.publish("hello", routing_key="celery")
-    until(lambda: letters.count()["celery.dead"] == 4, say=letters.list)
+        producer.publish(["hello"], routing_key="celery", serializer="json")
+    until(lambda: letters.count()["celery.dead"] == 5, say=letters.list)
     told = [(letter.deaths[0].reason, letter.deaths[0].details["error_class"]) for letter in letters.list()]
     assert sorted(told) == [
+        ("malformed", "kombu.exceptions.ContentDisallowed"),
         ("malformed", "kombu.exceptions.DecodeError"),
         ("malformed", "kombu.exceptions.DecodeError"),
         ("rejected", "builtins.ValueError"),
@@ -169,9 +174,7 @@ def test_an_unregistered_task_and_messages_celery_can_not_decode(
 def test_headers_tell_the_consumer_of_a_dead_letter_exchange(
     app: Any, failing: Any, start: Any, engine: Any, until: Any
 ) -> None:
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
-    engine.declare_queue(QueueDeclaration("watched", arguments=arguments))
-    start(*prefork, "-Q", "watched")
+    start()
     failing.fail.apply_async(("it",), queue="watched")
     until(lambda: engine.counts("graveyard").ready)
     with app.app.connection_for_read() as connection:

@@ -255,7 +255,7 @@ def test_move_keeps_keys_priorities_order_delays_and_history(run, broker):
         jobs.put(f"a{number}", key="alice")
     jobs.put("later", delay=0.2, key="bob")
     jobs.put("big" * 5000, key="bob")
-    broker.queue("other", arguments={"x-max-length": 5})
+    broker.queue("other", durable=True)
     assert run("move", "jobs", "other", "--json").json["moved"] == 454
     check_counts(broker.engine)
     check_whereabouts(broker.engine)
@@ -276,6 +276,15 @@ def _acked(jobs):
     for job in jobs:
         job.ack()
     return jobs
+
+
+@pytest.mark.parametrize("bound", [{"x-max-length": 2}, {"x-max-length-bytes": 10}])
+def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, bound):
+    broker.queue("jobs").put_many("abc")
+    broker.queue("small", arguments=bound)
+    result = run("move", "jobs", "small")
+    assert (result.code, broker.queue("jobs").count()) == (1, 3)
+    assert "--limit" in result.err
 
 
 def test_move_part_of_a_queue(run, broker):
