@@ -43,6 +43,7 @@ from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.options import Options
 from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.store.protocol import Database
 
 __all__ = ["Client", "client_for"]
 
@@ -124,10 +125,19 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
+        return self._open_store.engine
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something in the same store. Raises as ``engine`` does."""
+        return self._open_store.database
+
+    @property
+    def _open_store(self) -> connect.Opened:
         self.check_process()
         if self._opened is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
-        return self._opened.engine
+        return self._opened
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""

@@ -67,6 +67,13 @@ def claim(
     return [delivery for delivery in taken if delivery is not None]
 
 
+def _slice(control: QueueControl, window: Window) -> int:
+    """How many windows to leave to rivals. One active consumer has none, and wants the order."""
+    if control.single_active:
+        return 0
+    return window.slice if control.ageing is None else min(window.slice, ageing.MOST_SLICES)
+
+
 class _State(NamedTuple):
     """What a claim must know of a queue before it looks for messages."""
 
@@ -101,8 +108,7 @@ def _open_to(
 def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: int, window: Window) -> list[KeyValue]:
     if state.control.paused:
         return []
-    # One active consumer has no rivals, and wants the order.
-    slice_ = 0 if state.control.single_active else window.slice
+    slice_ = _slice(state.control, window)
     if state.fair:
         return fair.choose(
             tr,

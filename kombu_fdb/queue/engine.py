@@ -16,7 +16,8 @@ happen, with one exception. If it raises ``CommitUnknown``, the store stopped an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -59,6 +60,7 @@ from kombu_fdb.queue import (
     settle,
     single,
     sweep,
+    together,
     totals,
 )
 from kombu_fdb.queue.contention import Contention
@@ -139,9 +141,36 @@ class Engine:
         """
         for publication in publications:
             self._check(publication)
+        if together.gather(self, publications):
+            return [self.route(each.exchange, each.routing_key) for each in publications]
+        return self._publish(publications, timeout_s)
+
+    @contextmanager
+    def atomically(self, verb: Callable[[Transaction], None]) -> Iterator[None]:
+        """What this thread publishes inside of the block is stored when it ends, in one transaction with ``verb``.
+
+        Only if the block ends without an exception, and ``verb`` raises none: else nothing is stored. ``verb`` may run
+        several times and reads before anything is written. More than one transaction holds is published in front of it.
+        Raises what ``publish`` raises.
+        """
+        with together.gathering(self) as gathered:
+            yield
+        *first, last = together.parts(gathered)
+        for part in first:
+            self._publish(part)
+        self._publish(last, verb=verb)
+
+    def _publish(
+        self,
+        publications: Sequence[Publication],
+        timeout_s: float | None = None,
+        verb: Callable[[Transaction], None] | None = None,
+    ) -> list[list[str]]:
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
+            if verb is not None:
+                verb(tr)
             return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)

@@ -89,8 +89,7 @@ def _put(
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
-    most_urgent = routing.max_priority(tr, queue)
-    if most_urgent is not None and publication.priority > most_urgent:
+    if publication.priority and publication.priority > (most_urgent := routing.max_priority(tr, queue)):
         publication = dataclasses.replace(publication, priority=most_urgent)
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)

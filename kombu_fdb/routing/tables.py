@@ -18,7 +18,7 @@ from kombu_fdb.clock import Clock
 from kombu_fdb.errors import ExchangeNotFound
 from kombu_fdb.keyspace.codec import decode_control, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import QueueControl
+from kombu_fdb.model import URGENT, QueueControl
 from kombu_fdb.routing.match import matches
 from kombu_fdb.store.protocol import Transaction
 
@@ -184,9 +184,10 @@ class RoutingTables:
             return None, None
         return declaration.arguments.get("x-max-length"), declaration.arguments.get("x-max-length-bytes")
 
-    def max_priority(self, tr: Transaction, queue: str) -> int | None:
-        """``x-max-priority``."""
-        return self._argument(tr, queue, "x-max-priority")  # type: ignore[no-any-return]  # checked when declared
+    def max_priority(self, tr: Transaction, queue: str) -> int:
+        """``x-max-priority``; the most urgent there is if not set."""
+        most_urgent = self._argument(tr, queue, "x-max-priority")
+        return URGENT if most_urgent is None else int(most_urgent)
 
     def overflow(self, tr: Transaction, queue: str) -> str | None:
         """``x-overflow``."""

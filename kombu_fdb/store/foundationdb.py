@@ -30,11 +30,12 @@ from kombu_fdb.store.foundationdb_errors import (
     explain_open,
     no_cluster_file,
 )
+from kombu_fdb.store.foundationdb_tls import Tls, apply
 from kombu_fdb.store.limits import check_key, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
 
-__all__ = ["FoundationDatabase"]
+__all__ = ["FoundationDatabase", "Tls"]
 
 STAMP = bytes(10)
 
@@ -58,6 +59,7 @@ class FoundationDatabase:
         cluster_file: str | None = None,
         *,
         connection_string: str | None = None,
+        tls: Tls | None = None,
         timeout_s: float = 10.0,
         clock: Clock | None = None,
     ) -> FoundationDatabase:
@@ -72,6 +74,7 @@ class FoundationDatabase:
         if cluster_file is not None and not os.path.exists(cluster_file):
             raise no_cluster_file(cluster_file)
         try:
+            apply(fdb, tls or Tls())
             handle = _connect(fdb, cluster_file, connection_string)
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error

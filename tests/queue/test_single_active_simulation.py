@@ -34,10 +34,8 @@ class SingleActive(Simulation):
     def _start_process(self) -> None:
         super()._start_process()
         engine, tag = self.processes[-1].engine, f"consumer-{len(self.history)}"
-        engine.claim = partial(engine.claim, consumers={"a": tag})  # type: ignore[method-assign]
-        engine.arm = lambda queues: type(engine).arm(  # type: ignore[method-assign,misc]
-            engine, queues, self.processes[-1].session, {"a": tag}
-        )
+        engine.claim = partial(engine.claim, consumers={"a": tag})
+        engine.arm = lambda queues: type(engine).arm(engine, queues, self.processes[-1].session, {"a": tag})
 
     def _check(self) -> None:
         super()._check()
@@ -46,7 +44,7 @@ class SingleActive(Simulation):
         self._require(len(owners) <= 1, "ONE-ACTIVE", f"messages are with {len(owners)} consumers")
         for owner in owners:
             self.handovers += self._active not in (None, owner)
-            self._active = owner  # type: ignore[assignment]  # the second element of a lease's key
+            self._active = owner
 
 
 def test_one_consumer_at_a_time() -> None:

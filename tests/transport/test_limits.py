@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,24 @@ class TestSingleActiveConsumer:
         one.consumer.cancel()
         publish(connection, 4)
         until(lambda: two.bodies == [4])
+
+    def test_who_stands_by_costs_nothing(self, connect: Any, connection: Connection, queue: Queue, until: Any) -> None:
+        """Messages that wait for the active one are no work for the others, nor a reason to wake up."""
+        one = Listener(connection, prefetch_count=1)
+        wait_until_active(one)
+        other = connect(**ANOTHER_PROCESS, poll_interval=3600.0)
+        engine = other.default_channel.engine
+        two, armed = Listener(other), threading.Event()
+        until(lambda: other.transport.receiver.idle)
+        claims, arm = [], engine.arm
+        engine.claim = lambda *arguments, **_: claims.append(arguments) or []
+        engine.arm = lambda *arguments: armed.set() or arm(*arguments)
+        publish(connection, *range(50))
+        until(lambda: one.bodies == [0])
+        one.held[0].ack()
+        until(lambda: one.bodies == [0, 1])
+        assert two.bodies == claims == []
+        assert not armed.is_set()
 
     def test_two_connections_of_one_process_are_two_consumers(
         self, connect: Any, connection: Connection, queue: Queue, until: Any
