@@ -32,7 +32,7 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.keyspace.layout import Keyspace, priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import DEAD, READY, Tally
 from kombu_fdb.queue.whereabouts import forget, note
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
@@ -138,6 +138,7 @@ def bury(
     details: dict[str, Any] | None = None,
 ) -> None:
     """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
+    tally.note(queue, DEAD)
     record = _readable(graves, value)
     record = record._replace(priority=record.priority or priority_of(place))
     way = _way(tr, graves, queue)
