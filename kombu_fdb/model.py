@@ -21,7 +21,10 @@ __all__ = [
     "Delivery",
     "KeyCounts",
     "KeyLimits",
+    "KeysPage",
     "Lease",
+    "Listed",
+    "Page",
     "Peeked",
     "Publication",
     "QueueControl",
@@ -97,6 +100,33 @@ class Peeked(NamedTuple):
     expires_ms: int
     deaths: tuple[Death, ...]
     owner: bytes = b""
+
+
+class Listed(NamedTuple):
+    """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
+
+    ``position``: where it stands in its state, opaque. ``due_ms``: of a delayed one, else 0.
+    """
+
+    position: bytes
+    message: Peeked
+    size: int
+    priority: int
+    due_ms: int
+
+
+class Page(NamedTuple):
+    """Some messages, and the position behind which the next page begins; None if this is the last one."""
+
+    messages: list[Listed]
+    following: bytes | None
+
+
+class KeysPage(NamedTuple):
+    """Some keys of a queue by name, and the one behind which the next page begins; None if this is the last one."""
+
+    keys: dict[str, KeyCounts]
+    following: str | None
 
 
 class RoundSnapshot(NamedTuple):

@@ -145,8 +145,13 @@ class Keyspace:
         return self._key("lease", session)
 
     @property
+    def leases_prefix(self) -> bytes:
+        """Prefix of the leases of all sessions."""
+        return self._key("lease")
+
+    @property
     def all_leases(self) -> Range:
-        return range_of(self._key("lease"))
+        return range_of(self.leases_prefix)
 
     def body(self, message_id: bytes, chunk: int) -> bytes:
         return self._key("body", message_id, chunk)

@@ -28,7 +28,10 @@ from kombu_fdb.model import (
     Delivery,
     KeyCounts,
     KeyLimits,
+    KeysPage,
     Lease,
+    Listed,
+    Page,
     Peeked,
     Publication,
     QueueControl,
@@ -43,6 +46,7 @@ from kombu_fdb.queue import (
     delay,
     inspect,
     limits,
+    pages,
     publish,
     replay,
     session,
@@ -438,6 +442,33 @@ class Engine:
 
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
+
+    def page(
+        self,
+        queue: str,
+        state: str,
+        limit: int,
+        *,
+        after: bytes = b"",
+        key: str | None = None,
+        reverse: bool = False,
+    ) -> Page:
+        """Some messages of a state, at a cost that does not depend on the queue. See :func:`.pages.page`."""
+        return self._read(
+            lambda tr: pages.page(tr, self.keys, queue, state, limit, after=after, key=key, reverse=reverse)
+        )
+
+    def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
+        """The whole message at a page's position; None if it has moved."""
+        return self._read(lambda tr: pages.read_at(tr, self.keys, queue, state, position))
+
+    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def keys_page(self, queue: str, limit: int, *, after: str | None = None) -> KeysPage:
+        """Some of the keys that have messages or limits, by name."""
+        return self._read(lambda tr: pages.keys_page(tr, self.keys, queue, limit, after=after))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
