@@ -30,6 +30,7 @@ __all__ = [
     "QueueControl",
     "QueueCounts",
     "RoundSnapshot",
+    "SessionInfo",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -134,6 +135,21 @@ class RoundSnapshot(NamedTuple):
 
     round: list[Peeked]
     queues: dict[str, list[Peeked]]
+
+
+class SessionInfo(NamedTuple):
+    """A consumer process as others see it.
+
+    ``description``: host, pid and program; empty once fenced. ``beat_ms``: its last heartbeat by its own wall clock,
+    which may be wrong; 0 if unknown. ``leased``: the messages it holds, counted up to 100.
+    """
+
+    session: bytes
+    description: dict[str, str | int]
+    beat_ms: int
+    ttl_s: float
+    leased: int
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

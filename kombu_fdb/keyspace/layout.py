@@ -29,7 +29,7 @@ key                                                   value                     
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
-``("beat", session)``                                 versionstamp of the last heartbeat       session
+``("beat", session)``                                 last heartbeat: versionstamp, time, ttl  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind

@@ -37,6 +37,7 @@ from kombu_fdb.model import (
     QueueControl,
     QueueCounts,
     RoundSnapshot,
+    SessionInfo,
 )
 from kombu_fdb.queue import (
     browse,
@@ -243,12 +244,12 @@ class Engine:
     def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
         return session_id
 
     def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
         """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, self._now()))
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -264,6 +265,10 @@ class Engine:
     def beats(self) -> list[tuple[bytes, bytes, float]]:
         """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
         return self._read(lambda tr: session.beats(tr, self.keys))
+
+    def sessions(self) -> list[SessionInfo]:
+        """All sessions, as people want to see them."""
+        return self._read(lambda tr: session.sessions(tr, self.keys))
 
     def fence(self, session_id: bytes, last_beat: bytes) -> bool:
         """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""

@@ -26,29 +26,52 @@ import struct
 from collections.abc import Sequence
 
 from kombu_fdb.errors import LeaseLost
-from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, SessionInfo
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["beat", "beats", "fence", "hold_role", "holds", "leases", "leave_role", "open_session", "require"]
+__all__ = [
+    "beat",
+    "beats",
+    "fence",
+    "hold_role",
+    "holds",
+    "leases",
+    "leave_role",
+    "open_session",
+    "require",
+    "sessions",
+]
 
-
+#: The session's wall clock and its time to live, both in milliseconds.
+_BEAT = struct.Struct(">QI")
+_STAMP_BYTES = 10
 _TTL = struct.Struct(">I")
+#: A listed session's leases are counted so far.
+LEASES_COUNTED = 100
 
 
 def open_session(
-    tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int], ttl_s: float
+    tr: Transaction,
+    keys: Keyspace,
+    session_id: bytes,
+    description: dict[str, str | int],
+    ttl_s: float,
+    now_ms: int,
 ) -> None:
     """Record the session and its first beat."""
     tr.set(keys.session(session_id), encode_json(description))
-    _beat(tr, keys, session_id, ttl_s)
+    _beat(tr, keys, session_id, ttl_s, now_ms)
 
 
-def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> None:
-    """The beat carries the session's time to live: whoever observes it judges it by its own promise."""
-    tr.set_versionstamped_value(keys.beat(session_id), suffix=_TTL.pack(round(ttl_s * 1000)))
+def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, now_ms: int) -> None:
+    """The beat carries the session's time to live: whoever observes it judges it by its own promise.
+
+    Its wall clock is for people to read; nothing is ever decided by it.
+    """
+    tr.set_versionstamped_value(keys.beat(session_id), suffix=_BEAT.pack(now_ms, round(ttl_s * 1000)))
 
 
 def require(
@@ -63,11 +86,11 @@ def require(
     return others
 
 
-def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> bool:
+def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, now_ms: int) -> bool:
     """Show a sign of life; False if the session was fenced."""
     if tr.get(keys.session(session_id)) is None:
         return False
-    _beat(tr, keys, session_id, ttl_s)
+    _beat(tr, keys, session_id, ttl_s, now_ms)
     return True
 
 
@@ -75,10 +98,33 @@ def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     found = []
     for key, value in tr.get_range(*keys.all_beats, snapshot=True):
-        session_id = keys.unpack(key)[1]
-        assert isinstance(session_id, bytes)
-        found.append((session_id, value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
+        found.append((_id_of(keys, key), value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
     return found
+
+
+def sessions(tr: Transaction, keys: Keyspace) -> list[SessionInfo]:
+    """Every session that is open or not yet cleaned up, for people: who it is, when it beat, what it holds."""
+    described = {_id_of(keys, key): value for key, value in tr.get_range(*keys.all_sessions, snapshot=True)}
+    seen = [(_id_of(keys, key), value) for key, value in tr.get_range(*keys.all_beats, snapshot=True)]
+    ranges = [(*range_of(keys.leases(session_id)), LEASES_COUNTED) for session_id, _ in seen]
+    held = tr.get_ranges(ranges, snapshot=True) if ranges else []
+    return [
+        _info(session_id, described.get(session_id), value, len(leased))
+        for (session_id, value), leased in zip(seen, held, strict=True)
+    ]
+
+
+def _id_of(keys: Keyspace, key: bytes) -> bytes:
+    session_id = keys.unpack(key)[1]
+    assert isinstance(session_id, bytes)
+    return session_id
+
+
+def _info(session_id: bytes, description: bytes | None, beat_: bytes, leased: int) -> SessionInfo:
+    has_clock = len(beat_) == _STAMP_BYTES + _BEAT.size  # earlier versions wrote none
+    beat_ms, ttl_ms = _BEAT.unpack(beat_[_STAMP_BYTES:]) if has_clock else (0, *_TTL.unpack(beat_[-_TTL.size :]))
+    about = {} if description is None else decode_json(description)
+    return SessionInfo(session_id, about, beat_ms, ttl_ms / 1000, leased, fenced=description is None)
 
 
 def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
