@@ -24,6 +24,7 @@ __all__ = [
     "KeysPage",
     "Lease",
     "Listed",
+    "Oldest",
     "Page",
     "Peeked",
     "Publication",
@@ -121,6 +122,13 @@ class Page(NamedTuple):
 
     messages: list[Listed]
     following: bytes | None
+
+
+class Oldest(NamedTuple):
+    """``published_ms`` of a queue's oldest ready message; not ``complete``: there may be an older one of another key."""
+
+    published_ms: int
+    complete: bool
 
 
 class KeysPage(NamedTuple):

@@ -31,6 +31,7 @@ from kombu_fdb.model import (
     KeysPage,
     Lease,
     Listed,
+    Oldest,
     Page,
     Peeked,
     Publication,
@@ -470,6 +471,10 @@ class Engine:
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
         return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def oldest(self, queue: str) -> Oldest | None:
+        """When the oldest ready message was published; None if there is none. Its cost has a bound."""
+        return self._read(lambda tr: pages.oldest(tr, self.keys, queue))
 
     def keys_page(self, queue: str, limit: int, *, after: str | None = None) -> KeysPage:
         """Some of the keys that have messages or limits, by name."""

@@ -184,6 +184,23 @@ def test_keys_by_name_with_counts_and_limits(bench: Bench) -> None:
     assert found["idle"] == KeyCounts(limits=KeyLimits(paused=True))
 
 
+def test_the_oldest_of_all_keys_and_priorities(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.engine.oldest("q") is None
+    begin_ms = bench.clock.wall_ms()
+    for number, (key, priority) in enumerate([("b", 0), ("b", 9), ("", 3), ("", 5), ("a", 4)]):
+        bench.put(b"%d" % number, key=key, priority=priority)
+        bench.later(1)
+    expected = {b"0": 0, b"1": 1_000, b"2": 2_000, b"3": 3_000, b"4": 4_000}
+    while (oldest := bench.engine.oldest("q")) is not None:
+        first = min(walk(bench, "ready"), key=lambda each: each.message.published_ms)
+        assert oldest == (begin_ms + expected[first.message.payload], True)
+        bench.engine.delete_at("q", "ready", first.position, first.message.message_id)
+    monkeypatch.setattr(pages, "MOST_HEADS", 1)
+    bench.put(b"a", key="a")
+    bench.put(b"b", key="b")
+    assert bench.engine.oldest("q") == (bench.clock.wall_ms(), False)
+
+
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
