@@ -125,7 +125,7 @@ class Page(NamedTuple):
 
 
 class Oldest(NamedTuple):
-    """``published_ms`` of a queue's oldest ready message; not ``complete``: there may be an older one of another key."""
+    """When a queue's oldest ready message was published; not ``complete``: there may be an older one of another key."""
 
     published_ms: int
     complete: bool
