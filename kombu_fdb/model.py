@@ -21,17 +21,16 @@ __all__ = [
     "Delivery",
     "KeyCounts",
     "KeyLimits",
-    "KeysPage",
     "Lease",
     "Listed",
-    "Oldest",
     "Page",
     "Peeked",
     "Publication",
     "QueueControl",
     "QueueCounts",
+    "QueueFacts",
     "RoundSnapshot",
-    "SessionInfo",
+    "SessionFacts",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -124,40 +123,11 @@ class Page(NamedTuple):
     following: bytes | None
 
 
-class Oldest(NamedTuple):
-    """When a queue's oldest ready message was published; not ``complete``: there may be an older one of another key."""
-
-    published_ms: int
-    complete: bool
-
-
-class KeysPage(NamedTuple):
-    """Some keys of a queue by name, and the one behind which the next page begins; None if this is the last one."""
-
-    keys: dict[str, KeyCounts]
-    following: str | None
-
-
 class RoundSnapshot(NamedTuple):
     """A fair queue as queue-by shows it: what is left of the current round, and what waits behind it, by key."""
 
     round: list[Peeked]
     queues: dict[str, list[Peeked]]
-
-
-class SessionInfo(NamedTuple):
-    """A consumer process as others see it.
-
-    ``description``: host, pid and program; empty once fenced. ``beat_ms``: its last heartbeat by its own wall clock,
-    which may be wrong; 0 if unknown. ``leased``: the messages it holds, counted up to 100.
-    """
-
-    session: bytes
-    description: dict[str, str | int]
-    beat_ms: int
-    ttl_s: float
-    leased: int
-    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +192,33 @@ class KeyCounts:
     ready: int = 0
     leased: int = 0
     limits: KeyLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What is to be known of a queue besides its counters.
+
+    ``oldest_ms``: when the oldest ready message was published, its delay included; None if there is none.
+    """
+
+    declared: bool
+    arguments: dict[str, Any]
+    control: QueueControl
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
+
+    ``description``: host, pid and program, as it gave them. ``held``: its messages, if they were counted. ``beat_ms``:
+    its last heartbeat by its own wall clock, which may be wrong; 0 if it told none.
+    """
+
+    session_id: bytes
+    description: dict[str, Any]
+    beat: bytes
+    ttl_s: float
+    open: bool
+    held: int | None = None
+    beat_ms: int = 0

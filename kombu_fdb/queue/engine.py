@@ -28,17 +28,16 @@ from kombu_fdb.model import (
     Delivery,
     KeyCounts,
     KeyLimits,
-    KeysPage,
     Lease,
     Listed,
-    Oldest,
     Page,
     Peeked,
     Publication,
     QueueControl,
     QueueCounts,
+    QueueFacts,
     RoundSnapshot,
-    SessionInfo,
+    SessionFacts,
 )
 from kombu_fdb.queue import (
     browse,
@@ -68,6 +67,10 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Queues and keys looked at in one transaction.
+QUEUES_PER_LOOK = 50
+KEYS_PER_LOOK = 1_000
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -267,10 +270,6 @@ class Engine:
         """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.queue.sweep.Observer`."""
         return self._read(lambda tr: session.beats(tr, self.keys))
 
-    def sessions(self) -> list[SessionInfo]:
-        """All sessions, as people want to see them."""
-        return self._read(lambda tr: session.sessions(tr, self.keys))
-
     def fence(self, session_id: bytes, last_beat: bytes) -> bool:
         """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
         return self._write(lambda tr, _: session.fence(tr, self.keys, session_id, last_beat=last_beat))
@@ -375,6 +374,20 @@ class Engine:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
 
+    def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Declaration, control and age of these queues; in as many transactions as it takes."""
+        found: dict[str, QueueFacts] = {}
+        for start in range(0, len(queues), QUEUES_PER_LOOK):
+            found |= self._facts(list(queues[start : start + QUEUES_PER_LOOK]))
+        return found
+
+    def _facts(self, queues: list[str]) -> dict[str, QueueFacts]:
+        return self._read(lambda tr: inspect.facts(tr, self.keys, queues))
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
+
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
         return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
@@ -407,6 +420,10 @@ class Engine:
     def keys_of(self, queue: str) -> dict[str, KeyCounts]:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
+
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK) -> dict[str, KeyCounts]:
+        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end."""
+        return self._read(lambda tr: inspect.key_page(tr, self.keys, queue, after, limit))
 
     def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """What a lone consumer would get next. See :func:`kombu_fdb.queue.browse.peek`."""
@@ -471,14 +488,6 @@ class Engine:
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
         return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
-
-    def oldest(self, queue: str) -> Oldest | None:
-        """When the oldest ready message was published; None if there is none. Its cost has a bound."""
-        return self._read(lambda tr: pages.oldest(tr, self.keys, queue))
-
-    def keys_page(self, queue: str, limit: int, *, after: str | None = None) -> KeysPage:
-        """Some of the keys that have messages or limits, by name."""
-        return self._read(lambda tr: pages.keys_page(tr, self.keys, queue, limit, after=after))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""

@@ -1,4 +1,4 @@
-"""Pages: a queue's messages and keys in parts whose cost does not depend on what else is there.
+"""Pages: a queue's messages in parts whose cost does not depend on what else is there.
 
 A page begins behind a *position*, which is what a message's key has after the prefix of its queue and state, so the
 millionth page costs what the first one does. Positions are opaque to callers and safe to take from anybody: one that
@@ -12,20 +12,18 @@ stand then.
 from __future__ import annotations
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_lease, decode_limits, decode_record
+from kombu_fdb.keyspace.codec import Record, decode_lease, decode_record
 from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
-from kombu_fdb.keyspace.tuples import pack, range_of, unpack
-from kombu_fdb.model import URGENT, KeyCounts, KeysPage, Listed, Oldest, Page, Peeked
+from kombu_fdb.keyspace.tuples import range_of, unpack
+from kombu_fdb.model import URGENT, Listed, Page, Peeked
 from kombu_fdb.queue import browse
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["delete_at", "keys_page", "oldest", "page", "read_at"]
+__all__ = ["delete_at", "page", "read_at"]
 
 #: Leases of all queues stand together; so many are looked through for a page of one queue's.
 LEASES_PER_PAGE = 1_000
-#: Keys whose first messages are compared to find a queue's oldest.
-MOST_HEADS = 100
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -173,39 +171,3 @@ def delete_at(
     key = _key(keys, queue, state, position)
     value = tr.get(key)
     return value is not None and browse.delete(tr, keys, tally, queue, key, value)
-
-
-def oldest(tr: Transaction, keys: Keyspace, queue: str) -> Oldest | None:
-    """The ready message that was published first: the heads of each rank are compared, of :data:`MOST_HEADS` keys."""
-    backlogs = tr.get_range(*keys.backlogs(queue), limit=MOST_HEADS + 1, snapshot=True)
-    names = [str(keys.unpack(key)[2]) for key, _ in backlogs[:MOST_HEADS]]
-    ranks = [keys.rank(priority) for priority in range(URGENT + 1)]
-    heads = [(*range_of(keys.items(queue, name, rank)), 1) for name in {"", *names} for rank in ranks]
-    found = [_published_ms(value) for rows in tr.get_ranges(heads, snapshot=True) for _, value in rows]
-    known = [published_ms for published_ms in found if published_ms]
-    return Oldest(min(known), complete=len(backlogs) <= MOST_HEADS) if known else None
-
-
-def _published_ms(value: bytes) -> int:
-    try:
-        return decode_record(value).published_ms
-    except FormatError:
-        return 0
-
-
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
-def keys_page(tr: Transaction, keys: Keyspace, queue: str, limit: int, *, after: str | None = None) -> KeysPage:
-    """Up to ``limit`` keys that have messages or limits, by name, behind ``after``."""
-    begin = b"" if after is None else pack(after) + b"\xff"
-    tags = (keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue))
-    found: dict[str, dict[str, object]] = {}
-    asked = [(max(first, first[:-1] + begin), last, limit + 1) for first, last in tags]
-    for name, rows in zip(("ready", "leased", "limits"), tr.get_ranges(asked, snapshot=True), strict=True):
-        for key, value in rows:
-            read = decode_limits(value) if name == "limits" else int.from_bytes(value, "little", signed=True)
-            found.setdefault(str(keys.unpack(key)[2]), {})[name] = read
-    names = sorted(found, key=pack)
-    shown = {name: KeyCounts(**found[name]) for name in names[:limit]}  # type: ignore[arg-type]  # by field name
-    return KeysPage(shown, names[limit - 1] if len(names) > limit else None)

@@ -26,14 +26,15 @@ import struct
 from collections.abc import Sequence
 
 from kombu_fdb.errors import LeaseLost
-from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Lease, SessionInfo
+from kombu_fdb.model import Lease
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
     "beat",
+    "beat_ms",
     "beats",
     "fence",
     "hold_role",
@@ -42,15 +43,12 @@ __all__ = [
     "leave_role",
     "open_session",
     "require",
-    "sessions",
 ]
 
 #: The session's wall clock and its time to live, both in milliseconds.
 _BEAT = struct.Struct(">QI")
 _STAMP_BYTES = 10
 _TTL = struct.Struct(">I")
-#: A listed session's leases are counted so far.
-LEASES_COUNTED = 100
 
 
 def open_session(
@@ -102,29 +100,16 @@ def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
     return found
 
 
-def sessions(tr: Transaction, keys: Keyspace) -> list[SessionInfo]:
-    """Every session that is open or not yet cleaned up, for people: who it is, when it beat, what it holds."""
-    described = {_id_of(keys, key): value for key, value in tr.get_range(*keys.all_sessions, snapshot=True)}
-    seen = [(_id_of(keys, key), value) for key, value in tr.get_range(*keys.all_beats, snapshot=True)]
-    ranges = [(*range_of(keys.leases(session_id)), LEASES_COUNTED) for session_id, _ in seen]
-    held = tr.get_ranges(ranges, snapshot=True) if ranges else []
-    return [
-        _info(session_id, described.get(session_id), value, len(leased))
-        for (session_id, value), leased in zip(seen, held, strict=True)
-    ]
-
-
 def _id_of(keys: Keyspace, key: bytes) -> bytes:
     session_id = keys.unpack(key)[1]
     assert isinstance(session_id, bytes)
     return session_id
 
 
-def _info(session_id: bytes, description: bytes | None, beat_: bytes, leased: int) -> SessionInfo:
-    has_clock = len(beat_) == _STAMP_BYTES + _BEAT.size  # earlier versions wrote none
-    beat_ms, ttl_ms = _BEAT.unpack(beat_[_STAMP_BYTES:]) if has_clock else (0, *_TTL.unpack(beat_[-_TTL.size :]))
-    about = {} if description is None else decode_json(description)
-    return SessionInfo(session_id, about, beat_ms, ttl_ms / 1000, leased, fenced=description is None)
+def beat_ms(beat_: bytes) -> int:
+    """The session's wall clock at a beat, in milliseconds since 1970; 0 if it told none, as earlier versions."""
+    has_clock = len(beat_) == _STAMP_BYTES + _BEAT.size
+    return int(_BEAT.unpack(beat_[_STAMP_BYTES:])[0]) if has_clock else 0
 
 
 def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
-from kombu_fdb.model import KeyCounts, KeyLimits, Listed, Publication
+from kombu_fdb.model import Listed, Publication
 from kombu_fdb.queue import pages
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.costs import Cost, CountingDatabase
@@ -167,40 +167,6 @@ def test_what_nobody_can_read_is_shown_as_its_bytes(bench: Bench) -> None:
     bench.write(lambda tr: tr.set(key, old))
 
 
-def test_keys_by_name_with_counts_and_limits(bench: Bench) -> None:
-    for key in ("a", "b", "b\x00c", "c", "ü", "z"):
-        bench.put(b"1", b"2", key=key)
-    bench.engine.limit("q", "idle", KeyLimits(paused=True))
-    bench.take(1)
-    found, after = {}, None
-    while True:
-        page = bench.engine.keys_page("q", 2, after=after)
-        found.update(page.keys)
-        if page.following is None:
-            break
-        after = page.following
-    assert found == bench.engine.keys_of("q")
-    assert list(found) == ["a", "b", "b\x00c", "c", "idle", "z", "ü"]
-    assert found["idle"] == KeyCounts(limits=KeyLimits(paused=True))
-
-
-def test_the_oldest_of_all_keys_and_priorities(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bench.engine.oldest("q") is None
-    begin_ms = bench.clock.wall_ms()
-    for number, (key, priority) in enumerate([("b", 0), ("b", 9), ("", 3), ("", 5), ("a", 4)]):
-        bench.put(b"%d" % number, key=key, priority=priority)
-        bench.later(1)
-    expected = {b"0": 0, b"1": 1_000, b"2": 2_000, b"3": 3_000, b"4": 4_000}
-    while (oldest := bench.engine.oldest("q")) is not None:
-        first = min(walk(bench, "ready"), key=lambda each: each.message.published_ms)
-        assert oldest == (begin_ms + expected[first.message.payload], True)
-        bench.engine.delete_at("q", "ready", first.position, first.message.message_id)
-    monkeypatch.setattr(pages, "MOST_HEADS", 1)
-    bench.put(b"a", key="a")
-    bench.put(b"b", key="b")
-    assert bench.engine.oldest("q") == (bench.clock.wall_ms(), False)
-
-
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
@@ -230,15 +196,3 @@ def test_every_page_costs_the_same_in_a_queue_of_any_length(
         paid = cost(counted, lambda s=state, p=position: bench.engine.read_at("q", s, p))
         assert (paid.point_reads, paid.rows, paid.round_trips) == (1, 0, 2)
     bench.engine.purge("q")
-
-
-def test_a_page_of_keys_costs_the_same_with_any_number_of_them(bench: Bench, counted: CountingDatabase) -> None:
-    costs = []
-    for number in (100, 5_000):
-        for start in range(0, number, 1_000):
-            keys = range(start, min(start + 1_000, number))
-            bench.engine.publish([Publication("", "q", b"", key=f"{key:06}") for key in keys])
-        costs.append(cost(counted, lambda: bench.engine.keys_page("q", 20, after="000049")))
-        bench.engine.purge("q")
-    assert (costs[0].rows, costs[0].range_reads, costs[0].round_trips) == (21, 3, 2)
-    assert costs[0] == costs[1]
