@@ -55,7 +55,7 @@ from kombu_fdb.queue import (
     sweep,
 )
 from kombu_fdb.queue.contention import Contention
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import READY, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -488,6 +488,18 @@ class Engine:
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
         return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> str | None:
+            row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
+
+        return self._write(body)
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""

@@ -20,7 +20,7 @@ from kombu_fdb.queue import browse
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["delete_at", "page", "read_at"]
+__all__ = ["delete_at", "page", "read_at", "row_at"]
 
 #: Leases of all queues stand together; so many are looked through for a page of one queue's.
 LEASES_PER_PAGE = 1_000
@@ -165,9 +165,17 @@ def delete_at(
     tr: Transaction, keys: Keyspace, tally: Tally, queue: str, state: str, position: bytes, message_id: bytes
 ) -> bool:
     """Delete the message if it is still at its position; False if it has moved. Its owner loses its lease."""
-    listed = read_at(tr, keys, queue, state, position)
-    if listed is None or listed.message.message_id != message_id:
-        return False
+    row = row_at(tr, keys, queue, state, position, message_id)
+    return row is not None and browse.delete(tr, keys, tally, queue, *row)
+
+
+def row_at(
+    tr: Transaction, keys: Keyspace, queue: str, state: str, position: bytes, message_id: bytes
+) -> KeyValue | None:
+    """The message's row, if it is still at its position; conflicts with whoever moves it."""
     key = _key(keys, queue, state, position)
     value = tr.get(key)
-    return value is not None and browse.delete(tr, keys, tally, queue, key, value)
+    if value is None or (state == LEASED and not _is_of(queue, value)):
+        return None
+    record, _payload = _beginning(tr, keys, decode_lease(value)[2] if state == LEASED else value)
+    return (key, value) if record.message_id == message_id else None

@@ -10,16 +10,16 @@ A queue with a dead-letter exchange has no ``<queue>.dead``: where its dead lett
 
 from __future__ import annotations
 
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_record, encode_record
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX, Graves, drop
 from kombu_fdb.queue.publish import expires_at, store_ready
 from kombu_fdb.queue.tally import READY, Tally
-from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "replay"]
+__all__ = ["MESSAGES_PER_TRANSACTION", "replay", "replay_row"]
 
 MESSAGES_PER_TRANSACTION = 200
 
@@ -40,6 +40,27 @@ def replay(tr: Transaction, graves: Graves, tally: Tally, queue: str, limit: int
         moved += _bring_back(tr, graves, tally, queue, record, now_ms)
     tally.change(dead, READY, -len(readable))
     return len(readable), moved
+
+
+def replay_row(
+    tr: Transaction, graves: Graves, tally: Tally, dead: str, row: KeyValue, now_ms: int
+) -> str:
+    """Bring one ready message of any queue of dead letters back to where it died last. Returns that queue.
+
+    Raises ``QueueError`` for a message that never died, or has outlived its time.
+    """
+    key, value = row
+    record = decode_record(value)
+    if not record.deaths:
+        raise QueueError("not a dead letter", queue=dead, message_id=record.message_id.hex())
+    target = record.deaths[0].queue
+    tr.clear(key)
+    tally.change(dead, READY, -1)
+    if record.key and key.startswith(graves.keys.keyed(dead)):
+        tally.went(dead, record.key)
+    if not _bring_back(tr, graves, tally, target, record, now_ms):
+        raise QueueError("the dead letter has outlived its time", queue=dead, message_id=record.message_id.hex())
+    return target
 
 
 def _readable(value: bytes) -> Record | None:

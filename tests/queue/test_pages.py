@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.model import Listed, Publication
 from kombu_fdb.queue import pages
@@ -144,6 +145,30 @@ def test_a_message_that_moved_is_not_where_it_was(bench: Bench) -> None:
     bench.take()
     assert bench.engine.read_at("q", "ready", listed.position) is None
     assert not bench.engine.delete_at("q", "ready", listed.position, listed.message.message_id)
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_a_dead_letter_is_replayed_from_where_it_stands(bench: Bench, key: str) -> None:
+    bench.put(b"a", b"b", key=key)
+    bench.engine.reject([each.lease for each in bench.take()])
+    first, second = walk(bench, "ready", queue="q.dead")
+    replay = (first.position, first.message.message_id)
+    assert bench.engine.replay_at("q.dead", second.position, first.message.message_id) is None
+    assert bench.engine.replay_at("q.dead", *replay) == "q"
+    assert bench.engine.replay_at("q.dead", *replay) is None
+    assert payloads(walk(bench, "ready")) == [b"a"]
+    assert payloads(walk(bench, "ready", queue="q.dead")) == [b"b"]
+    (delivery,) = bench.take()
+    assert delivery.deaths[0].reason == "rejected"
+    assert bench.counts("q.dead") == (1, 0, 0)
+
+
+def test_what_never_died_is_not_replayed(bench: Bench) -> None:
+    bench.put(b"a")
+    (listed,) = walk(bench, "ready")
+    with pytest.raises(QueueError, match="not a dead letter"):
+        bench.engine.replay_at("q", listed.position, listed.message.message_id)
+    assert bench.counts() == (1, 0, 0)
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
