@@ -16,7 +16,7 @@ id                     when        what
 ``celery_fdb.W009``                the admin is not installed, so there are no pages
 ``celery_fdb.W010``    --deploy    the store does not answer
 ``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which another project may use too
-``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: tasks should be sent when the request's transaction commits
+``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: tasks should be sent when their request commits
 =====================  ==========  ====================================================================================
 """
 
@@ -37,7 +37,7 @@ from django.db import connections
 from celery_fdb.django import conf, store
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
-from kombu_fdb.location import ClusterLocation, Location, SqliteLocation, locate, parse_url
+from kombu_fdb.location import ClusterLocation, Location, SqliteLocation, default_cluster_file, locate, parse_url
 from kombu_fdb.options import parse_options
 
 __all__ = ["check_deployment", "check_project", "check_settings", "check_store_files"]
@@ -163,7 +163,7 @@ def _is_file(database: dict[str, Any], path: Path) -> bool:
 def _check_cluster(location: ClusterLocation) -> Messages:
     findings = [*doctor.check_library()]
     if location.connection_string is None:
-        path = location.cluster_file or doctor.default_cluster_file(os.environ)
+        path = location.cluster_file or default_cluster_file(os.environ)
         findings.append(doctor.read_cluster_file(path)[0])
     for finding in findings:
         if finding.level != "ok":
@@ -191,7 +191,7 @@ def _check_atomic_requests() -> Messages:
     if atomic:
         yield Warning(
             f"Requests are transactions (ATOMIC_REQUESTS of {', '.join(atomic)}): a task sent by delay() may run before "
-            "its request's transaction commits, or though it is rolled back.",
+            "its request commits, or though it is rolled back.",
             hint="Send tasks by delay_on_commit() in views, then silence this check.",
             id="celery_fdb.W012",
         )

@@ -1,9 +1,7 @@
-"""Everything this Django app can be told, under one name in the settings module::
+"""Everything this Django app can be told, under one name in the settings module.
 
-    CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}
-
-Where the broker is, the Celery app says, as for workers; only a Django project that has none names it here. Parsed once
-per change into :class:`Settings`; what can be wrong with it is an ``OptionError`` with the next step in its ``fix``.
+``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``, say. Where the broker is, the Celery app tells, as for
+workers; only a project without one names it here. What can be wrong is an ``OptionError`` with the next step in ``fix``.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ NAME = "CELERY_FDB"
 class Settings:
     """Field names in capitals are the setting's keys.
 
-    ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url`` and ``options``: instead of the
-    app's ``broker_url`` and ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: whether anybody
-    may see bodies here at all; who does needs a permission besides. ``connect_timeout``: how long a page waits for the
-    store, in seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
+    ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
+    ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False lets
+    nobody see bodies here, whatever permissions they have. ``connect_timeout``: how long a page waits for the store, in
+    seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
     """
 
     app: str | None = None
@@ -79,11 +77,16 @@ def _field(name: object) -> str:
 def _accept(name: str, value: Any) -> Any:
     field = name.lower()
     kind, about = _KINDS[field]
-    is_number = field in _RANGES
-    least, most = _RANGES.get(field, (0, 0))
-    if not isinstance(value, kind) or (is_number and (isinstance(value, bool) or not least <= value <= most)):
+    if not isinstance(value, kind) or not _is_in_range(field, value):
         raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Write {about}.")
     return value
+
+
+def _is_in_range(field: str, value: Any) -> bool:
+    if field not in _RANGES:
+        return True
+    least, most = _RANGES[field]
+    return not isinstance(value, bool) and bool(least <= value <= most)
 
 
 def celery_app(settings: Settings) -> Celery:
@@ -106,7 +109,7 @@ def celery_app(settings: Settings) -> Celery:
 
 
 def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The broker's URL and its options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    """The broker's URL and options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
     if settings.broker_url is not None:
         return _ours([settings.broker_url]), dict(settings.options)
     conf = celery_app(settings).conf
@@ -122,6 +125,6 @@ def _ours(urls: list[str]) -> str:
     raise OptionError(
         "the broker is not celery-fdb's",
         broker_url=[maybe_sanitize_url(url) for url in urls] or None,
-        fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the project's "
-        f"__init__.py; or name the app in {NAME}['APP'].",
+        fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the "
+        f"project's __init__.py; or name the app in {NAME}['APP'].",
     )

@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
+from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["MANAGE", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session"]
+__all__ = ["MANAGE", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session", "allows"]
 
 VIEW = "celery_fdb.view_queue"
 MANAGE = "celery_fdb.manage_queue"
 VIEW_BODY = "celery_fdb.view_body"
 
 
+def allows(request: HttpRequest, permission: str) -> bool:
+    """Whether the user may."""
+    user: Any = request.user
+    return bool(user.has_perm(permission))
+
+
 class Queue(models.Model):
     """A queue of the broker."""
 
-    name = models.CharField(_("name"), max_length=255, primary_key=True)
+    name: models.CharField[str, str] = models.CharField(_("name"), max_length=255, primary_key=True)
 
     class Meta:
         managed = False
@@ -33,7 +40,7 @@ class Queue(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 class DeadLetter(models.Model):

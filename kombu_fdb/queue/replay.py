@@ -42,9 +42,7 @@ def replay(tr: Transaction, graves: Graves, tally: Tally, queue: str, limit: int
     return len(readable), moved
 
 
-def replay_row(
-    tr: Transaction, graves: Graves, tally: Tally, dead: str, row: KeyValue, now_ms: int
-) -> str:
+def replay_row(tr: Transaction, graves: Graves, tally: Tally, dead: str, row: KeyValue, now_ms: int) -> str:
     """Bring one ready message of any queue of dead letters back to where it died last. Returns that queue.
 
     Raises ``QueueError`` for a message that never died, or has outlived its time.
