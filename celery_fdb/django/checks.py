@@ -190,8 +190,8 @@ def _check_atomic_requests() -> Messages:
     atomic = [each.alias for each in connections.all() if each.settings_dict.get("ATOMIC_REQUESTS")]
     if atomic:
         yield Warning(
-            f"Requests are transactions (ATOMIC_REQUESTS of {', '.join(atomic)}): a task sent by delay() may run before "
-            "its request commits, or though it is rolled back.",
+            f"Requests are transactions (ATOMIC_REQUESTS of {', '.join(atomic)}): a task sent by delay() may run "
+            "before its request commits, or though it is rolled back.",
             hint="Send tasks by delay_on_commit() in views, then silence this check.",
             id="celery_fdb.W012",
         )

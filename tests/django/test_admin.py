@@ -85,7 +85,7 @@ def spots(client: Any, queue: str, **query: str) -> list[str]:
 
 def message_url(client: Any, queue: str, **query: str) -> str:
     page = client.get(at("queue_messages", queue), query).content.decode()
-    found = re.search(rf'href="([^"]+/message/[^"]+)"', page)
+    found = re.search(r'href="([^"]+/message/[^"]+)"', page)
     assert found is not None
     return html.unescape(found[1])
 
@@ -118,7 +118,7 @@ def test_queues_with_their_counters(app: Celery, broker: Broker, viewer: Any) ->
     broker.queue("x.celery.pidbox").put(b"")
     page = get(viewer, at("queue_changelist"))
     assert re.search(r"celery 2 2 1 0 0 s", page), page
-    assert re.search(r"other 0 0 0 1 –", page), page
+    assert re.search(r"other 0 0 0 1 \S", page), page
     assert "pidbox" not in page
     assert "Show 1 more" in page
     assert "x.celery.pidbox" in get(viewer, at("queue_changelist"), all="1")
@@ -160,7 +160,7 @@ def test_messages_in_pages_each_once_in_order(app: Celery, broker: Broker, opera
     url = at("queue_messages", "celery") + f"?order={order}"
     while url:
         page = operator.get(url).content.decode()
-        seen += [found for found in re.findall(r"<code>([\w-]{36})</code>", page)]
+        seen += re.findall(r"<code>([\w-]{36})</code>", page)
         found = re.search(r'href="(\?[^"]*after=[^"]*)" class="next"', page)
         url = at("queue_messages", "celery") + html.unescape(found[1]) if found else ""
     assert seen == (ids if order == "oldest" else ids[::-1])
@@ -351,7 +351,7 @@ def test_a_viewer_sees_no_buttons_and_may_not_act(app: Celery, broker: Broker, v
     send(app, headers={"fair_key": "acme"})
     send(app, queue="q")
     bury(broker, "q")
-    for page in PAGES[3:] + [("queue_messages", "q.dead")]:
+    for page in [*PAGES[3:], ("queue_messages", "q.dead")]:
         content = viewer.get(at(*page)).content.decode()
         assert 'name="action"' not in content
         assert 'name="selected"' not in content
@@ -431,7 +431,7 @@ def test_cancel_what_is_selected(app: Celery, broker: Broker, operator: Any, sta
 def test_replay_and_discard_dead_letters(app: Celery, broker: Broker, operator: Any) -> None:
     send(app, 3)
     bury(broker)
-    first, second, third = spots(operator, "celery.dead")
+    first, second, _third = spots(operator, "celery.dead")
     assert "Replayed 1 dead letter to celery: shop.charge" in confirm(
         operator, "celery.dead", action="replay", selected=[second]
     )
