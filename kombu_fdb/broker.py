@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from threading import Lock
 from time import monotonic
@@ -148,6 +149,19 @@ class Broker:
     def options(self) -> Options:
         return self.client.options
 
+    # -- tasks by their ids ----------------------------------------------------------------------------------------
+
+    def find(self, task_id: str) -> list[Peeked]:
+        """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
+        return self.engine.find_task(task_id)
+
+    def cancel(self, task_id: str) -> int:
+        """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns how many messages.
+
+        What a worker holds stays with it; :meth:`find` shows it as leased.
+        """
+        return len(self.engine.take_back(task_id))
+
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def take(
@@ -172,7 +186,7 @@ class Broker:
         deadline = None if timeout is None else monotonic() + timeout
         found = self._claim(queues, limit, in_order=in_order)
         if not found and timeout != 0:
-            with self._sleeper() as bell:
+            with self._sleeper(queues) as bell:
                 while not found and self._sleep(bell, queues, deadline):
                     found = self._claim(queues, limit, in_order=in_order)
         return [Job(self, each) for each in found]
@@ -196,13 +210,16 @@ class Broker:
         return found
 
     @contextmanager
-    def _sleeper(self) -> Iterator[Bell]:
+    def _sleeper(self, queues: Sequence[str]) -> Iterator[Bell]:
         bell = Bell()
+        consumed = self.client.membership().consumed
         with self._lock:
             self._sleepers.add(bell)
+        consumed[bell] = queues
         try:
             yield bell
         finally:
+            del consumed[bell]
             with self._lock:
                 self._sleepers.discard(bell)
             bell.close()
@@ -272,6 +289,9 @@ class Queue:
         delay: float = 0,
         ttl: float | None = None,
         ttr: float | None = None,
+        task_id: str = "",
+        dedup_id: str = "",
+        dedup_window: float | None = None,
     ) -> bytes:
         """Store a job and return its id. Guarantee: DURABLE when it returns.
 
@@ -281,10 +301,19 @@ class Queue:
         delay. ``ttr``: seconds its consumer has from taking it on; then it goes back, and the attempt counts. A text is
         stored in UTF-8.
 
+        ``task_id``: for :meth:`Broker.find` and :meth:`Broker.cancel`. ``dedup_id``: another job with it that is put
+        into this queue within ``dedup_window`` seconds (by default the option's) is not stored; the id returned for it
+        is nobody's.
+
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``OptionError``; nothing is
         stored then. ``CommitUnknown``: it may be stored, and may be stored twice if it is put again.
         """
-        publication = self._publication(payload, key, priority, delay, ttl, ttr)
+        publication = replace(
+            self._publication(payload, key, priority, delay, ttl, ttr),
+            task_id=task_id,
+            dedup_id=dedup_id,
+            dedup_window_ms=self._window_ms(dedup_window),
+        )
         try:
             self._engine.publish([publication])
         except CapacityExceeded as error:
@@ -324,6 +353,9 @@ class Queue:
             ttr_ms=0 if ttr is None else _positive_ms("ttr", ttr),
             message_id=random_id(),
         )
+
+    def _window_ms(self, given: float | None) -> int:
+        return _positive_ms("dedup_window", self.broker.options.dedup_window if given is None else given)
 
     def _priority(self, given: int | None) -> int:
         zero_first = self.broker.options.priority_order == "redis"
@@ -377,6 +409,10 @@ class Queue:
     def taken(self) -> list[Peeked]:
         """The jobs in flight; ``owner`` is the session of whoever took it."""
         return self._engine.taken(self.name)
+
+    def consumers(self) -> list[bytes]:
+        """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
+        return self._engine.consumers(self.name)
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
 BEATS = 6
+#: Queues shown by a heartbeat at most.
+MOST_CONSUMED = 100
 #: Longest pause after an error, in seconds.
 RETRY_S = 1.0
 #: Shortest pause between two looks, however often the alarm rings, in seconds.
@@ -71,6 +73,8 @@ class Membership:
         self.lost = False
         #: Leases that this process has and knows of.
         self.known: set[Lease] = set()
+        #: What each consumer of this process consumes, for those who look at the sessions.
+        self.consumed: dict[object, Collection[str]] = {}
         self._engine = engine
         self._options = options
         self._chores = chores
@@ -148,7 +152,7 @@ class Membership:
     # -- the threads -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl)
+        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl, self._consumed)
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self._stopped.wait(interval_s):
@@ -159,6 +163,9 @@ class Membership:
                 trouble.ends()
             except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
                 trouble.begins(error)
+
+    def _consumed(self) -> list[str]:
+        return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
 
     def _serve(self) -> None:
         duties = self._duties()

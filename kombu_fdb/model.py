@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "LONGEST_KEY",
+    "LONGEST_TASK_ID",
     "NO_PRIORITY",
     "URGENT",
     "Death",
@@ -35,6 +36,8 @@ __all__ = [
 
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
+#: A task id's longest UTF-8 form, in bytes.
+LONGEST_TASK_ID = 255
 #: The most urgent priority, as in AMQP; the least urgent is 0.
 URGENT = 9
 NO_PRIORITY = 0
@@ -60,6 +63,11 @@ class Publication:
     key: str = ""
     #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
     ttr_ms: int = 0
+    #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
+    task_id: str = ""
+    #: Publications of one id to one exchange and routing key are one within the window (``queue/dedup.py``).
+    dedup_id: str = ""
+    dedup_window_ms: int = 0
     #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
     message_id: bytes = b""
 
@@ -101,6 +109,7 @@ class Peeked(NamedTuple):
     expires_ms: int
     deaths: tuple[Death, ...]
     owner: bytes = b""
+    task_id: str = ""
 
 
 class Listed(NamedTuple):

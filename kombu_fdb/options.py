@@ -199,6 +199,15 @@ class Options:
             most=9_000_000,
         ),
     )
+    dedup_window: float = field(
+        default=300.0,
+        metadata=_seconds(
+            "for how long a second message with the same `dedup_id` to the same destination is not stored, unless its "
+            "header `dedup_window` says otherwise",
+            least=0.001,
+            most=31 * 86_400,
+        ),
+    )
     claim_window: int = field(
         default=64,
         metadata=_whole(

@@ -1,9 +1,9 @@
 """The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
 
-A record is a fixed head, the fairness key, optional extras (JSON: the time to run, the death history) and, if the
-payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no second round
-trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes
-instead of megabytes.
+A record is a fixed head, the fairness key, the task's id, optional extras (JSON: the time to run, the death history)
+and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
+second round trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few
+dozen bytes instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
 """
@@ -34,7 +34,7 @@ __all__ = [
     "encode_lease",
     "encode_limits",
     "encode_record",
-    "key_of",
+    "names_of",
     "redelivered",
 ]
 
@@ -44,8 +44,8 @@ INLINE_BYTES = 2048
 CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 1
-#: version, redeliveries, chunks, key's length, extras' length, payload's length, published_ms, expires_ms, message id
-_HEAD = struct.Struct(">BHHHIIQQ16s")
+#: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
+_HEAD = struct.Struct(">BHHHBIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
 _MOST_REDELIVERIES = 0xFFFF
 _LEASE_HEAD = struct.Struct(">BHH")
@@ -64,6 +64,7 @@ class Record(NamedTuple):
     deaths: tuple[Death, ...]
     key: str = ""
     ttr_ms: int = 0
+    task_id: str = ""
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
@@ -85,42 +86,57 @@ def encode_record(
     chunks: int | None = None,
     size: int | None = None,
     ttr_ms: int = 0,
+    task_id: str = "",
 ) -> bytes:
     """``chunks``/``size``: for a message whose payload already stands in the store."""
     extras = _encode_extras(deaths, ttr_ms) if deaths or ttr_ms else b""
     size = len(payload) if size is None else size
     if chunks is None:
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-    name = key.encode()
+    name, task = key.encode(), task_id.encode()
     head = _HEAD.pack(
-        RECORD_VERSION, redeliveries, chunks, len(name), len(extras), size, published_ms, expires_ms, message_id
+        RECORD_VERSION,
+        redeliveries,
+        chunks,
+        len(name),
+        len(task),
+        len(extras),
+        size,
+        published_ms,
+        expires_ms,
+        message_id,
     )
-    return head + name + extras + (b"" if chunks else payload)
+    return head + name + task + extras + (b"" if chunks else payload)
 
 
 def decode_record(value: bytes) -> Record:
     """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
     try:
-        version, redeliveries, chunks, name, extras, size, published_ms, expires_ms, message_id = _HEAD.unpack_from(
-            value
+        version, redeliveries, chunks, name, task, extras, size, published_ms, expires_ms, message_id = (
+            _HEAD.unpack_from(value)
         )
     except struct.error as error:
         raise FormatError("unreadable message record", length=len(value)) from error
-    begin = _HEAD.size + name
+    end_of_key = _HEAD.size + name
+    begin = end_of_key + task
     start = begin + extras
     if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
         raise FormatError("unreadable message record", version=version, length=len(value))
     deaths, ttr_ms = _decode_extras(value[begin:start]) if extras else ((), 0)
-    key = _decode_text(value[_HEAD.size : begin]) if name else ""
-    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key, ttr_ms)
+    key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
+    task_id = _decode_text(value[end_of_key:begin]) if task else ""
+    return Record(
+        message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key, ttr_ms, task_id
+    )
 
 
-def key_of(value: bytes) -> str:
-    """The fairness key of a record; "" if it has none or can't be read."""
+def names_of(value: bytes) -> tuple[str, str]:
+    """The fairness key of a record and the id of its task; "" for what it has not, or if it can't be read."""
     try:
-        return decode_record(value).key
+        record = decode_record(value)
     except FormatError:
-        return ""
+        return "", ""
+    return record.key, record.task_id
 
 
 def redelivered(value: bytes) -> bytes:

@@ -23,13 +23,16 @@ key                                                   value                     
 ``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
 ``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
+``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
+``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
+``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("count", queue, state)``                           number of messages, atomic add           every verb
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
-``("beat", session)``                                 last heartbeat: versionstamp, time, ttl  session
+``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
@@ -143,6 +146,25 @@ class Keyspace:
     def leases(self, session: bytes) -> bytes:
         """Prefix of all leases of a session."""
         return self._key("lease", session)
+
+    def task(self, task_id: str) -> bytes:
+        """Prefix of a task's messages; append a stamp."""
+        return self._key("task", task_id)
+
+    def dedup(self, exchange: str, routing_key: str, dedup_id: str) -> bytes:
+        return self._key("dedup", exchange, routing_key, dedup_id)
+
+    def dedup_end(self, end_ms: int, exchange: str, routing_key: str, dedup_id: str) -> bytes:
+        return self._key("dedup_end", end_ms, exchange, routing_key, dedup_id)
+
+    def dedup_ended(self, now_ms: int) -> Range:
+        """Those whose end is at or before ``now_ms``."""
+        prefix = self._key("dedup_end")
+        return prefix, prefix + pack_int(now_ms + 1)
+
+    def dedup_of(self, end: bytes) -> bytes:
+        """The entry whose end this key is."""
+        return self._key("dedup", *self.unpack(end)[2:])
 
     @property
     def leases_prefix(self) -> bytes:

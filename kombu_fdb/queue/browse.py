@@ -20,7 +20,7 @@ from kombu_fdb.queue.settle import end_of_lease
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = ["delete", "find_part", "look", "peek", "ranges", "snapshot", "taken"]
+__all__ = ["delete", "find_part", "look", "peek", "ranges", "remove", "snapshot", "taken"]
 
 #: Messages looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
@@ -69,6 +69,7 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
         record.expires_ms,
         record.deaths,
         owner,
+        record.task_id,
     )
 
 
@@ -156,9 +157,15 @@ def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes
     """Delete a message that is still as it was seen. False if it has moved."""
     if tr.get(key) != value:
         return False
+    remove(tr, keys, tally, queue, key, value)
+    return True
+
+
+def remove(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> None:
+    """Delete a message that this transaction has read, serializably."""
     tr.clear(key)
     state, _owner = _state(keys, queue, key)
-    record = value
+    place, record = key, value
     if state == LEASED:
         _queue, place, record = decode_lease(value)
         end_of_lease(tally, queue, place)
@@ -166,8 +173,7 @@ def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes
         tally.change(queue, state, -1)
     if key.startswith(keys.keyed(queue)):
         tally.went(queue, split_place(keys.place(queue, key))[0])
-    drop(tr, keys, decode_record(record))
-    return True
+    drop(tr, keys, decode_record(record), place)
 
 
 def _is_of(queue: str, lease: bytes) -> bool:

@@ -147,10 +147,10 @@ def _deliver(
         record = decode_record(value)
         payload = payload_of(tr, graves.keys, record)
     except FormatError as error:
-        bury(tr, graves, tally, queue, value, "malformed", window.now_ms, details={"error": str(error)})
+        bury(tr, graves, tally, queue, value, "malformed", window.now_ms, place=key, details={"error": str(error)})
         return None
     if record.expires_ms and record.expires_ms <= window.now_ms:
-        drop_expired(tr, graves, tally, queue, record, value, window.now_ms)
+        drop_expired(tr, graves, tally, queue, record, value, window.now_ms, place=key)
         return None
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
@@ -160,7 +160,7 @@ def _deliver(
         if has_key(place):
             tally.leased(queue, fair_key)
     else:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, key)
     return Delivery(
         lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, record.ttr_ms
     )

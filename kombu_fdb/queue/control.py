@@ -111,19 +111,19 @@ def _delete_range(
     for key, value in rows:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        _drop_payload(tr, keys, value)
+        _drop(tr, keys, key, value)
         if key.startswith(keys.keyed(queue)):
             tally.went(queue, split_place(keys.place(queue, key))[0])
     tally.change(queue, state, -len(rows))
     return len(rows)
 
 
-def _drop_payload(tr: Transaction, keys: Keyspace, value: bytes) -> None:
+def _drop(tr: Transaction, keys: Keyspace, key: bytes, value: bytes) -> None:
     try:
         record: Record = decode_record(value)
     except FormatError:
         return
-    drop(tr, keys, record)
+    drop(tr, keys, record, key)
 
 
 # -- exchanges and bindings --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
 from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.whereabouts import forget, note
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
@@ -66,8 +67,9 @@ class Graves:
             return True
 
 
-def drop(tr: Transaction, keys: Keyspace, record: Record) -> None:
-    """Delete the payload of a message whose record is gone."""
+def drop(tr: Transaction, keys: Keyspace, record: Record, place: bytes) -> None:
+    """Delete what else there is of a message whose record, at ``place``, is gone."""
+    forget(tr, keys, record.task_id, place)
     if record.chunks:
         tr.clear_range(*keys.bodies(record.message_id))
 
@@ -87,20 +89,28 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
             break
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        drop(tr, keys, record)
+        drop(tr, keys, record, key)
         dropped += 1
     tally.change(queue, READY, -dropped)
     return dropped
 
 
 def drop_expired(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, record: Record, value: bytes, now_ms: int
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    record: Record,
+    value: bytes,
+    now_ms: int,
+    *,
+    place: bytes,
 ) -> None:
     """A message outlived its time: dead-lettered if an exchange is set, else gone."""
     if graves.routing.dead_letter_exchange(tr, queue) is None:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, place)
     else:
-        bury(tr, graves, tally, queue, value, "expired", now_ms)
+        bury(tr, graves, tally, queue, value, "expired", now_ms, place=place)
 
 
 def bury(
@@ -112,15 +122,17 @@ def bury(
     reason: str,
     now_ms: int,
     *,
+    place: bytes,
     details: dict[str, str] | None = None,
 ) -> None:
-    """Move a record, which its caller has taken out of ``queue``, to where its dead letters go."""
+    """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
     record = _readable(graves, value)
     way = _way(tr, graves, queue)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, reason)]
     if not targets:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, place)
         return
+    forget(tr, graves.keys, record.task_id, place)
     death = Death(queue, reason, 1, now_ms, way.exchange, (way.routing_key,), details or {})
     deaths = _remember(record.deaths, death)
     for target, message in zip(targets, _copies(tr, graves, record, len(targets)), strict=True):
@@ -212,9 +224,12 @@ def _store(
         chunks=record.chunks or None,
         size=record.size,
         ttr_ms=record.ttr_ms,
+        task_id=record.task_id,
     )
     if not record.chunks:
         for number, chunk in enumerate(chunks_of(record.payload)):
             tr.set(keys.body(record.message_id, number), chunk)
-    tr.set_versionstamped_key(keys.ready_prefix(target, NO_PRIORITY), tally.next_user_version(), value)
+    prefix, user_version = keys.ready_prefix(target, NO_PRIORITY), tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, value)
+    note(tr, keys, record.task_id, prefix, user_version)
     tally.ready(target)

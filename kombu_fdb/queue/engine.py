@@ -25,6 +25,7 @@ from kombu_fdb.errors import MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
+    LONGEST_TASK_ID,
     Delivery,
     KeyCounts,
     KeyLimits,
@@ -41,9 +42,11 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.queue import (
     browse,
+    cancel,
     claim,
     control,
     deadletter,
+    dedup,
     delay,
     inspect,
     limits,
@@ -137,6 +140,10 @@ class Engine:
     def _check(self, publication: Publication) -> None:
         if len(publication.key.encode()) > LONGEST_KEY:
             raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
+        if len(publication.task_id.encode()) > LONGEST_TASK_ID:
+            raise QueueError("the task id is too long", task_id=publication.task_id[:80], longest_bytes=LONGEST_TASK_ID)
+        if len(publication.dedup_id.encode()) > LONGEST_KEY:
+            raise QueueError("the dedup id is too long", dedup_id=publication.dedup_id[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -251,9 +258,13 @@ class Engine:
         self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
         return session_id
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
-        """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, self._now()))
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
+        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed, self._now()))
+
+    def consumers(self, queue: str) -> list[bytes]:
+        """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
+        return [session_id for session_id, beat, _ in self.beats() if queue in session.consumed_of(beat)]
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -346,6 +357,13 @@ class Engine:
 
     def _trim(self, queue: str) -> int:
         return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
+
+    def clear_dedup(self) -> int:
+        """Clear dedup ids whose window is over. Returns how many."""
+        total = 0
+        while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
+            total += cleared
+        return total
 
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
@@ -500,6 +518,14 @@ class Engine:
             return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
 
         return self._write(body)
+
+    def find_task(self, task_id: str) -> list[Peeked]:
+        """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
+        return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
+
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""

@@ -86,9 +86,9 @@ def _give_way(tr: Transaction, graves: Graves, tally: Tally, queue: str, key: by
     if fair_key:
         tally.went(queue, fair_key)
     if graves.routing.dead_letter_exchange(tr, queue) is not None:
-        bury(tr, graves, tally, queue, value, "maxlen", now_ms)
+        bury(tr, graves, tally, queue, value, "maxlen", now_ms, place=key)
         return
     try:
-        drop(tr, graves.keys, decode_record(value))
+        drop(tr, graves.keys, decode_record(value), key)
     except FormatError:  # no payload to be found
         return

@@ -121,6 +121,7 @@ def _list(tr: Transaction, keys: Keyspace, queue: str, state: str, row: KeyValue
         record.expires_ms,
         record.deaths,
         owner,
+        record.task_id,
     )
     return Listed(position, message, record.size, _priority(rank), due_ms)
 

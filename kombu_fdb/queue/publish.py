@@ -16,8 +16,10 @@ from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Publication
 from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
+from kombu_fdb.queue.dedup import without_duplicates
 from kombu_fdb.queue.overflow import make_room
 from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed", "store_ready"]
@@ -34,10 +36,15 @@ def publish(
     """Store all of them in order. Returns the queues each reached. Raises ``CapacityExceeded``."""
     routing = graves.routing
     reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
+    fresh = without_duplicates(tr, graves.keys, publications, now_ms)
     # Before the first message is stored: a range that holds a versionstamped key can't be read any more.
-    coming = Counter(queue for queues in reached for queue in queues)
+    coming = Counter(
+        queue for publication, queues in zip(fresh, reached, strict=True) if publication for queue in queues
+    )
     refusing = make_room(tr, graves, tally, coming, now_ms)
-    for publication, queues in zip(publications, reached, strict=True):
+    for publication, queues in zip(fresh, reached, strict=True):
+        if publication is None:
+            continue
         for queue in queues:
             _put(tr, graves, tally, queue, publication, now_ms, has_room=queue not in refusing)
     return reached
@@ -55,9 +62,16 @@ def _put(
 ) -> None:
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
-        record = encode_record(message_id, publication.payload, published_ms=now_ms, expires_ms=0, key=publication.key)
+        record = encode_record(
+            message_id,
+            publication.payload,
+            published_ms=now_ms,
+            expires_ms=0,
+            key=publication.key,
+            task_id=publication.task_id,
+        )
         _put_chunks(tr, keys, message_id, publication.payload)
-        bury(tr, graves, tally, queue, record, "maxlen", now_ms)
+        bury(tr, graves, tally, queue, record, "maxlen", now_ms, place=b"")
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
@@ -91,29 +105,35 @@ def put(
         expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
         key=publication.key,
         ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
     )
     _put_chunks(tr, keys, message_id, payload)
+    rank, task_id = keys.rank(publication.priority), publication.task_id
     if publication.due_ms > now_ms:
-        store_delayed(tr, keys, tally, queue, publication.due_ms, keys.rank(publication.priority), record)
-        return
-    store_ready(tr, keys, tally, queue, publication.key, keys.rank(publication.priority), record)
+        store_delayed(tr, keys, tally, queue, publication.due_ms, rank, record, task_id=task_id)
+    else:
+        store_ready(tr, keys, tally, queue, publication.key, rank, record, task_id=task_id)
 
 
 def store_ready(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes, *, task_id: str
 ) -> None:
     """Put a record at the end of its rank, among the messages of its key if it has one."""
-    tr.set_versionstamped_key(keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version(), record)
+    prefix, user_version = keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, record)
+    note(tr, keys, task_id, prefix, user_version)
     tally.ready(queue)
     if key:
         tally.came(queue, key, rank)
 
 
 def store_delayed(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes, *, task_id: str
 ) -> None:
     """Keep a record out of the ready range until it is due. Guarantee: NOT-EARLY."""
-    tr.set_versionstamped_key(keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version(), record)
+    prefix, user_version = keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, record)
+    note(tr, keys, task_id, prefix, user_version)
     tr.set(keys.waiting(queue), b"")
     tally.delayed(queue)
 

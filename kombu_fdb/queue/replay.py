@@ -17,6 +17,7 @@ from kombu_fdb.model import NO_PRIORITY
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX, Graves, drop
 from kombu_fdb.queue.publish import expires_at, store_ready
 from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "replay", "replay_row"]
@@ -37,7 +38,7 @@ def replay(tr: Transaction, graves: Graves, tally: Tally, queue: str, limit: int
     for key, record in readable:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        moved += _bring_back(tr, graves, tally, queue, record, now_ms)
+        moved += _bring_back(tr, graves, tally, queue, key, record, now_ms)
     tally.change(dead, READY, -len(readable))
     return len(readable), moved
 
@@ -56,7 +57,7 @@ def replay_row(tr: Transaction, graves: Graves, tally: Tally, dead: str, row: Ke
     tally.change(dead, READY, -1)
     if record.key and key.startswith(graves.keys.keyed(dead)):
         tally.went(dead, record.key)
-    if not _bring_back(tr, graves, tally, target, record, now_ms):
+    if not _bring_back(tr, graves, tally, target, key, record, now_ms):
         raise QueueError("the dead letter has outlived its time", queue=dead, message_id=record.message_id.hex())
     return target
 
@@ -69,10 +70,12 @@ def _readable(value: bytes) -> Record | None:
         return None
 
 
-def _bring_back(tr: Transaction, graves: Graves, tally: Tally, queue: str, record: Record, now_ms: int) -> bool:
+def _bring_back(
+    tr: Transaction, graves: Graves, tally: Tally, queue: str, key: bytes, record: Record, now_ms: int
+) -> bool:
     keys = graves.keys
     if record.expires_ms and record.expires_ms <= now_ms:
-        drop(tr, keys, record)
+        drop(tr, keys, record, key)
         return False
     value = encode_record(
         record.message_id,
@@ -84,6 +87,8 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, queue: str, recor
         chunks=record.chunks,
         size=record.size,
         ttr_ms=record.ttr_ms,
+        task_id=record.task_id,
     )
-    store_ready(tr, keys, tally, queue, record.key, keys.rank(NO_PRIORITY), value)
+    forget(tr, keys, record.task_id, key)
+    store_ready(tr, keys, tally, queue, record.key, keys.rank(NO_PRIORITY), value, task_id=record.task_id)
     return True

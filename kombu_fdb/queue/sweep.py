@@ -91,7 +91,7 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now
     try:
         queue, place, record = decode_lease(value)
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
-        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, details={"error": str(error)})
+        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
         return
     end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.queue.whereabouts import places
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["check_counts", "leftovers", "messages"]
+__all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
 
 
 def _rows(engine: Engine, tag: str) -> list[KeyValue]:
@@ -53,6 +56,27 @@ def check_counts(engine: Engine) -> None:
         assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
 
 
+def check_whereabouts(engine: Engine) -> None:
+    """The index by task id has a row for each message with one, and no other."""
+    keys = engine.keys
+    expected = set()
+    for tag in ("ready", "keyed", "delayed", "lease"):
+        for key, value in _rows(engine, tag):
+            place, record = key, value
+            if tag == "lease":
+                queue, place, record = decode_lease(value)
+                place = keys.at(queue, place)
+            if task_id := names_of(record)[1]:
+                expected.add((task_id, place))
+    rows = {str(keys.unpack(key)[1]) for key, _ in _rows(engine, "task")}
+    found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(keys, task_id))}
+    assert found == expected, f"the index by task id: {found ^ expected}"
+
+
+def _places_of(keys: Keyspace, task_id: str) -> Callable[[Transaction], list[bytes]]:
+    return lambda tr: places(tr, keys, task_id)
+
+
 def leftovers(engine: Engine) -> list[bytes]:
     """Keys that a store without messages and queues must not have."""
     tags = (
@@ -65,6 +89,7 @@ def leftovers(engine: Engine) -> list[bytes]:
         "delayed",
         "lease",
         "body",
+        "task",
         "count",
         "waiting",
         "expiring",

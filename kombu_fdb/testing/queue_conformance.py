@@ -24,7 +24,7 @@ from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.invariants import check_counts, leftovers, messages
+from kombu_fdb.testing.invariants import check_counts, check_whereabouts, leftovers, messages
 
 __all__ = ["Bench", "QueueConformance"]
 
@@ -32,8 +32,10 @@ __all__ = ["Bench", "QueueConformance"]
 class Bench:
     """One namespace, several engines on it as if in several processes, and a clock."""
 
-    def __init__(self, database: Database, policy: Policy | None = None) -> None:
+    def __init__(self, database: Database, policy: Policy | None = None, *, task_ids: bool = False) -> None:
+        """``task_ids``: each message that is put is a task's, found by its payload in hexadecimal digits."""
         self.database = database
+        self.task_ids = task_ids
         self.clock = ManualClock()
         self.policy = policy or Policy()
         self.namespace = f"test-{random_id().hex()}"
@@ -68,6 +70,8 @@ class Bench:
 
     def put(self, *payloads: bytes, queue: str = "q", **properties: Any) -> None:
         for payload in payloads:
+            if self.task_ids:
+                properties["task_id"] = payload[:100].hex()
             self.engine.publish([Publication("", queue, payload, **properties)])
 
     def take(self, limit: int = 100, *queues: str, session: bytes | None = None) -> list[Delivery]:
@@ -94,6 +98,7 @@ class Bench:
 
     def check(self) -> None:
         check_counts(self.engine)
+        check_whereabouts(self.engine)
 
     def clean(self) -> None:
         keys = self.engine.keys
@@ -105,7 +110,7 @@ class QueueConformance:
 
     @pytest.fixture
     def bench(self, database: Database) -> Iterator[Bench]:
-        bench = Bench(database)
+        bench = Bench(database, task_ids=True)
         yield bench
         bench.check()
         bench.clean()

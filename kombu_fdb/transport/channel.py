@@ -64,6 +64,7 @@ class Channel(virtual.Channel):
         #: Since when less room than is worth a claim is free.
         self.free_since: float | None = None
         self._subscriptions: dict[str, Subscription] = {}
+        self._dedup_window_s = connection.options.dedup_window
         self._zero_first = connection.options.priority_order == "redis"
         self._client: Client | None = None
 
@@ -257,6 +258,7 @@ class Channel(virtual.Channel):
             now_ms=self.transport.now_ms(),
             most_urgent_is_zero=self._zero_first,
             key=self.transport.key_of(message),
+            dedup_window_s=self._dedup_window_s,
         )
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:

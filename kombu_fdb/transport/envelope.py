@@ -19,6 +19,7 @@ from kombu.utils.json import JSONEncoder, object_hook
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Delivery, Publication
+from kombu_fdb.transport.identity import dedup_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, expiry
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload"]
@@ -42,11 +43,13 @@ def encode(
     now_ms: int,
     most_urgent_is_zero: bool = False,
     key: str = "",
+    dedup_window_s: float = 300.0,
 ) -> Publication:
     """A message as ``Channel.prepare_message`` made it. Raises ``TypeError`` for what JSON or bytes can't hold."""
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
     ttl_ms, expires_ms = expiry(headers, properties)
+    dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     return Publication(
         exchange,
         routing_key,
@@ -56,6 +59,9 @@ def encode(
         ttl_ms,
         expires_ms,
         key,
+        task_id=task_id_of(headers, properties),
+        dedup_id=dedup_id,
+        dedup_window_ms=dedup_window_ms,
     )
 
 

@@ -169,6 +169,8 @@ class Receiver:
             self._fail(error)
         finally:
             self._disarm(self._armed)
+            if self._membership is not None:
+                self._membership.consumed.pop(self, None)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, CONNECTION_ERRORS):
@@ -189,6 +191,7 @@ class Receiver:
         if now >= self._next_look:
             self._next_look = now + self._client.options.poll_interval * random.uniform(0.75, 1.0)
             self._disarm(self._armed)
+        membership.consumed[self] = self.dispatch.queues
         self._arm()
         plan = self.dispatch.plan(self._hungry, now)
         if plan.queues:

