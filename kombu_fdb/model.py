@@ -96,7 +96,8 @@ class Delivery(NamedTuple):
 class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
-    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
+    ``due_ms``: of a delayed one.
     """
 
     message_id: bytes
@@ -110,6 +111,7 @@ class Peeked(NamedTuple):
     deaths: tuple[Death, ...]
     owner: bytes = b""
     task_id: str = ""
+    due_ms: int = 0
 
 
 class Listed(NamedTuple):

@@ -50,6 +50,7 @@ from kombu_fdb.queue import (
     delay,
     inspect,
     limits,
+    move,
     pages,
     publish,
     replay,
@@ -448,6 +449,10 @@ class Engine:
         now_ms = self._now()
         return self._read(lambda tr: browse.peek(tr, self.keys, queue, limit, key=key, reverse=reverse, now_ms=now_ms))
 
+    def delayed(self, queue: str, limit: int) -> list[Peeked]:
+        """Up to ``limit`` delayed messages, the next due first."""
+        return self._read(lambda tr: browse.delayed(tr, self.keys, queue, limit))
+
     def snapshot(self, queue: str, limit: int) -> RoundSnapshot:
         """The current round and what waits behind it, of the first ``limit`` messages of the queue."""
         return self._read(lambda tr: browse.snapshot(tr, self.keys, queue, limit))
@@ -533,6 +538,26 @@ class Engine:
         while deleted := self._write(lambda tr, tally: control.purge_part(tr, self.keys, tally, queue)):
             total += deleted
         return total
+
+    def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
+        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
+
+        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue. See
+        :mod:`kombu_fdb.queue.move`.
+        """
+        if source == target:
+            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        if limit is None:
+            counts = self.counts(source)
+            limit = counts.ready + counts.delayed
+        total, moved = 0, 1
+        while moved and total < limit:
+            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
+            total += moved
+        return total
+
+    def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
+        return self._write(lambda tr, tally: move.move(tr, self.keys, tally, source, target, limit, key=key))
 
     def delete_queue(
         self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
