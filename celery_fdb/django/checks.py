@@ -219,11 +219,14 @@ def _location(settings: conf.Settings) -> Location | None:
         return None
 
 
-def _parts(error: KombuFDBError) -> tuple[str, str | None]:
+def _parts(error: KombuFDBError) -> tuple[str, str]:
     """What happened, and the next step."""
-    fix = error.attributes.get("fix")
-    text = str(error).removesuffix(fix).rstrip(". ") if fix else str(error)
-    return f"{text[:1].upper()}{text[1:]}.", fix
+    fix = str(error.attributes.get("fix") or "")
+    text = str(error).removesuffix(fix).rstrip(". ")
+    return (
+        f"{text[:1].upper()}{text[1:]}.",
+        fix or "python -m kombu_fdb.doctor with the broker's URL says what is wrong.",
+    )
 
 
 def _error(error: KombuFDBError, number: str) -> CheckMessage:

@@ -104,7 +104,8 @@ def celery_app(settings: Settings) -> Celery:
             fix="Write 'package.module:name', as in celery -A.",
         ) from error
     if not isinstance(app, Celery):
-        raise OptionError(f"{NAME}['APP'] names something that is no Celery app", app=settings.app)
+        fix = "Write 'package.module:name', as in celery -A."
+        raise OptionError(f"{NAME}['APP'] names something that is no Celery app", app=settings.app, fix=fix)
     return app
 
 
