@@ -1,0 +1,11 @@
+"""The project's Celery app, set up as Celery's own documentation says."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_shop.settings")
+
+app = Celery("django_shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
