@@ -57,6 +57,7 @@ class QueueAdmin(StoreAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [
             *super().get_urls(),
+            path("find/", self._page(views.find), name="celery_fdb_queue_find"),
             path("<str:name>/change/", self._page(views.queue), name="celery_fdb_queue_change"),
             path("<str:name>/keys/", self._page(views.queue_keys), name="celery_fdb_queue_keys"),
             path("<str:name>/messages/", self._page(views.queue_messages), name="celery_fdb_queue_messages"),

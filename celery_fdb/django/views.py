@@ -30,7 +30,7 @@ from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import KombuFDBError, OptionError, QueueNotFound, StoreError
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 
-__all__ = ["act", "dead_letters", "message", "queue", "queue_keys", "queue_messages", "queues", "sessions"]
+__all__ = ["act", "dead_letters", "find", "message", "queue", "queue_keys", "queue_messages", "queues", "sessions"]
 
 View = Callable[..., HttpResponse]
 STATES = ("ready", "delayed", "leased")
@@ -93,9 +93,9 @@ def queues(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespons
     shows_all = "all" in request.GET
     seen = overview.look(broker)
     live = [each for each in seen.live_queues if shows_all or not _is_internal(each)]
+    sessions_ = len([each for each in seen.sessions if each.open])
     if request.GET.get("format") == "json":
-        states = (*STATES, "dead")
-        return JsonResponse({each.name: {state: getattr(each, state) for state in states} for each in live})
+        return JsonResponse({"queues": {each.name: _counters(each) for each in live}, "sessions": sessions_})
     context = {
         "title": "Queues",
         "broker": seen.broker,
@@ -104,9 +104,15 @@ def queues(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespons
         ],
         "hidden": len(seen.live_queues) - len(live),
         "shows_all": shows_all,
-        "sessions": len([each for each in seen.sessions if each.open]),
+        "sessions": sessions_,
+        "find_url": reverse("admin:celery_fdb_queue_find", current_app=site.name),
     }
     return _render(request, site, "queues", Queue, context)
+
+
+def _counters(view: overview.QueueView) -> dict[str, int | str]:
+    counts = {state: getattr(view, state) for state in (*STATES, "dead")}
+    return {**counts, "oldest": _age(view.oldest_age_s)}
 
 
 def _is_internal(view: overview.QueueView) -> bool:
@@ -236,6 +242,20 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
         **_urls(site, name),
     }
     return _render(request, site, "message", model, context)
+
+
+@page()
+def find(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """A task's messages, wherever they are; what is read does not grow with the store."""
+    task_id = request.GET.get("id", "").strip()
+    now_ms = SystemClock().wall_ms()
+    rows = [row_of(each, now_ms) for each in broker.engine.list_task(task_id)] if task_id else []
+    context = {
+        "title": "Find a task",
+        "subtitle": task_id,
+        "rows": [{"row": row, "url": _message_url(site, row.listed.message.queue, row.spot)} for row in rows],
+    }
+    return _render(request, site, "found", Queue, context)
 
 
 def _spot(token: str) -> Spot:

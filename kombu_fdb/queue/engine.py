@@ -504,6 +504,10 @@ class Engine:
             lambda tr: pages.page(tr, self.keys, queue, state, limit, after=after, key=key, reverse=reverse)
         )
 
+    def list_task(self, task_id: str) -> list[Listed]:
+        """All messages of the task with their positions, in any state. Costs do not grow with the store."""
+        return self._read(lambda tr: pages.list_task(tr, self.keys, task_id))
+
     def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
         """The whole message at a page's position; None if it has moved."""
         return self._read(lambda tr: pages.read_at(tr, self.keys, queue, state, position))

@@ -18,9 +18,10 @@ from kombu_fdb.keyspace.tuples import range_of, unpack
 from kombu_fdb.model import URGENT, Listed, Page, Peeked
 from kombu_fdb.queue import browse
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
+from kombu_fdb.queue.whereabouts import STAMP_BYTES, places
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["delete_at", "page", "read_at", "row_at"]
+__all__ = ["delete_at", "list_task", "page", "read_at", "row_at"]
 
 #: Leases of all queues stand together; so many are looked through for a page of one queue's.
 LEASES_PER_PAGE = 1_000
@@ -69,6 +70,34 @@ def _read(tr: Transaction, ranges: list[Range], behind: bytes, limit: int, *, re
     return rows
 
 
+def list_task(tr: Transaction, keys: Keyspace, task_id: str) -> list[Listed]:
+    """All messages of a task, in any state; the leases are looked through only if one of them is leased."""
+    wanted = places(tr, keys, task_id, snapshot=True)
+    values = tr.get_many(wanted, snapshot=True) if wanted else []
+    waiting = [(key, value) for key, value in zip(wanted, values, strict=True) if value is not None]
+    stamps = {key[-STAMP_BYTES:] for key, value in zip(wanted, values, strict=True) if value is None}
+    leases = tr.get_range(*keys.all_leases, snapshot=True) if stamps else []
+    rows = [(str(keys.unpack(row[0])[1]), row) for row in waiting]
+    listed = [_list(tr, keys, queue, _state(keys, queue, row[0]), row) for queue, row in rows]
+    for row in leases:
+        queue, place = _leased_from(row[1])
+        if place[-STAMP_BYTES:] in stamps:
+            listed.append(_list(tr, keys, queue, LEASED, row))
+    return listed
+
+
+def _state(keys: Keyspace, queue: str, key: bytes) -> str:
+    return DELAYED if key.startswith(keys.delayed(queue)) else READY
+
+
+def _leased_from(lease: bytes) -> tuple[str, bytes]:
+    """Queue and place; of unreadable bytes none."""
+    try:
+        return decode_lease(lease)[:2]
+    except FormatError:
+        return "", b""
+
+
 def _ranges(keys: Keyspace, queue: str, state: str, key: str | None) -> list[Range]:
     if state == LEASED:
         return [keys.all_leases]
@@ -93,10 +122,7 @@ def _prefix(keys: Keyspace, queue: str, state: str) -> bytes:
 
 
 def _is_of(queue: str, lease: bytes) -> bool:
-    try:
-        return decode_lease(lease)[0] == queue
-    except FormatError:
-        return False
+    return _leased_from(lease)[0] == queue
 
 
 def _list(tr: Transaction, keys: Keyspace, queue: str, state: str, row: KeyValue) -> Listed:

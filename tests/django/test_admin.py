@@ -124,8 +124,11 @@ def test_queues_with_their_counters(app: Celery, broker: Broker, viewer: Any) ->
     assert "x.celery.pidbox" in get(viewer, at("queue_changelist"), all="1")
     counts = viewer.get(at("queue_changelist"), {"format": "json"}).json()
     assert counts == {
-        "celery": {"ready": 2, "delayed": 2, "leased": 1, "dead": 0},
-        "other": {"ready": 0, "delayed": 0, "leased": 0, "dead": 1},
+        "queues": {
+            "celery": {"ready": 2, "delayed": 2, "leased": 1, "dead": 0, "oldest": "0 s"},
+            "other": {"ready": 0, "delayed": 0, "leased": 0, "dead": 1, "oldest": ""},
+        },
+        "sessions": 1,
     }
 
 
@@ -160,7 +163,7 @@ def test_messages_in_pages_each_once_in_order(app: Celery, broker: Broker, opera
     url = at("queue_messages", "celery") + f"?order={order}"
     while url:
         page = operator.get(url).content.decode()
-        seen += re.findall(r"<code>([\w-]{36})</code>", page)
+        seen += re.findall(r'<code title="([\w-]{36})"', page)
         found = re.search(r'href="(\?[^"]*after=[^"]*)" class="next"', page)
         url = at("queue_messages", "celery") + html.unescape(found[1]) if found else ""
     assert seen == (ids if order == "oldest" else ids[::-1])
@@ -237,6 +240,15 @@ def test_a_queue_of_any_name_has_its_pages(broker: Broker, operator: Any) -> Non
     assert name in get(operator, url)
     assert "k/&?" in get(operator, url.replace("/change/", "/keys/"))
     assert "not published through Kombu" in get(operator, url.replace("/change/", "/messages/"), key="k/&?")
+
+
+def test_a_task_is_found_by_its_id(app: Celery, broker: Broker, viewer: Any) -> None:
+    send(app, 2)
+    task_id = app.send_task("shop.charge", countdown=3600, headers={"fair_key": "acme"}).id
+    page = get(viewer, at("queue_find"), id=f" {task_id} ")
+    assert "shop.charge celery delayed acme 0 s ago" in page
+    assert "No message of this task" in get(viewer, at("queue_find"), id="nobody's")
+    assert "No message of this task" in get(viewer, at("queue_find"))
 
 
 def test_sessions(broker: Broker, viewer: Any) -> None:

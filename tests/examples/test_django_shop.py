@@ -166,7 +166,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--window-size=1180,760", "--force-device-scale-factor=1"):
+    for argument in ("--headless=new", "--no-sandbox", "--window-size=1180,820", "--hide-scrollbars"):
         options.add_argument(argument)
     options.add_argument(f"--user-data-dir={tmp_path}/profile")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -250,7 +250,7 @@ def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: A
     person.press("Replay")
     person.expect("Are you sure[?]")
     assert shop.states()["failed"] == 1
-    person.press("Yes, I’m sure")
+    person.press("Yes, I’m sure")  # noqa: RUF001 - as Django writes it
     person.expect("Replayed 1 dead letter to payments: shop.tasks.charge")
     until(lambda: shop.states() == {"paid": 46}, say=shop.states)
 

@@ -147,6 +147,26 @@ def test_a_message_that_moved_is_not_where_it_was(bench: Bench) -> None:
     assert not bench.engine.delete_at("q", "ready", listed.position, listed.message.message_id)
 
 
+def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
+    later_ms = bench.clock.wall_ms() + HOUR_MS
+    for queue, properties in (("q", {}), ("q", {"key": "a"}), ("r", {"due_ms": later_ms}), ("leased", {"key": "b"})):
+        bench.put(b"mine", queue=queue, task_id="t", **properties)
+        bench.put(b"other", queue=queue, task_id="u", **properties)
+    bench.take(9, "leased")
+    listed = bench.engine.list_task("t")
+    assert sorted((each.message.queue, each.message.state, each.message.key) for each in listed) == [
+        ("leased", "leased", "b"),
+        ("q", "ready", ""),
+        ("q", "ready", "a"),
+        ("r", "delayed", ""),
+    ]
+    for each in listed:
+        found = bench.engine.read_at(each.message.queue, each.message.state, each.position)
+        assert found is not None
+        assert found.message.payload == b"mine"
+    assert bench.engine.list_task("nobody's") == []
+
+
 @pytest.mark.parametrize("key", ["", "a"])
 def test_a_dead_letter_is_replayed_from_where_it_stands(bench: Bench, key: str) -> None:
     bench.put(b"a", b"b", key=key)

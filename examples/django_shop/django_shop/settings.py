@@ -57,6 +57,7 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
 

@@ -7,7 +7,7 @@ class Customer(models.Model):
     name = models.CharField(max_length=100, unique=True)
     card_works = models.BooleanField(default=True, help_text="The bank accepts this customer's card.")
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
 
@@ -24,5 +24,5 @@ class Order(models.Model):
     placed_at = models.DateTimeField(auto_now_add=True)
     reminded_at = models.DateTimeField(null=True, blank=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.item} for {self.customer}"

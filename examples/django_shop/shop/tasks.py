@@ -1,6 +1,6 @@
 """The shop's tasks. All may run more than once, and do no harm then."""
 
-from celery import shared_task
+from celery import Task, shared_task
 from celery.exceptions import Reject
 from django.utils import timezone
 
@@ -14,7 +14,7 @@ class CardDeclined(Exception):
 
 
 @shared_task(bind=True, max_retries=ATTEMPTS - 1)
-def charge(self, order_id: int) -> None:
+def charge(self: Task, order_id: int) -> None:
     """Take the money. A declined card is tried again, and the last time it becomes a dead letter, for a person."""
     order = Order.objects.select_related("customer").get(pk=order_id)
     if order.state == Order.State.PAID:

@@ -23,7 +23,7 @@
 
   const show = (row, counts) => {
     for (const cell of row.querySelectorAll("[data-state]")) {
-      cell.textContent = counts[cell.dataset.state];
+      cell.textContent = counts[cell.dataset.state] || (cell.dataset.state === "oldest" ? "–" : 0);
       if (cell.dataset.state === "dead") { cell.classList.toggle("alarming", counts.dead > 0); }
     }
     const points = seen.get(row) ?? [];
@@ -36,7 +36,8 @@
     if (document.hidden) { return; }
     const answer = await fetch(table.dataset.live, { headers: { Accept: "application/json" } });
     if (!answer.ok) { return; }
-    const queues = await answer.json();
+    const { queues, sessions } = await answer.json();
+    document.getElementById("sessions").textContent = sessions;
     for (const row of table.querySelectorAll("tr[data-queue]")) {
       const counts = queues[row.dataset.queue];
       if (counts) { show(row, counts); }

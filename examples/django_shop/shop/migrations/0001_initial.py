@@ -5,31 +5,41 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Customer',
+            name="Customer",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=100, unique=True)),
-                ('card_works', models.BooleanField(default=True, help_text="The bank accepts this customer's card.")),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=100, unique=True)),
+                ("card_works", models.BooleanField(default=True, help_text="The bank accepts this customer's card.")),
             ],
         ),
         migrations.CreateModel(
-            name='Order',
+            name="Order",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('item', models.CharField(max_length=100)),
-                ('price', models.DecimalField(decimal_places=2, max_digits=9)),
-                ('state', models.CharField(choices=[('new', 'New'), ('paid', 'Paid'), ('failed', 'payment failed')], default='new', max_length=10)),
-                ('placed_at', models.DateTimeField(auto_now_add=True)),
-                ('reminded_at', models.DateTimeField(blank=True, null=True)),
-                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='orders', to='shop.customer')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("item", models.CharField(max_length=100)),
+                ("price", models.DecimalField(decimal_places=2, max_digits=9)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("new", "New"), ("paid", "Paid"), ("failed", "payment failed")],
+                        default="new",
+                        max_length=10,
+                    ),
+                ),
+                ("placed_at", models.DateTimeField(auto_now_add=True)),
+                ("reminded_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "customer",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="orders", to="shop.customer"
+                    ),
+                ),
             ],
         ),
     ]

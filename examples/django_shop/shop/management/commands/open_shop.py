@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 
 from shop.models import Customer
 from shop.orders import REMIND_AFTER, place
@@ -16,10 +16,10 @@ ORDERS = {"Acme": (40, "crate of anvils", "99.00"), "Bell": (2, "bicycle bell", 
 class Command(BaseCommand):
     help = "Make the tables, the user admin/admin, customers, and their first orders."
 
-    def add_arguments(self, parser):
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--remind-after", type=float, default=REMIND_AFTER.total_seconds(), metavar="SECONDS")
 
-    def handle(self, *, remind_after, **_):
+    def handle(self, *, remind_after: float, **_: object) -> None:
         call_command("migrate", verbosity=0)
         if not User.objects.filter(username="admin").exists():
             User.objects.create_superuser("admin", password="admin")
