@@ -17,6 +17,7 @@ id                     when        what
 ``celery_fdb.W010``    --deploy    the store does not answer
 ``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which another project may use too
 ``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: tasks should be sent when their request commits
+``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
 =====================  ==========  ====================================================================================
 """
 

@@ -148,7 +148,7 @@ def test_atomic_requests(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_id_is_in_the_table_and_made_somewhere() -> None:
-    source = Path(checks.__file__).read_text()
+    source = "".join(Path(checks.__file__).with_name(name).read_text() for name in ("checks.py", "backend.py"))
     listed = re.findall(r"^``celery_fdb\.(\w\d+)``", checks.__doc__ or "", re.MULTILINE)
     made = set(re.findall(r'"(?:celery_fdb\.)?([EW]\d{3})"', source))
     assert len(listed) == len(set(listed))
