@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,9 @@ from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
+from kombu_fdb.queue.tally import LOST
 
-__all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "look", "look_at_keys", "net_rates"]
+__all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "look", "look_at_keys", "rates"]
 
 #: Keys of one queue that are read to find its longest.
 KEYS_READ = 10_000
@@ -58,6 +60,12 @@ class QueueView:
     declared: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     dead_of: str | None = None
+    #: How many sessions consume it.
+    consumers: int = 0
+    #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts (``kombu_fdb/queue/totals.py``).
+    totals: dict[str, int] = field(default_factory=dict)
+    #: It vanishes by itself when nobody uses it, as reply queues do.
+    passing: bool = False
     keys: list[KeyView] = field(default_factory=list)
 
 
@@ -65,8 +73,8 @@ class QueueView:
 class SessionView:
     """One consumer process. ``beat`` changes with every heartbeat; it is no time.
 
-    ``open``: false once it has ended and waits to be cleaned up. ``leased``: None unless it was asked for.
-    ``beat_ms``: its last heartbeat by its own wall clock, 0 if it told none; for people, nothing is decided by it.
+    ``open``: false once it has ended and waits to be cleaned up. ``queues``: which it consumes. ``leased``: None
+    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it told none; for people.
     """
 
     id: str
@@ -76,6 +84,7 @@ class SessionView:
     ttl_s: float
     open: bool
     beat: str
+    queues: list[str]
     leased: int | None = None
     beat_ms: int = 0
 
@@ -88,6 +97,8 @@ class Overview:
     broker: str
     queues: list[QueueView]
     sessions: list[SessionView]
+    #: Settlements that came too late, of any queue.
+    lost_leases: int = 0
 
     @property
     def live_queues(self) -> list[QueueView]:
@@ -113,12 +124,18 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     for name in names:
         if name not in counts:
             raise QueueNotFound(queue=name, fix="`queues` lists those there are.")
-    facts = broker.engine.facts(names)
-    views = [_queue(name, counts, facts[name], now_ms) for name in names]
+    facts, totals = broker.engine.facts(names), broker.engine.totals()
+    sessions = [_session(each) for each in broker.engine.sessions(held=held)]
+    consumers = Counter(queue for each in sessions if each.open for queue in each.queues)
+    views = [
+        dataclasses.replace(
+            _queue(name, counts, facts[name], now_ms), totals=totals.get(name, {}), consumers=consumers[name]
+        )
+        for name in names
+    ]
     if top_keys:
         views = [dataclasses.replace(each, keys=look_at_keys(broker, each.name, top=top_keys)) for each in views]
-    sessions = [_session(each) for each in broker.engine.sessions(held=held)]
-    return Overview(now_ms, str(broker.client.location), views, sessions)
+    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LOST, 0))
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
@@ -135,6 +152,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
         facts.declared,
         facts.arguments,
         name.removesuffix(DEAD_SUFFIX) if is_dead else None,
+        passing=facts.can_vanish,
     )
 
 
@@ -169,19 +187,30 @@ def _session(facts: SessionFacts) -> SessionView:
         str(about.get("program", "")),
         facts.ttl_s,
         facts.open,
-        facts.beat.hex(),
+        facts.beat[:10].hex(),
+        facts.consumed,
         facts.held,
         facts.beat_ms,
     )
 
 
-def net_rates(before: Overview, after: Overview) -> dict[str, float]:
-    """By how many waiting messages (ready, delayed) a second each queue grew between two looks; below 0 it shrank."""
+def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
+    """Messages a second between two looks, by queue and event of :attr:`QueueView.totals`.
+
+    ``growth`` is that of what waits, ready or delayed; below 0 it shrinks. Empty without time between the looks.
+    """
     seconds = (after.taken_ms - before.taken_ms) / 1000
     if seconds <= 0:
         return {}
-    was = {queue.name: queue.ready + queue.delayed for queue in before.queues}
-    return {each.name: (each.ready + each.delayed - was.get(each.name, 0)) / seconds for each in after.queues}
+    was = {queue.name: queue for queue in before.queues}
+    return {each.name: _rates(was.get(each.name, QueueView(each.name)), each, seconds) for each in after.queues}
+
+
+def _rates(before: QueueView, after: QueueView, seconds: float) -> dict[str, float]:
+    # Totals begin anew when a queue was deleted.
+    found = {event: max(0, number - before.totals.get(event, 0)) / seconds for event, number in after.totals.items()}
+    growth = after.ready + after.delayed - before.ready - before.delayed
+    return {**found, "growth": growth / seconds}
 
 
 def as_json(overview: Overview) -> dict[str, Any]:

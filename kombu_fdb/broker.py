@@ -32,6 +32,7 @@ from typing import Any, Self
 from kombu_fdb.client import Client, client_for
 from kombu_fdb.clock import random_id
 from kombu_fdb.connect import Opened
+from kombu_fdb.deadletters import DeadLetters
 from kombu_fdb.errors import CapacityExceeded, LeaseLost, OptionError, QueueError, StoreError, StoreUnavailable
 from kombu_fdb.job import Job, due_at
 from kombu_fdb.location import Location, locate, parse_url
@@ -162,6 +163,10 @@ class Broker:
         """
         return len(self.engine.take_back(task_id))
 
+    def dead_letters(self, dead_queue: str) -> DeadLetters:
+        """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
+        return DeadLetters(self, dead_queue)
+
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def take(
@@ -272,6 +277,11 @@ class Queue:
     @property
     def _engine(self) -> Engine:
         return self.broker.engine
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
+        return DeadLetters(self.broker, self.name + DEAD_SUFFIX)
 
     @property
     def dead(self) -> Queue:
@@ -463,12 +473,15 @@ class Queue:
 
     # -- removing and bringing back --------------------------------------------------------------------------------
 
-    def kick(self, limit: int = 1) -> int:
-        """Bring up to ``limit`` buried jobs back, oldest first, with key and history. Returns how many.
+    def kick(self, limit: int = 1, *, dead_queue: str | None = None) -> int:
+        """Bring up to ``limit`` buried jobs back, oldest first, with key, priority and history. Returns how many.
 
-        See :mod:`kombu_fdb.queue.replay` for what they lose. A queue with a dead-letter exchange has none here.
+        ``dead_queue``: where the dead letters of a queue with a dead-letter exchange are; those that died elsewhere
+        stay there. See :mod:`kombu_fdb.queue.replay` for what they lose. Raises ``QueueNotFound``.
         """
-        return self._engine.replay(self.name, limit)
+        if dead_queue is None:
+            return self._engine.replay(self.name, limit)
+        return self.broker.dead_letters(dead_queue).replay(limit, queue=self.name)
 
     def delete(self, job: Peeked | Job | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Reads the queue.

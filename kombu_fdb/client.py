@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
+from typing import Any
 
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
@@ -212,7 +213,7 @@ class Client:
         """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.release(leases))
 
-    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: str) -> None:
+    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.reject(leases, reason=reason, **details))
 
@@ -259,6 +260,10 @@ class Client:
         try:
             if membership is not None:
                 self._end(opened.engine, membership)
+            if not self._suspect:
+                opened.engine.add_totals()
+        except KombuFDBError as error:
+            logger.debug("the last second's totals are not counted: %s", error)
         finally:
             opened.database.close()
 

@@ -32,6 +32,7 @@ __all__ = [
     "QueueFacts",
     "RoundSnapshot",
     "SessionFacts",
+    "StoredMessage",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -111,6 +112,7 @@ class Peeked(NamedTuple):
     deaths: tuple[Death, ...]
     owner: bytes = b""
     task_id: str = ""
+    priority: int = NO_PRIORITY
     due_ms: int = 0
 
 
@@ -210,20 +212,23 @@ class QueueFacts:
     """What is to be known of a queue besides its counters.
 
     ``oldest_ms``: when the oldest ready message was published, its delay included; None if there is none.
+    ``can_vanish``: it is deleted when nobody uses it.
     """
 
     declared: bool
     arguments: dict[str, Any]
     control: QueueControl
     oldest_ms: int | None
+    can_vanish: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
 
-    ``description``: host, pid and program, as it gave them. ``held``: its messages, if they were counted. ``beat_ms``:
-    its last heartbeat by its own wall clock, which may be wrong; 0 if it told none.
+    ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
+    that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
+    wrong; 0 if it told none.
     """
 
     session_id: bytes
@@ -231,5 +236,33 @@ class SessionFacts:
     beat: bytes
     ttl_s: float
     open: bool
+    consumed: list[str]
     held: int | None = None
     beat_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """All there is of a message at rest, but its position: to store it elsewhere.
+
+    ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
+    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.
+    """
+
+    queue: str
+    state: str
+    payload: bytes
+    priority: int
+    due_ms: int = 0
+    key: str = ""
+    keyed: bool = False
+    message_id: bytes = b""
+    published_ms: int = 0
+    expires_ms: int = 0
+    redeliveries: int = 0
+    ttr_ms: int = 0
+    task_id: str = ""
+    deaths: tuple[Death, ...] = ()
+    #: Of a dead letter: what it had before.
+    priority_before: int = NO_PRIORITY
+    unreadable: bool = False

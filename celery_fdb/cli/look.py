@@ -12,6 +12,9 @@ from celery_fdb.overview import KeyView, Overview, QueueView, SessionView, as_js
 
 __all__ = ["keys", "known", "queue_table", "queues", "session_table", "sessions", "status", "summary"]
 
+#: Column and event.
+RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
+
 
 @command()
 def status(run: Run) -> Answer:
@@ -28,20 +31,27 @@ def summary(overview: Overview) -> list[str]:
     return [overview.broker, f"{states}; {len(overview.live_queues)} queues, {live} sessions"]
 
 
-def queue_table(views: list[QueueView], rates: dict[str, float] | None = None) -> Table:
-    """``rates``: by how many waiting messages a second each grows."""
-    growth = "" if rates is None else " >growth/s"
+def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
+    """``speeds``: of :func:`~celery_fdb.overview.rates`, if there were two looks."""
+    speed = "" if speeds is None else "".join(f" >{name}/s" for name in RATES)
     return table(
-        f"queue >ready >delayed >leased >dead >oldest{growth} note",
+        f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
         [
             (
-                *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s)),
-                *(() if rates is None else (f"{rates.get(view.name, 0):+.1f}",)),
+                *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s), view.consumers),
+                *(() if speeds is None else _speeds(speeds.get(view.name, {}))),
                 "paused" if view.paused else "",
             )
             for view in views
         ],
     )
+
+
+def _speeds(speeds: dict[str, float]) -> list[str]:
+    return [
+        f"{speeds.get(event, 0.0):+.1f}" if event == "growth" else f"{speeds.get(event, 0.0):.1f}"
+        for event in RATES.values()
+    ]
 
 
 @command()
@@ -101,11 +111,11 @@ def sessions(run: Run) -> Answer:
 def session_table(views: list[SessionView], silent_s: dict[str, float] | None = None) -> Table:
     """``silent_s``: for how long each has been seen without a heartbeat."""
     return table(
-        "session host >pid program >leased >ttl state",
+        "session host >pid program >leased >ttl state queues",
         [
             (
                 *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                _state(view, silent_s),
+                *(_state(view, silent_s), ", ".join(view.queues)),
             )
             for view in views
         ],

@@ -12,10 +12,13 @@ from rich.live import Live
 
 from celery_fdb.cli.look import queue_table, session_table, summary
 from celery_fdb.cli.terminal import Run, command, table
-from celery_fdb.overview import Overview, as_json, look, net_rates
+from celery_fdb.overview import Overview, as_json, look, rates
 from kombu_fdb.clock import Clock, SystemClock
 
 __all__ = ["Beats", "top"]
+
+Speeds = dict[str, dict[str, float]]
+Look = tuple[Overview, Speeds, dict[str, float]]
 
 
 class Beats:
@@ -42,29 +45,27 @@ class Beats:
 @click.option("--once", is_flag=True, help="The same as --iterations 1.")
 @click.option("--keys", type=click.IntRange(0), default=5, show_default=True, help="So many keys of each queue.")
 def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: int) -> None:
-    """Watch ready, delayed, leased, dead, ages and growth, by queue and key, and the sessions.
+    """Watch ready, delayed, leased, dead, ages and rates, by queue and key, and the sessions.
 
     With --json one document a line for each look.
     """
     looks = _looks(run, interval, 1 if once else iterations, keys)
     if run.as_json:
-        for overview, rates, silent_s in looks:
-            click.echo(json.dumps({**as_json(overview), "growth": rates, "silent_s": silent_s}))
+        for overview, speeds, silent_s in looks:
+            click.echo(json.dumps({**as_json(overview), "rates": speeds, "silent_s": silent_s}))
         return
     with Live(console=run.console, auto_refresh=False, screen=False) as live:
-        for overview, rates, silent_s in looks:
-            live.update(_screen(overview, rates, silent_s), refresh=True)
+        for overview, speeds, silent_s in looks:
+            live.update(_screen(overview, speeds, silent_s), refresh=True)
 
 
-def _looks(
-    run: Run, interval_s: float, number: int | None, keys: int
-) -> Iterator[tuple[Overview, dict[str, float], dict[str, float]]]:
+def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     beats, before = Beats(SystemClock()), None
     pause = threading.Event()
     try:
         while number is None or number > 0:
             overview = look(run.broker, top_keys=keys, held=True)
-            yield overview, {} if before is None else net_rates(before, overview), beats.silent_s(overview)
+            yield overview, {} if before is None else rates(before, overview), beats.silent_s(overview)
             before = overview
             number = None if number is None else number - 1
             if number != 0:
@@ -73,8 +74,8 @@ def _looks(
         return
 
 
-def _screen(overview: Overview, rates: dict[str, float], silent_s: dict[str, float]) -> Group:
-    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.live_queues, rates)]
+def _screen(overview: Overview, speeds: Speeds, silent_s: dict[str, float]) -> Group:
+    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.live_queues, speeds)]
     rows = [
         (queue.name, each.key, each.ready, each.leased, "paused" if each.paused else "")
         for queue in overview.live_queues

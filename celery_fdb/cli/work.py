@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import click
@@ -41,45 +40,43 @@ def _switch(run: Run, queue: str, key: str | None, *, paused: bool) -> Answer:
     return Answer({"queue": queue, "key": key, "paused": paused}, [f"{what} is {'paused' if paused else 'at work'}"])
 
 
-class OrNone(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers
-    """A number, or ``none`` to take the limit away."""
-
-    def __init__(self, number: type[int | float]) -> None:
-        self.number = number
-        self.name = "number|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "none":
-            return "none"
-        try:
-            return self.number(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor none", param, ctx)
-
-
-class Rate(OrNone):
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers
     """Messages per second, or as Celery writes rates: 10/s, 100/m, 1000/h."""
 
-    def __init__(self) -> None:
-        super().__init__(float)
-        self.name = "rate|none"
+    name = "rate"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        parts = re.fullmatch(r"([\d.]+)/([smh])", str(value))
-        if parts is None:
-            return super().convert(value, param, ctx)
-        return float(super().convert(parts[1], param, ctx)) / UNITS_S[parts[2]]
+        number, _, unit = str(value).partition("/")
+        try:
+            return float(number) / UNITS_S[unit or "s"]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is no rate such as 10, 100/m or 1000/h", param, ctx)
+
+
+class OrNone(click.ParamType):  # type: ignore[type-arg]
+    """What another type takes, or ``none`` to take the limit away."""
+
+    def __init__(self, inner: click.ParamType) -> None:  # type: ignore[type-arg]
+        self.inner = inner
+        self.name = f"{inner.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "none" else self.inner.convert(value, param, ctx)
+
+
+RATE = Rate()
+INTEGER_OR_NONE = OrNone(click.INT)
 
 
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
 @click.option("--weight", type=int, help="Messages per turn.")
-@click.option("--max-in-flight", type=OrNone(int), help="How many may be leased at a time.")
-@click.option("--rate", type=Rate(), help="Messages a second over all consumers, or 100/m, 1000/h.")
+@click.option("--max-in-flight", type=INTEGER_OR_NONE, help="How many may be leased at a time.")
+@click.option("--rate", type=OrNone(RATE), help="Messages a second over all consumers, or 100/m, 1000/h.")
 @click.option("--burst", type=int, help="How many may come at once within the rate.")
-@click.option("--capacity", type=OrNone(int), help="Ready messages, beyond which publishing is refused.")
-@click.option("--priority", type=OrNone(int), help="Of the whole key, 0 to 9 (9 the most urgent).")
+@click.option("--capacity", type=INTEGER_OR_NONE, help="Ready messages, beyond which publishing is refused.")
+@click.option("--priority", type=INTEGER_OR_NONE, help="Of the whole key, 0 to 9 (9 the most urgent).")
 @click.option("--remove", is_flag=True, help="What holds for every key holds for this one again.")
 def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
     """Show or change what KEY of QUEUE may do; without KEY, what every key without limits of its own may do.

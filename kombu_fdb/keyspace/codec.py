@@ -1,6 +1,6 @@
 """The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
 
-A record is a fixed head, the fairness key, the task's id, optional extras (JSON: the time to run, the death history)
+A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths)
 and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
 second round trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few
 dozen bytes instead of megabytes.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death, KeyLimits, QueueControl
+from kombu_fdb.model import NO_PRIORITY, Death, KeyLimits, QueueControl
 
 __all__ = [
     "CHUNK_BYTES",
@@ -65,6 +65,8 @@ class Record(NamedTuple):
     key: str = ""
     ttr_ms: int = 0
     task_id: str = ""
+    #: Of a dead letter, which waits in the order of the deaths: what it had, and has again when it is replayed.
+    priority: int = NO_PRIORITY
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
@@ -87,9 +89,10 @@ def encode_record(
     size: int | None = None,
     ttr_ms: int = 0,
     task_id: str = "",
+    priority: int = NO_PRIORITY,
 ) -> bytes:
     """``chunks``/``size``: for a message whose payload already stands in the store."""
-    extras = _encode_extras(deaths, ttr_ms) if deaths or ttr_ms else b""
+    extras = _encode_extras(deaths, ttr_ms, priority) if deaths or ttr_ms or priority else b""
     size = len(payload) if size is None else size
     if chunks is None:
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
@@ -122,11 +125,22 @@ def decode_record(value: bytes) -> Record:
     start = begin + extras
     if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
         raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths, ttr_ms = _decode_extras(value[begin:start]) if extras else ((), 0)
+    deaths, ttr_ms, priority = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY)
     key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
     task_id = _decode_text(value[end_of_key:begin]) if task else ""
     return Record(
-        message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key, ttr_ms, task_id
+        message_id,
+        published_ms,
+        expires_ms,
+        redeliveries,
+        chunks,
+        size,
+        value[start:],
+        deaths,
+        key,
+        ttr_ms,
+        task_id,
+        priority,
     )
 
 
@@ -202,16 +216,21 @@ def decode_control(value: bytes | None) -> QueueControl:
     return QueueControl(**{**fields, "every_key": KeyLimits(**fields["every_key"])})
 
 
-def _encode_extras(deaths: Sequence[Death], ttr_ms: int) -> bytes:
-    """A list of deaths, and in front of them the time to run if there is one."""
-    history: list[Any] = [dataclasses.asdict(death) for death in deaths]
-    return encode_json([ttr_ms, *history] if ttr_ms else history)
+def _encode_extras(deaths: Sequence[Death], ttr_ms: int, priority: int) -> bytes:
+    """A list of deaths; in front of them the time to run, if there is one or a priority, and the priority, if any."""
+    numbers = [ttr_ms, priority] if priority else [ttr_ms] if ttr_ms else []
+    return encode_json([*numbers, *(dataclasses.asdict(death) for death in deaths)])
 
 
-def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int]:
+def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int]:
     try:
         extras = decode_json(value)
-        ttr_ms = extras.pop(0) if isinstance(extras[0], int) else 0
-        return tuple(Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])}) for entry in extras), ttr_ms
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        numbers = [each for each in extras[:2] if isinstance(each, int)]
+        ttr_ms, priority = (*numbers, 0, NO_PRIORITY)[:2]
+        return tuple(_death(entry) for entry in extras[len(numbers) :]), ttr_ms, priority
+    except (TypeError, KeyError, AttributeError) as error:
         raise FormatError("unreadable death history", value=value[:80]) from error
+
+
+def _death(entry: Any) -> Death:
+    return Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])})

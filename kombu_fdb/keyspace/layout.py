@@ -26,8 +26,11 @@ key                                                   value                     
 ``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
+``("import", id)``                                     what a finished import was                import
+``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("count", queue, state)``                           number of messages, atomic add           every verb
+``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
@@ -55,9 +58,9 @@ from functools import lru_cache
 from zlib import crc32
 
 from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
-from kombu_fdb.model import URGENT
+from kombu_fdb.model import NO_PRIORITY, URGENT
 
-__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "split_place"]
+__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "priority_of", "split_place"]
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
@@ -69,6 +72,9 @@ NO_KEY = pack("")
 
 #: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
+
+#: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
+RANK_FROM_END = 14
 
 #: Ranks are one packed integer each.
 _RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
@@ -175,6 +181,19 @@ class Keyspace:
     def all_leases(self) -> Range:
         return range_of(self.leases_prefix)
 
+    def import_(self, import_id: bytes) -> bytes:
+        return self._key("import", import_id)
+
+    def imported(self, import_id: bytes, mark: bytes) -> bytes:
+        return self._key("imported", import_id, mark)
+
+    def all_imported(self, import_id: bytes) -> Range:
+        return range_of(self._key("imported", import_id))
+
+    @property
+    def all_dedups(self) -> Range:
+        return range_of(self._key("dedup"))
+
     def body(self, message_id: bytes, chunk: int) -> bytes:
         return self._key("body", message_id, chunk)
 
@@ -193,6 +212,16 @@ class Keyspace:
     @property
     def all_counts(self) -> Range:
         return range_of(self._key("count"))
+
+    def total(self, queue: str, event: str) -> bytes:
+        return self._key("total", queue, event)
+
+    def totals(self, queue: str) -> Range:
+        return range_of(self._key("total", queue))
+
+    @property
+    def all_totals(self) -> Range:
+        return range_of(self._key("total"))
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)
@@ -436,3 +465,12 @@ def split_place(place: bytes) -> tuple[str, bytes]:
     key, rank, _stamp = unpack(place)
     assert isinstance(rank, int)
     return str(key), pack_int(rank)
+
+
+def priority_of(place: bytes) -> int:
+    """The priority of a place, or of a key that ends in one; the lowest for "".
+
+    Its rank stands before the stamp: one packed digit, whose last byte is the digit itself unless it is 0.
+    """
+    rank = place[-RANK_FROM_END : 1 - RANK_FROM_END]
+    return URGENT if rank == _RANKS[URGENT] else max(URGENT - ord(rank), NO_PRIORITY) if rank else NO_PRIORITY

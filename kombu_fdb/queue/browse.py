@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record
-from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
 from kombu_fdb.queue import fair
@@ -58,7 +58,7 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
     key, value = row
     state, owner = _state(keys, queue, key)
     if state == LEASED:
-        _queue, _place, value = decode_lease(value)
+        _queue, key, value = decode_lease(value)
     try:
         record = decode_record(value)
         payload = payload_of(tr, keys, record)
@@ -76,6 +76,7 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
         record.deaths,
         owner,
         record.task_id,
+        record.priority or priority_of(key),
         keys.split_delayed(queue, key)[0] if state == DELAYED else 0,
     )
 

@@ -12,6 +12,7 @@ from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
 from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue import totals
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
@@ -86,6 +87,7 @@ def delete_queue(
         tr.clear_range(*whole)
     for key in (keys.fair(queue), keys.control(queue)):
         tr.clear(key)
+    totals.forget(tr, keys, queue)
     _unbind_queue(tr, keys, queue)
     return True
 

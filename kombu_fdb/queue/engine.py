@@ -49,6 +49,7 @@ from kombu_fdb.queue import (
     dedup,
     delay,
     inspect,
+    letters,
     limits,
     move,
     pages,
@@ -57,9 +58,11 @@ from kombu_fdb.queue import (
     session,
     settle,
     sweep,
+    totals,
 )
 from kombu_fdb.queue.contention import Contention
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.replay import Moved
+from kombu_fdb.queue.tally import CONFLICTS, READY, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -105,6 +108,7 @@ class Engine:
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
+        self._totals = totals.Totals(self.keys, clock)
         self._database = database
         self._clock = clock
         self._ids = ids
@@ -185,6 +189,7 @@ class Engine:
 
         def on_conflict() -> None:
             self.lost_races += 1
+            self._totals.note({(queues[0], CONFLICTS): 1})
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
@@ -212,7 +217,7 @@ class Engine:
         return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
 
     def release(
-        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, str] | None = None
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
@@ -227,7 +232,7 @@ class Engine:
 
         return self._write(body)
 
-    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: str) -> list[bool]:
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
@@ -239,17 +244,43 @@ class Engine:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
         return self._read(lambda tr: session.holds(tr, self.keys, leases))
 
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
     def replay(self, queue: str, limit: int) -> int:
-        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back. Returns how many."""
-        total, taken = 0, limit
-        while taken and total < limit:
-            taken, moved = self._replay_part(queue, limit - total)
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + deadletter.DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
             total += moved
+            if not cursor:
+                break
         return total
 
-    def _replay_part(self, queue: str, limit: int) -> tuple[int, int]:
-        limit = min(limit, replay.MESSAGES_PER_TRANSACTION)
-        return self._write(lambda tr, tally: replay.replay(tr, self._context(), tally, queue, limit, self._now()))
+    def walk(self, dead: str, wanted: letters.Wanted | None = None) -> letters.Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._read(lambda tr: tr.get(self.keys.bell(dead), snapshot=True))
+        return letters.Walk(dead, wanted or letters.Wanted(), letters.NO_LAST if last is None else last)
+
+    def letters_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+        """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+
+        def body(tr: Transaction) -> tuple[list[Peeked], bytes]:
+            part = letters.look_through(tr, self.keys, walk, cursor, limit)
+            return [browse.look(tr, self.keys, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+
+        return self._read(body)
+
+    def replay_part(self, walk: letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+        """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
+
+        def body(tr: Transaction, tally: Tally) -> Moved:
+            return replay.replay_part(tr, self._context(), tally, walk, cursor, limit, now_ms=self._now(), to=to)
+
+        return self._write(body)
+
+    def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
+        """Delete up to ``limit`` dead letters, in one transaction."""
+        return self._write(lambda tr, tally: replay.discard_part(tr, self._context(), tally, walk, cursor, limit))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -406,6 +437,28 @@ class Engine:
     def sessions(self, *, held: bool = False) -> list[SessionFacts]:
         """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
         return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
+
+        ``""`` is for lost leases, whose queue nobody knows.
+        """
+        return self._read(lambda tr: totals.read(tr, self.keys))
+
+    def add_totals(self) -> None:
+        """Add what this process has counted so far, now."""
+        share = self._totals.share(now=True)
+        if share.empty:
+            return
+        self._retry(share.write, timeout_s=self._timeout_s)
+
+    def trim_totals(self) -> None:
+        """Forget the totals of queues that are gone."""
+        for queue in self.totals().keys() - self.queues().keys() - {""}:
+            self._forget_totals(queue)
+
+    def _forget_totals(self, queue: str) -> None:
+        self._write(lambda tr, _: totals.forget(tr, self.keys, queue))
 
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
@@ -637,14 +690,23 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
+        share = self._totals.share()
+
         def body(tr: Transaction) -> T:
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
+            share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        try:
+            result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        except BaseException:
+            share.failed()
+            raise
+        share.committed()
+        return result
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

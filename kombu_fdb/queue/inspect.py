@@ -88,7 +88,10 @@ def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, Queue
         declared, control = stored[2 * number : 2 * number + 2]
         declaration = None if declared is None else QueueDeclaration.decode(queue, declared)
         arguments = {} if declaration is None else declaration.arguments
-        found[queue] = QueueFacts(declaration is not None, arguments, decode_control(control), oldest.get(queue))
+        vanishes = declaration is not None and declaration.can_vanish
+        found[queue] = QueueFacts(
+            declaration is not None, arguments, decode_control(control), oldest.get(queue), vanishes
+        )
     return found
 
 
@@ -143,6 +146,7 @@ def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[Ses
             beat,
             ttl_s,
             session_id in described,
+            session.consumed_of(beat),
             number,
             session.beat_ms(beat),
         )

@@ -18,7 +18,7 @@ from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.dedup import without_duplicates
 from kombu_fdb.queue.overflow import make_room
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import PUBLISHED, Tally
 from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
 
@@ -60,6 +60,7 @@ def _put(
     *,
     has_room: bool,
 ) -> None:
+    tally.note(queue, PUBLISHED)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
         record = encode_record(
@@ -69,6 +70,7 @@ def _put(
             expires_ms=0,
             key=publication.key,
             task_id=publication.task_id,
+            priority=publication.priority,
         )
         _put_chunks(tr, keys, message_id, publication.payload)
         bury(tr, graves, tally, queue, record, "maxlen", now_ms, place=b"")

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from kombu.utils.json import JSONEncoder, object_hook
 
 from kombu_fdb.errors import FormatError
+from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.transport.identity import dedup_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, expiry
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload"]
 
-_VERSION = 1
-_HEAD = struct.Struct(">BI")
 _MARKER = b'"__type__"'
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
@@ -76,7 +75,7 @@ def _payload(
     meta = _dumps(
         [message.get("content-type"), message.get("content-encoding"), headers, kept, exchange, routing_key]
     ).encode()
-    return _HEAD.pack(_VERSION, len(meta)) + meta + _body(message.get("body"))
+    return HEAD.pack(VERSION, len(meta)) + meta + _body(message.get("body"))
 
 
 def _body(body: Any) -> bytes:
@@ -141,14 +140,14 @@ def open_payload(payload: bytes) -> Envelope:
     Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
     """
     try:
-        version, length = _HEAD.unpack_from(payload)
-        start = _HEAD.size + length
-        meta = payload[_HEAD.size : start]
+        version, length = HEAD.unpack_from(payload)
+        start = HEAD.size + length
+        meta = payload[HEAD.size : start]
         decoded = (_loads_types if _MARKER in meta else _loads)(meta.decode())
         content_type, content_encoding, headers, properties, exchange, routing_key = decoded
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, struct.error) as error:
         raise _foreign(payload, str(error)) from error
-    if version != _VERSION or len(meta) != length:
+    if version != VERSION or len(meta) != length:
         raise _foreign(payload, "another version, or cut short")
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")

@@ -1,9 +1,10 @@
+import dataclasses
 import json
 import os
 
 import pytest
 
-from celery_fdb.overview import as_json, look, look_at_keys, net_rates
+from celery_fdb.overview import as_json, look, look_at_keys, rates
 from kombu_fdb.errors import QueueNotFound
 
 
@@ -83,14 +84,30 @@ def test_an_unknown_queue_is_refused(broker):
         look(broker, queues=["nosuch"])
 
 
-def test_growth_is_measured_between_two_looks(broker):
+def test_rates_are_measured_between_two_looks(broker):
     jobs = broker.queue("jobs")
     jobs.put("a")
+    broker.engine.add_totals()
     before = look(broker)
     jobs.put_many("bcd")
-    after = look(broker)
-    seconds = (after.taken_ms - before.taken_ms) / 1000
-    assert net_rates(before, after) == ({"jobs": pytest.approx(3 / seconds)} if seconds else {})
+    for job in jobs.take_many(2, 0):
+        job.ack()
+    broker.engine.add_totals()
+    after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 2000)
+    assert rates(before, after) == {"jobs": {"published": 1.5, "claimed": 1.0, "acked": 1.0, "growth": 0.5}}
+    assert rates(before, before) == {}
+
+
+def test_a_queue_that_began_anew_has_no_negative_rate(broker):
+    jobs = broker.queue("jobs")
+    jobs.put_many("abc")
+    broker.engine.add_totals()
+    before = look(broker)
+    jobs.drop()
+    jobs.put("d")
+    broker.engine.add_totals()
+    after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 1000)
+    assert rates(before, after)["jobs"]["published"] == 0
 
 
 def test_all_of_it_is_json_without_secrets(broker, url):

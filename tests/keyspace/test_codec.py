@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +49,7 @@ deaths = st.lists(
     st.text(),
     st.integers(0, 10**9),
     st.text(max_size=60),
+    st.integers(0, 9),
 )
 def test_records_round_trip(  # noqa: PLR0917
     message_id: bytes,
@@ -57,6 +61,7 @@ def test_records_round_trip(  # noqa: PLR0917
     key: str,
     ttr_ms: int,
     task_id: str,
+    priority: int,
 ) -> None:
     value = encode_record(
         message_id,
@@ -68,9 +73,11 @@ def test_records_round_trip(  # noqa: PLR0917
         key=key,
         ttr_ms=ttr_ms,
         task_id=task_id,
+        priority=priority,
     )
     record = decode_record(value)
-    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key, ttr_ms, task_id)
+    head = (message_id, published, expires, count, 0, len(payload), payload)
+    assert record == (*head, history, key, ttr_ms, task_id, priority)
     assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
 
 
@@ -108,3 +115,13 @@ def test_golden_bytes() -> None:
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
     assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"
+
+
+@pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
+def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
+    death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
+    head = encode_record(bytes(16), b"", published_ms=1, expires_ms=2)
+    extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
+    at = struct.calcsize(">BHHHB")
+    record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
+    assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})
