@@ -20,8 +20,7 @@ from django.contrib.contenttypes.models import ContentType
 from celery_fdb.django.models import Queue
 from celery_fdb.django.rows import Spot
 from kombu_fdb import Broker
-from kombu_fdb.errors import KombuFDBError, QueueError
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
+from kombu_fdb.errors import KombuFDBError
 
 __all__ = ["ACTIONS", "Action", "Outcome", "Request", "perform"]
 
@@ -113,11 +112,13 @@ def _replay(broker: Broker, request: Request) -> Outcome:
 
 
 def _replay_all(broker: Broker, request: Request) -> Outcome:
-    home = request.queue.removesuffix(DEAD_SUFFIX)
-    if home == request.queue:
-        raise QueueError("not a queue of dead letters", queue=request.queue, fix="Select the messages to replay.")
-    number = broker.queue(home).kick(broker.queue(request.queue).count())
-    return Outcome(f"Replayed {_messages(number, 'dead letter')} to {home}.")
+    number = broker.dead_letters(request.queue).replay()
+    return Outcome(f"Replayed {_messages(number, 'dead letter')} of {request.queue}.")
+
+
+def _discard_all(broker: Broker, request: Request) -> Outcome:
+    number = broker.dead_letters(request.queue).discard()
+    return Outcome(f"Discarded {_messages(number, 'dead letter')} of {request.queue}.")
 
 
 def _delete(broker: Broker, request: Request, verb: str, noun: str) -> Outcome:
@@ -156,6 +157,13 @@ ACTIONS = {
         Action("resume", "Resume", "Hand out messages of {target} again?", _resume),
         Action("replay", "Replay", "Bring {number} back to the queue where it died?", _replay, selects=True),
         Action("replay_all", "Replay all", "Bring all dead letters of {target} back to where they died?", _replay_all),
+        Action(
+            "discard_all",
+            "Discard all",
+            "Delete all dead letters of {target} for good?",
+            _discard_all,
+            destroys=True,
+        ),
         Action(
             "discard",
             "Discard",

@@ -24,10 +24,10 @@ from celery_fdb import overview
 from celery_fdb.django import conf, store
 from celery_fdb.django.actions import ACTIONS, Action, Request, perform
 from celery_fdb.django.models import MANAGE, VIEW, VIEW_BODY, DeadLetter, Queue, Session, allows
-from celery_fdb.django.rows import Spot, age, body_of, moment, row_of
+from celery_fdb.django.rows import Row, Spot, age, body_of, moment, row_of
 from kombu_fdb import Broker
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.errors import KombuFDBError, OptionError, QueueNotFound, StoreError
+from kombu_fdb.errors import KombuFDBError, OptionError, QueueError, QueueNotFound, StoreError
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 
 __all__ = ["act", "dead_letters", "find", "message", "queue", "queue_keys", "queue_messages", "queues", "sessions"]
@@ -92,7 +92,7 @@ def queues(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespons
     """All queues; those of replies and remote control only if they are asked for."""
     shows_all = "all" in request.GET
     seen = overview.look(broker)
-    live = [each for each in seen.live_queues if shows_all or not _is_internal(each)]
+    live = [each for each in seen.live_queues if shows_all or not _is_internal(each.name)]
     sessions_ = len([each for each in seen.sessions if each.open])
     if request.GET.get("format") == "json":
         return JsonResponse({"queues": {each.name: _counters(each) for each in live}, "sessions": sessions_})
@@ -115,9 +115,9 @@ def _counters(view: overview.QueueView) -> dict[str, int | str]:
     return {**counts, "oldest": _age(view.oldest_age_s)}
 
 
-def _is_internal(view: overview.QueueView) -> bool:
-    """Queues that Celery makes for itself: remote control, events, replies."""
-    return view.name.endswith((".pidbox", ".reply.celery.pidbox")) or view.name.startswith("celeryev.")
+def _is_internal(name: str) -> bool:
+    """Queues that Celery makes for itself: remote control, its replies, events."""
+    return name.endswith(".pidbox") or name.startswith("celeryev.")
 
 
 def _age(seconds: float | None) -> str:
@@ -174,15 +174,13 @@ def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, nam
     state, key, reverse = _state(request), request.GET.get("key"), request.GET.get("order") == "newest"
     found = broker.engine.page(name, state, conf.read().page_size, after=_after(request), key=key, reverse=reverse)
     now_ms = SystemClock().wall_ms()
+    rows = [row_of(each, now_ms) for each in found.messages]
     counts = broker.queue(name).stats()
     kept = {"state": state, **({} if key is None else {"key": key}), **({"order": "newest"} if reverse else {})}
     is_dead = name.endswith(DEAD_SUFFIX)
     context = {
         "title": f"Dead letters of {name.removesuffix(DEAD_SUFFIX)}" if is_dead else f"Messages of {name}",
-        "rows": [
-            {"row": row, "url": _message_url(site, name, row.spot)}
-            for row in (row_of(each, now_ms) for each in found.messages)
-        ],
+        "rows": [{"row": row, "url": _message_url(site, name, row.spot)} for row in rows],
         "state": state,
         "states": [(each, getattr(counts, each), urlencode({**kept, "state": each})) for each in STATES],
         "key": key,
@@ -191,14 +189,19 @@ def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, nam
         "following": None if found.following is None else urlencode({**kept, "after": found.following.hex()}),
         "first": urlencode(kept) if "after" in request.GET else None,
         "is_dead": is_dead,
-        "actions": _actions(is_dead=is_dead),
+        "actions": _actions(name, rows),
+        "actions_on_all": [ACTIONS["replay_all"], ACTIONS["discard_all"]] if is_dead and rows else [],
         **_urls(site, name),
     }
     return _render(request, site, "messages", DeadLetter if is_dead else Queue, context)
 
 
-def _actions(*, is_dead: bool) -> list[Action]:
-    return [ACTIONS[name] for name in (("replay", "discard") if is_dead else ("cancel",))]
+def _actions(queue: str, rows: list[Row]) -> list[Action]:
+    """Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled."""
+    if queue.endswith(DEAD_SUFFIX):
+        return [ACTIONS["replay"], ACTIONS["discard"]]
+    has_strangers = any(row.home not in ("", queue) and row.spot.state == "ready" for row in rows)
+    return [ACTIONS["replay"], ACTIONS["cancel"]] if has_strangers else [ACTIONS["cancel"]]
 
 
 def _state(request: HttpRequest) -> str:
@@ -238,7 +241,7 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
         "may_see_body": may_see,
         "body": body_of(row) if asked else None,
         "is_dead": is_dead,
-        "actions": _actions(is_dead=is_dead),
+        "actions": _actions(name, [row]),
         **_urls(site, name),
     }
     return _render(request, site, "message", model, context)
@@ -270,17 +273,36 @@ def _spot(token: str) -> Spot:
 
 @page()
 def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
-    """The queues of dead letters."""
-    seen = overview.look(broker)
+    """The queues of dead letters: ``<queue>.dead``, and those that dead-letter exchanges lead to."""
+    seen = overview.look(broker).queues
+    homes = {each.name: {each.dead_of} for each in seen if each.dead_of is not None}
+    for each in seen:
+        for name in _dead_letter_queues(broker, each):
+            homes.setdefault(name, set()).add(each.name)
     context = {
         "title": "Dead letters",
         "queues": [
-            {"view": each, "oldest": _age(each.oldest_age_s), "url": _url(site, "messages", each.name)}
-            for each in seen.queues
-            if each.dead_of is not None
+            {
+                "view": each,
+                "homes": ", ".join(sorted(homes[each.name])),
+                "oldest": _age(each.oldest_age_s),
+                "url": _url(site, "messages", each.name),
+            }
+            for each in seen
+            if each.name in homes
         ],
     }
     return _render(request, site, "dead_letters", DeadLetter, context)
+
+
+def _dead_letter_queues(broker: Broker, view: overview.QueueView) -> list[str]:
+    exchange = view.arguments.get("x-dead-letter-exchange")
+    if exchange is None:
+        return []
+    try:
+        return broker.engine.route(exchange, view.arguments.get("x-dead-letter-routing-key") or view.name)
+    except QueueError:  # it is not there, so the letters are in <queue>.dead
+        return []
 
 
 @page()
@@ -293,6 +315,7 @@ def sessions(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespo
         "sessions": [
             {
                 "view": each,
+                "queues": ", ".join(name for name in each.queues if not _is_internal(name)),
                 "beat": moment(each.beat_ms) if each.beat_ms else None,
                 "age": age(now_ms - each.beat_ms) if each.beat_ms else "",
                 "is_silent": bool(each.beat_ms) and now_ms - each.beat_ms > each.ttl_s * 1000,

@@ -258,7 +258,7 @@ def test_sessions(broker: Broker, viewer: Any) -> None:
     assert "No process consumes" in get(viewer, at("session_changelist"))
     broker.queue("q").take(timeout=10)
     page = get(viewer, at("session_changelist"))
-    assert re.search(rf"{os.getpid()} \S+ 0 s ago 30 s 1 ", page), page
+    assert re.search(rf"{os.getpid()} \S+ 0 s ago \S+ 30 s 1 ", page), page
 
 
 def test_dead_letters_with_their_history(app: Celery, broker: Broker, viewer: Any) -> None:
@@ -360,6 +360,8 @@ def test_who_is_not_staff_is_asked_to_log_in(broker: Broker, login: Any) -> None
 
 
 def test_a_viewer_sees_no_buttons_and_may_not_act(app: Celery, broker: Broker, viewer: Any) -> None:
+    from celery_fdb.django.actions import ACTIONS
+
     send(app, headers={"fair_key": "acme"})
     send(app, queue="q")
     bury(broker, "q")
@@ -368,7 +370,7 @@ def test_a_viewer_sees_no_buttons_and_may_not_act(app: Celery, broker: Broker, v
         assert 'name="action"' not in content
         assert 'name="selected"' not in content
     token = csrf(viewer, at("queue_changelist"))
-    for action in ("pause", "resume", "cancel", "replay", "discard", "replay_all"):
+    for action in ACTIONS:
         for confirmed in ({}, {"confirmed": "yes"}):
             fields = {"csrfmiddlewaretoken": token, "action": action, "selected": "ready.AAAA.AAAA", **confirmed}
             assert viewer.post(at("queue_action", "celery"), fields).status_code == 403
@@ -451,9 +453,35 @@ def test_replay_and_discard_dead_letters(app: Celery, broker: Broker, operator: 
         operator, "celery.dead", action="discard", selected=[first]
     )
     assert (broker.queue("celery").count(), broker.queue("celery.dead").count()) == (1, 1)
-    assert "Replayed 1 dead letter to celery" in confirm(operator, "celery.dead", action="replay_all")
+    assert "Replayed 1 dead letter of celery.dead" in confirm(operator, "celery.dead", action="replay_all")
     assert (broker.queue("celery").count(), broker.queue("celery.dead").count()) == (2, 0)
-    assert [queue for queue, _ in log()] == ["celery.dead"] * 3
+    bury(broker)
+    assert "Discarded 2 dead letters of celery.dead" in confirm(operator, "celery.dead", action="discard_all")
+    assert (broker.queue("celery").count(), broker.queue("celery.dead").count()) == (0, 0)
+    assert [queue for queue, _ in log()] == ["celery.dead"] * 4
+
+
+def test_dead_letters_of_an_exchange_are_found_and_replayed(app: Celery, broker: Broker, operator: Any) -> None:
+    broker.queue("celery", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"})
+    broker.queue("lost", arguments={"x-dead-letter-exchange": "nowhere"})
+    send(app, 2)
+    bury(broker)
+    assert "celery 2 0 s graves" in get(operator, at("deadletter_changelist"))
+    first, _second = spots(operator, "graves")
+    assert "Replayed 1 dead letter to celery" in confirm(operator, "graves", action="replay", selected=[first])
+    assert (broker.queue("celery").count(), broker.queue("graves").count()) == (1, 1)
+
+
+def test_a_replay_into_a_deleted_queue_is_refused_and_nothing_is_lost(
+    app: Celery, broker: Broker, operator: Any
+) -> None:
+    send(app)
+    bury(broker)
+    chosen = spots(operator, "celery.dead")
+    broker.queue("celery").drop()
+    assert "not there" in confirm(operator, "celery.dead", action="replay", selected=chosen)
+    assert broker.queue("celery.dead").count() == 1
+    assert "failed" in log()[0][1]
 
 
 def test_what_moved_meanwhile_is_left_alone_and_told(app: Celery, broker: Broker, operator: Any) -> None:
