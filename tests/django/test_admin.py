@@ -462,9 +462,9 @@ def test_replay_and_discard_dead_letters(app: Celery, broker: Broker, operator: 
 
 
 def test_dead_letters_of_an_exchange_are_found_and_replayed(app: Celery, broker: Broker, operator: Any) -> None:
+    send(app, 2)  # declares its queue
     broker.queue("celery", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"})
     broker.queue("lost", arguments={"x-dead-letter-exchange": "nowhere"})
-    send(app, 2)
     bury(broker)
     assert "celery 2 0 s graves" in get(operator, at("deadletter_changelist"))
     first, _second = spots(operator, "graves")
