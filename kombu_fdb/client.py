@@ -209,9 +209,12 @@ class Client:
                 raise
             self.settled(part)
 
-    def requeue(self, leases: list[Lease]) -> None:
-        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again."""
-        self.settled(leases, self.engine.release(leases))
+    def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None) -> None:
+        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
+
+        ``details``: for the dead letters of those that have come back too often.
+        """
+        self.settled(leases, self.engine.release(leases, details=details))
 
     def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""

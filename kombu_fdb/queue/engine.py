@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
     LONGEST_TASK_ID,
+    Death,
     Delivery,
     KeyCounts,
     KeyLimits,
@@ -239,6 +241,30 @@ class Engine:
             return settle.reject(tr, self._context(), tally, leases, self._now(), reason=reason, details=details)
 
         return self._write(body)
+
+    def bury_copy(
+        self,
+        queue: str,
+        publication: Publication,
+        deaths: Sequence[Death] = (),
+        *,
+        reason: str = "rejected",
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
+
+        ``deaths``: its history. Raises as :meth:`publish`.
+        """
+        self._check(publication)
+        publication = replace(publication, message_id=publication.message_id or self._ids())
+        now_ms = self._now()
+
+        def body(tr: Transaction, tally: Tally) -> None:
+            publish.publish_dead(
+                tr, self._context(), tally, queue, publication, deaths, now_ms, reason=reason, details=details
+            )
+
+        self._write(body, self._publish_timeout_s)
 
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""

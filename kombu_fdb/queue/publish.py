@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from kombu_fdb.keyspace.codec import chunks_of, encode_record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
-from kombu_fdb.model import Publication
+from kombu_fdb.model import Death, Publication
 from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.dedup import without_duplicates
@@ -22,7 +24,16 @@ from kombu_fdb.queue.tally import PUBLISHED, Tally
 from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed", "store_ready"]
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_MESSAGES",
+    "expires_at",
+    "publish",
+    "publish_dead",
+    "put",
+    "store_delayed",
+    "store_ready",
+]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
@@ -63,22 +74,40 @@ def _put(
     tally.note(queue, PUBLISHED)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
-        record = encode_record(
-            message_id,
-            publication.payload,
-            published_ms=now_ms,
-            expires_ms=0,
-            key=publication.key,
-            task_id=publication.task_id,
-            priority=publication.priority,
-        )
-        _put_chunks(tr, keys, message_id, publication.payload)
-        bury(tr, graves, tally, queue, record, "maxlen", now_ms, place=b"")
+        publish_dead(tr, graves, tally, queue, replace(publication, message_id=message_id), (), now_ms, reason="maxlen")
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
+
+
+def publish_dead(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    publication: Publication,
+    deaths: Sequence[Death],
+    now_ms: int,
+    *,
+    reason: str,
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Bury a message that does not stand in the store, as if it had died in ``queue``. It needs a message id."""
+    record = encode_record(
+        publication.message_id,
+        publication.payload,
+        published_ms=now_ms,
+        expires_ms=0,
+        deaths=deaths,
+        key=publication.key,
+        ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
+        priority=publication.priority,
+    )
+    _put_chunks(tr, graves.keys, publication.message_id, publication.payload)
+    bury(tr, graves, tally, queue, record, reason, now_ms, place=b"", details=details)
 
 
 def _put_chunks(tr: Transaction, keys: Keyspace, message_id: bytes, payload: bytes) -> None:

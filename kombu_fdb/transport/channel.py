@@ -23,12 +23,12 @@ from kombu.utils.uuid import uuid
 
 from kombu_fdb.client import Client
 from kombu_fdb.errors import ExchangeNotFound, FormatError, StoreError
-from kombu_fdb.model import Delivery, Lease, Publication
+from kombu_fdb.model import Death, Delivery, Lease, Publication
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.dispatch import Subscription
-from kombu_fdb.transport.envelope import encode, open_delivery
+from kombu_fdb.transport.envelope import encode, open_delivery, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, not_found
 from kombu_fdb.transport.qos import QoS
 from kombu_fdb.transport.receiver import MANY_ACKS
@@ -261,6 +261,19 @@ class Channel(virtual.Channel):
             dedup_window_s=self._dedup_window_s,
         )
 
+    def encode_again(self, message: Any) -> tuple[Publication, tuple[Death, ...]]:
+        """A message that was delivered, as it was published, and its history as a dead letter."""
+        headers, deaths = without_deaths(message.headers or {})
+        again = {
+            "body": message.body,
+            "content-type": message.content_type,
+            "content-encoding": message.content_encoding,
+            "headers": headers,
+            "properties": message.properties,
+        }
+        info = message.delivery_info
+        return self.encode(again, info.get("exchange") or "", info.get("routing_key") or info["queue"]), deaths
+
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
         exchange, routing_key = publication.exchange, publication.routing_key
@@ -365,12 +378,12 @@ class Channel(virtual.Channel):
         else:
             client.flush_acks()
 
-    def settle(self, lease: Lease, *, requeue: bool) -> None:
-        """Now. Raises a ``StoreError``; may be repeated."""
+    def settle(self, lease: Lease, *, requeue: bool, reason: str, details: dict[str, Any]) -> None:
+        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
         if requeue:
-            self.client.requeue([lease])
+            self.client.requeue([lease], details)
         else:
-            self.client.reject([lease])
+            self.client.reject([lease], reason=reason, **details)
 
     def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does."""

@@ -23,7 +23,7 @@ from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.transport.identity import dedup_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, expiry
 
-__all__ = ["Envelope", "encode", "open_delivery", "open_payload"]
+__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
 
 _MARKER = b'"__type__"'
 #: Set anew at each delivery, so not stored.
@@ -176,3 +176,33 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
         headers[f"x-{which}-death-queue"] = death.queue
         headers[f"x-{which}-death-reason"] = death.reason
         headers[f"x-{which}-death-exchange"] = death.exchange
+
+
+#: What RabbitMQ, and we, call the fields of a death; others are details.
+_OF_A_DEATH = ("queue", "reason", "count", "time", "exchange", "routing-keys")
+_OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+
+
+def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
+    """The headers of a delivery as they were published, and the history that stood among them.
+
+    A history that a publisher has invented, and that does not look like one, is none.
+    """
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
+    kept.pop("x-delivery-count", None)
+    try:
+        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return kept, ()
+
+
+def _death(entry: Mapping[str, Any]) -> Death:
+    return Death(
+        entry["queue"],
+        entry["reason"],
+        int(entry["count"]),
+        int(entry["time"]) * 1000,
+        entry["exchange"],
+        tuple(entry["routing-keys"]),
+        {name: value for name, value in entry.items() if name not in _OF_A_DEATH},
+    )

@@ -39,6 +39,7 @@ class QoS(virtual.QoS):
         self.prefetch_count = prefetch_count or 0
         self._delivered: dict[int, Lease] = {}  # type: ignore[assignment]
         self._messages: dict[int, weakref.ref[Any]] = {}
+        self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
         self._orphaned = False
 
     # -- room ------------------------------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class QoS(virtual.QoS):
 
     def drop(self, delivery_tag: int) -> None:
         """It is settled, or was no message after all."""
+        self._explanations.pop(delivery_tag, None)
         self._messages.pop(delivery_tag, None)
         self._delivered.pop(delivery_tag, None)
 
@@ -86,6 +88,14 @@ class QoS(virtual.QoS):
         if lease is not None:
             self.channel.acknowledge(lease)
 
+    def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
+        """Why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
+
+        ``reason`` is that of a rejection; one that came back too often has its own.
+        """
+        if delivery_tag in self._delivered:
+            self._explanations[delivery_tag] = reason, details
+
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
         lease = self._delivered.get(delivery_tag)
@@ -93,13 +103,14 @@ class QoS(virtual.QoS):
             self._warn(delivery_tag)
             return
         # Its room is free only when it is back in the store: the next claim finds it at its place.
-        self.channel.settle(lease, requeue=requeue)
+        reason, details = self._explanations.get(delivery_tag, ("rejected", {}))
+        self.channel.settle(lease, requeue=requeue, reason=reason, details=details)
         self.drop(delivery_tag)
         self.channel.on_room()
 
     def _pop(self, delivery_tag: int) -> Lease | None:
-        self._messages.pop(delivery_tag, None)
-        lease = self._delivered.pop(delivery_tag, None)
+        lease = self._delivered.get(delivery_tag)
+        self.drop(delivery_tag)
         if lease is None:
             self._warn(delivery_tag)
         return lease

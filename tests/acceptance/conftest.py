@@ -79,12 +79,12 @@ class Broker:
 class Worker:
     """A process group of one Celery program."""
 
-    def __init__(self, broker: Broker, name: str, arguments: list[str]) -> None:
+    def __init__(self, broker: Broker, name: str, arguments: list[str], app: str = "acceptance_app") -> None:
         self.name = name
         self.log = broker.directory / f"{name}.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+                [sys.executable, "-m", "celery", "-A", app, *arguments],
                 env=broker.env,
                 cwd=broker.directory,
                 stdout=output,
@@ -150,9 +150,15 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
     """Starts workers; kills what is left of them after the test."""
     workers: list[Worker] = []
 
-    def start(*arguments: str, name: str | None = None, pool: str = "prefork", wait: bool = True) -> Worker:
+    def start(
+        *arguments: str,
+        name: str | None = None,
+        pool: str = "prefork",
+        wait: bool = True,
+        app: str = "acceptance_app",
+    ) -> Worker:
         name = name or f"w{len(workers)}"
-        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments])
+        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
         workers.append(worker)
         if wait:
             worker.wait_ready()
