@@ -19,7 +19,7 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Listed
+from kombu_fdb.model import Death, Listed
 from kombu_fdb.transport.envelope import Envelope, open_payload
 
 __all__ = ["Body", "Row", "Spot", "age", "body_of", "moment", "row_of"]
@@ -127,17 +127,15 @@ class Row:
         return deaths[0].queue if deaths else ""
 
     @property
+    def error(self) -> str:
+        """The class of the exception it died of last, without its module."""
+        deaths = self.listed.message.deaths
+        return str(deaths[0].details.get("error_class", "")).rpartition(".")[2] if deaths else ""
+
+    @property
     def deaths(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "queue": death.queue,
-                "reason": death.reason,
-                "count": death.count,
-                "last": moment(death.time_ms),
-                "details": sorted(death.details.items()),
-            }
-            for death in self.listed.message.deaths
-        ]
+        """The newest first. What ``celery_fdb.failures`` tells of a failed task has places of its own."""
+        return [_death(each) for each in self.listed.message.deaths]
 
     def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
         """By name, for reading; secrets masked, and the arguments left out unless they may be seen."""
@@ -160,6 +158,22 @@ class Row:
             "routing_key": self.envelope.routing_key,
         }
         return [(name, _shown(name, value)) for name, value in sorted(facts.items()) if value not in (None, "")]
+
+
+def _death(death: Death) -> dict[str, Any]:
+    details = dict(death.details)
+    error = ": ".join(str(part) for name in ("error_class", "error") if (part := details.pop(name, None)))
+    attempts = details.pop("attempts", None)
+    return {
+        "queue": death.queue,
+        "reason": death.reason,
+        "count": death.count,
+        "last": moment(death.time_ms),
+        "error": error,
+        "traceback": details.pop("traceback", ""),
+        "attempts": [each for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else [],
+        "others": sorted((name, value) for name, value in details.items() if name not in {"task", "task_id"}),
+    }
 
 
 def row_of(listed: Listed, now_ms: int) -> Row:

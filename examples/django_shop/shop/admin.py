@@ -11,5 +11,5 @@ class CustomerAdmin(admin.ModelAdmin):
 
 @admin.register(Order)
 class OrderAdmin(admin.ModelAdmin):
-    list_display = ("__str__", "price", "state", "placed_at", "reminded_at")
+    list_display = ("__str__", "price", "state", "placed_at", "paid_at", "reminded_at")
     list_filter = ("state", "customer")

@@ -22,6 +22,7 @@ class Order(models.Model):
     price = models.DecimalField(max_digits=9, decimal_places=2)
     state = models.CharField(max_length=10, choices=State.choices, default=State.NEW)
     placed_at = models.DateTimeField(auto_now_add=True)
+    paid_at = models.DateTimeField(null=True, blank=True)
     reminded_at = models.DateTimeField(null=True, blank=True)
 
     def __str__(self) -> str:
