@@ -84,7 +84,21 @@ class Shop:
         return log
 
     def start_worker(self, *arguments: str) -> None:
-        log = self.start("worker", "-m", "celery", "-A", "django_shop", "worker", "-n", "worker@shop", "-c", "2", "-l", "INFO", *arguments)
+        log = self.start(
+            "worker",
+            "-m",
+            "celery",
+            "-A",
+            "django_shop",
+            "worker",
+            "-n",
+            "worker@shop",
+            "-c",
+            "2",
+            "-l",
+            "INFO",
+            *arguments,
+        )
         until(lambda: " ready." in log.read_text(), say=log.read_text)
 
     def start_server(self) -> str:
