@@ -27,7 +27,7 @@ from celery_fdb.django.models import MANAGE, VIEW, VIEW_BODY, DeadLetter, Queue,
 from celery_fdb.django.rows import Row, Spot, age, body_of, moment, row_of
 from kombu_fdb import Broker
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.errors import KombuFDBError, OptionError, QueueError, QueueNotFound, StoreError
+from kombu_fdb.errors import KombuFDBError, QueueError, QueueNotFound, StoreError
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 
 __all__ = ["act", "dead_letters", "find", "message", "queue", "queue_keys", "queue_messages", "queues", "sessions"]
@@ -50,7 +50,7 @@ def page(permission: str = VIEW) -> Callable[[Callable[..., HttpResponse]], View
                 raise PermissionDenied
             try:
                 return view(request, site, store.broker(), **{name: unquote(text) for name, text in arguments.items()})
-            except (StoreError, OptionError) as error:
+            except KombuFDBError as error:
                 store.forget()
                 return _unavailable(request, site, error)
 
@@ -65,6 +65,7 @@ def _unavailable(request: HttpRequest, site: AdminSite, error: KombuFDBError) ->
     context = {
         "title": "The broker's store is not available",
         "error": text,
+        "acted": request.method == "POST",
         "fix": fix,
         "retry": request.get_full_path(),
     }

@@ -324,6 +324,15 @@ def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
         assert "hidden" not in page
 
 
+def test_a_store_of_a_newer_version_is_a_page_too(broker: Broker, viewer: Any) -> None:
+    from celery_fdb.django import store
+
+    engine = broker.engine
+    engine._write(lambda tr, _: tr.set(engine.keys.format, b"999"))
+    store.forget()
+    assert "Upgrade celery-fdb" in get(viewer, at("queue_changelist"), 503)
+
+
 def test_a_store_that_comes_back_is_shown_again(configure: Any, viewer: Any, tmp_path: Path) -> None:
     configure(CELERY_FDB={"BROKER_URL": f"fdb+sqlite:///{tmp_path}/later/broker.db"})
     get(viewer, at("queue_changelist"), 503)
@@ -526,6 +535,7 @@ def test_a_store_that_fails_during_an_action_is_in_the_log(
     monkeypatch.setattr(Engine, "change_control", fail)
     answer = post(operator, "celery", action="pause", confirmed="yes")
     assert answer.status_code == 503
+    assert "may have been done" in text_of(answer)
     assert log() == [("celery", "Pause (celery): failed, it went away")]
 
 
