@@ -50,7 +50,7 @@ GAUGES = {
     "celery_fdb_up": "1 if the store answered this scrape.",
     "celery_fdb_scrape_seconds": "How long reading the store took.",
     "celery_fdb_queue_messages": "Messages in a queue, by state: ready, delayed, leased, dead.",
-    "celery_fdb_queue_oldest_seconds": "Seconds since the oldest ready message was published, its delay included.",
+    "celery_fdb_queue_oldest_seconds": "For how long the oldest ready message waits, since it was published or due.",
     "celery_fdb_queue_paused": "1 if the queue hands out nothing.",
     "celery_fdb_queue_consumers": "Consumer processes of a queue.",
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",

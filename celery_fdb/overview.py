@@ -46,8 +46,9 @@ class KeyView:
 class QueueView:
     """One queue. ``dead``: messages in ``<queue>.dead``, which is a queue too, and named by ``dead_of`` there.
 
-    ``oldest_age_s``: seconds since the oldest ready message was published (its delay included), None without one; in a
-    queue with very many keys, of the oldest among those next in turn. ``keys``: the longest, if they were asked for.
+    ``oldest_age_s``: seconds for which the oldest ready message waits since it was published or due, None without one;
+    in a queue with very many keys, of the oldest among those next in turn. ``ready_bytes``: payloads of the ready ones.
+    ``keys``: the longest, if they were asked for.
     """
 
     name: str
@@ -66,6 +67,7 @@ class QueueView:
     totals: dict[str, int] = field(default_factory=dict)
     #: It vanishes by itself when nobody uses it, as reply queues do.
     passing: bool = False
+    ready_bytes: int = 0
     keys: list[KeyView] = field(default_factory=list)
 
 
@@ -153,6 +155,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
         facts.arguments,
         name.removesuffix(DEAD_SUFFIX) if is_dead else None,
         passing=facts.can_vanish,
+        ready_bytes=own.ready_bytes,
     )
 
 

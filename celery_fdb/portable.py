@@ -142,9 +142,9 @@ def _decode(line: bytes, number: int) -> Entry:
 def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
     """Write a whole export, or nothing under this name. Returns the number of messages. Raises ``OSError``."""
     part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    part.unlink(missing_ok=True)  # of a killed export
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through somebody's link
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
         messages = _write_lines(file, header, entries)
         file.flush()
         os.fsync(descriptor)

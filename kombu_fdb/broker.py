@@ -23,6 +23,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from threading import Lock
 from time import monotonic
@@ -50,7 +51,6 @@ from kombu_fdb.model import (
     RoundSnapshot,
 )
 from kombu_fdb.options import Options, parse_options
-from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.queue.publish import BATCH_BYTES, BATCH_MESSAGES
@@ -62,6 +62,8 @@ __all__ = ["Broker", "Job", "Queue"]
 #: Messages shown by ``snapshot`` unless told otherwise, of each of its parts.
 SNAPSHOT_MESSAGES = 1_000
 
+_brokers = count(1)
+
 
 class Broker:
     """An open broker. Thread-safe; not for a forked child, which opens its own (``ForkedError``)."""
@@ -70,7 +72,9 @@ class Broker:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
         self.client = client
         self._held: set[Lease] = set()
-        self._overdue = Overdue(client, self.settled)
+        #: As which consumer it takes, where only one is active (``queue/single.py``).
+        self._tag = f"broker-{next(_brokers)}"
+        self._taken = False
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = Lock()
@@ -106,9 +110,10 @@ class Broker:
                 bell.ring()
         if closed:
             return
-        self._overdue.close()
         try:
             self.client.release(held)
+            if self._taken:
+                self.client.leave([self._tag])
         except StoreError:  # the client has noted them, and the session's end brings them back anyway
             pass
         finally:
@@ -129,7 +134,8 @@ class Broker:
 
         ``declaration``: :class:`~kombu_fdb.routing.tables.QueueDeclaration`'s fields, above all ``arguments`` with
         AMQP's names, such as ``{"x-max-length": 128, "x-overflow": "reject-publish"}``. Raises ``NotEquivalent`` for a
-        senseless argument. A queue needs no declaration to be used.
+        senseless argument. A queue needs no declaration to be used. Of a queue with ``x-single-active-consumer`` one
+        broker is served, from its first ``take`` until it is closed.
         """
         if declaration:
             self.engine.declare_queue(QueueDeclaration(name, **declaration))
@@ -199,10 +205,12 @@ class Broker:
     def _claim(self, queues: Sequence[str], limit: int, *, in_order: bool) -> list[Delivery]:
         names = list(queues) if in_order else sorted(queues, key=lambda name: self._turns.get(name, 0))
         _ = self.engine  # of an open broker
+        consumers = dict.fromkeys(names, self._tag)
+        self._taken = True
         try:
-            found = self.client.membership().claim(names, limit)
+            found = self.client.membership().claim(names, limit, consumers=consumers)
         except LeaseLost:  # the session was fenced; the next one is as good
-            found = self.client.membership().claim(names, limit)
+            found = self.client.membership().claim(names, limit, consumers=consumers)
         with self._lock:
             closed = self._closed
             self._held.update([each.lease for each in found])
@@ -239,7 +247,7 @@ class Broker:
         if left_s is not None and left_s <= 0:
             return False
         bell.clear()
-        watches = self.engine.arm(queues)
+        watches = self.engine.arm(queues, self.client.membership().session_id, dict.fromkeys(queues, self._tag))
         for watch in watches or ():
             watch.on_fire(bell.ring)
         if watches is not None:
@@ -253,15 +261,13 @@ class Broker:
 
     def settled(self, lease: Lease) -> None:
         """A job of this broker is no longer held."""
-        self._overdue.forget(lease)
         with self._lock:
             self._held.discard(lease)
         self.client.settled([lease])
 
     def watch(self, delivery: Delivery) -> None:
         """Begin a job's time to run, if it has one."""
-        if delivery.ttr_ms:
-            self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000)
+        self.client.watch(delivery, gone=partial(self.settled, delivery.lease))
 
 
 class Queue:

@@ -19,7 +19,7 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from kombu_fdb.clock import SystemClock
@@ -115,7 +115,13 @@ class Membership:
     # -- claiming --------------------------------------------------------------------------------------------------
 
     def claim(
-        self, queues: Sequence[str], limit: int, *, no_ack: Collection[str] = (), acks: Sequence[Lease] = ()
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        no_ack: Collection[str] = (),
+        acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.queue.engine.Engine.claim` for this session. ``acks`` must be its own.
 
@@ -126,7 +132,9 @@ class Membership:
                 self._engine.recover(self.session_id, frozenset(self.known))
                 self._uncertain = False
             try:
-                found = self._engine.claim(self.session_id, queues, limit, no_ack=no_ack, acks=acks)
+                found = self._engine.claim(
+                    self.session_id, queues, limit, no_ack=no_ack, acks=acks, consumers=consumers
+                )
             except LeaseLost:
                 self.lose()
                 raise

@@ -98,7 +98,8 @@ class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
     ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
-    ``due_ms``: of a delayed one.
+    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due; ``due_ms``: of one
+    that still is.
     """
 
     message_id: bytes
@@ -158,11 +159,12 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages of a queue are in which state."""
+    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones."""
 
     ready: int = 0
     delayed: int = 0
     leased: int = 0
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ class QueueControl:
     """How a queue is worked on. ``every_key`` holds for keys without limits of their own.
 
     ``newcomer``: when a key that had no messages gets its turn: after the ``next`` round (queue-by's order), in the
-    ``current`` one, or ``first`` of all.
+    ``current`` one, or ``first`` of all. ``ageing``: so many seconds of waiting count as one priority
+    (``x-fair-ageing``, there in milliseconds); None for strict priority.
     """
 
     paused: bool = False
@@ -196,6 +199,10 @@ class QueueControl:
     every_key: KeyLimits = KeyLimits()
     #: Some key has limits of its own.
     limited: bool = False
+    ageing: float | None = None
+    #: ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none) of the queue, for its claims.
+    single_active: bool = False
+    consumer_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +218,7 @@ class KeyCounts:
 class QueueFacts:
     """What is to be known of a queue besides its counters.
 
-    ``oldest_ms``: when the oldest ready message was published, its delay included; None if there is none.
+    ``oldest_ms``: since when the oldest ready message waits; None if there is none.
     ``can_vanish``: it is deleted when nobody uses it.
     """
 

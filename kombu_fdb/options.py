@@ -161,6 +161,27 @@ class Options:
         default=None,
         metadata=_text("FoundationDB only: path of the cluster file; when unset, the client library's default"),
     )
+    tls_certificate_file: str | None = field(
+        default=None,
+        metadata=_text(
+            "FoundationDB only, for coordinators with `:tls`: this client's certificate (PEM); when unset, "
+            "`FDB_TLS_CERTIFICATE_FILE`. One set of TLS options for a process"
+        ),
+    )
+    tls_key_file: str | None = field(
+        default=None, metadata=_text("FoundationDB only: its private key (PEM); when unset, `FDB_TLS_KEY_FILE`")
+    )
+    tls_ca_file: str | None = field(
+        default=None,
+        metadata=_text("FoundationDB only: the authorities to trust (PEM); when unset, `FDB_TLS_CA_FILE`"),
+    )
+    tls_verify_peers: str | None = field(
+        default=None,
+        metadata=_text(
+            "FoundationDB only: what a server's certificate must say, as `Check.Valid=1,S.CN=fdb`; when unset, "
+            "`FDB_TLS_VERIFY_PEERS`"
+        ),
+    )
     namespace: str | None = field(
         default=None,
         metadata=_text(

@@ -16,7 +16,7 @@ from typing import Any
 import click
 from click_didyoumean import DYMGroup
 
-__all__ = ["LazyGroup", "fdb"]
+__all__ = ["LazyGroup", "fdb", "json_object"]
 
 
 class LazyGroup(DYMGroup):
@@ -64,7 +64,8 @@ HOMES = {
 }
 
 
-def _options(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    """The callback of options that take a JSON object; {} for none."""
     del ctx
     try:
         parsed = json.loads(value or "{}")
@@ -78,7 +79,7 @@ def _options(ctx: click.Context, param: click.Parameter, value: str | None) -> d
 @click.group(cls=LazyGroup, homes=HOMES)
 @click.option("--broker", metavar="URL", help="The broker's URL; default: the app's broker_url.")
 @click.option(
-    "--broker-options", metavar="JSON", callback=_options, help="Its options; default: broker_transport_options."
+    "--broker-options", metavar="JSON", callback=json_object, help="Its options; default: broker_transport_options."
 )
 @click.pass_context
 def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, table
 from celery_fdb.message import describe
+from celery_fdb.overview import QueueView
 from kombu_fdb.model import Peeked
 
 __all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
@@ -67,16 +68,22 @@ def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
 
 def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
     return table(
-        "id queue state key task task_id >age >due_in >tries >size died_of",
+        "id queue state key task task_id >age >due_in >tries >size note",
         [
             (
                 *(each["id"], each["queue"], each["state"], each["key"], each["task"], each["task_id"]),
                 *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"] + 1, each["size"]),
-                each["deaths"][0]["reason"] if each["deaths"] else "",
+                _note(each),
             )
             for each in described
         ],
     )
+
+
+def _note(described: dict[str, Any]) -> str:
+    if described["owner"]:
+        return f"held by session {described['owner'][:12]}"
+    return f"died: {described['deaths'][0]['reason']}" if described["deaths"] else ""
 
 
 def _content_lines(described: dict[str, Any]) -> list[str]:
@@ -124,9 +131,26 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
     """Move the ready and delayed messages of SOURCE to the end of TARGET, as they are."""
     known(run, source)
     if not new:
-        known(run, target)
+        _check_room(known(run, target), known(run, source), limit)
     count = run.broker.engine.move(source, target, limit, key=key)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {count:,} message(s)"])
+
+
+def _check_room(target: QueueView, source: QueueView, limit: int | None) -> None:
+    """Nothing may be trimmed away by the target's own maximum. Raises ``Refused``."""
+    coming = min(source.ready + source.delayed, limit or source.ready + source.delayed)
+    most = target.arguments.get("x-max-length")
+    most_bytes = target.arguments.get("x-max-length-bytes")
+    if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
+        raise Refused(
+            "the target takes only so many messages",
+            target=target.name,
+            coming=coming,
+            ready=target.ready,
+            max_length=most,
+            max_length_bytes=most_bytes,
+            fix="Declare it without that argument, or move fewer with --limit.",
+        )
 
 
 @command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import click
 from rich.console import Group, RenderableType
@@ -49,7 +50,11 @@ def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: 
 
     With --json one document a line for each look.
     """
-    looks = _looks(run, interval, 1 if once else iterations, keys)
+    with suppress(KeyboardInterrupt):  # how one leaves it
+        _watch(run, _looks(run, interval, 1 if once else iterations, keys))
+
+
+def _watch(run: Run, looks: Iterator[Look]) -> None:
     if run.as_json:
         for overview, speeds, silent_s in looks:
             click.echo(json.dumps({**as_json(overview), "rates": speeds, "silent_s": silent_s}))
@@ -62,16 +67,13 @@ def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: 
 def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     beats, before = Beats(SystemClock()), None
     pause = threading.Event()
-    try:
-        while number is None or number > 0:
-            overview = look(run.broker, top_keys=keys, held=True)
-            yield overview, {} if before is None else rates(before, overview), beats.silent_s(overview)
-            before = overview
-            number = None if number is None else number - 1
-            if number != 0:
-                pause.wait(interval_s)
-    except KeyboardInterrupt:  # how one leaves it
-        return
+    while number is None or number > 0:
+        overview = look(run.broker, top_keys=keys, held=True)
+        yield overview, {} if before is None else rates(before, overview), beats.silent_s(overview)
+        before = overview
+        number = None if number is None else number - 1
+        if number != 0:
+            pause.wait(interval_s)
 
 
 def _screen(overview: Overview, speeds: Speeds, silent_s: dict[str, float]) -> Group:

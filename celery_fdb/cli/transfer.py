@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from celery_fdb.cli import json_object
 from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from celery_fdb.cli.where import Where
@@ -41,9 +43,12 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
 @command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option("--from", "url", metavar="URL", help="Straight from another store instead of a file.")
+@click.option("--from-options", metavar="JSON", callback=json_object, help="That store's broker_transport_options.")
 @click.option("--again", is_flag=True, help="Store a second time what was imported before.")
 @leased_option
-def import_(run: Run, *, file: Path | None, url: str | None, again: bool, leased: bool) -> Answer:
+def import_(
+    run: Run, *, file: Path | None, url: str | None, from_options: dict[str, Any], again: bool, leased: bool
+) -> Answer:
     """Store everything of an export FILE, or of another store, in the broker.
 
     It may be killed at any point; the same command goes on where it was: nothing is lost and nothing doubled.
@@ -51,7 +56,10 @@ def import_(run: Run, *, file: Path | None, url: str | None, again: bool, leased
     if (file is None) == (url is None):
         raise click.UsageError("name a FILE, or --from URL")
     try:
-        source = _source(run, file, url, leased=leased)
+        if file is not None:
+            source: Source = FileSource(file)
+        else:
+            source = StoreSource(run.also(Where(url=url, options=from_options)), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
             done = import_from(source, run.broker, advance, again=again)
     except OSError as error:
@@ -59,12 +67,6 @@ def import_(run: Run, *, file: Path | None, url: str | None, again: bool, leased
     document = {"source": source.header.source, "messages": done.messages, "stored": done.stored}
     before = f" ({done.messages - done.stored:,} were there from before)" if done.stored < done.messages else ""
     return Answer(document, [f"imported {done.messages:,} message(s){before}"])
-
-
-def _source(run: Run, file: Path | None, url: str | None, *, leased: bool) -> Source:
-    if file is not None:
-        return FileSource(file)
-    return StoreSource(run.also(Where(url=url)), leased=leased)
 
 
 def _file_error(file: Path | None, error: OSError) -> Refused:

@@ -20,22 +20,28 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import NO_PRIORITY, Death, KeyLimits, QueueControl
 
 __all__ = [
+    "AMOUNT_BYTES",
     "CHUNK_BYTES",
     "INLINE_BYTES",
     "Record",
     "chunks_of",
+    "decode_amount",
     "decode_control",
     "decode_json",
     "decode_lease",
     "decode_limits",
     "decode_record",
+    "due_from",
+    "encode_amount",
     "encode_control",
     "encode_json",
     "encode_lease",
     "encode_limits",
     "encode_record",
     "names_of",
+    "published_at",
     "redelivered",
+    "size_of",
 ]
 
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
@@ -47,12 +53,19 @@ RECORD_VERSION = 1
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
+_MOMENT = struct.Struct(">Q")
+_PUBLISHED_AT = struct.calcsize(">BHHHBII")
 _MOST_REDELIVERIES = 0xFFFF
 _LEASE_HEAD = struct.Struct(">BHH")
+#: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
+AMOUNT_BYTES = 16
 
 
 class Record(NamedTuple):
-    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own."""
+    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own.
+
+    ``published_ms``: since when it waits; of one that was delayed, the moment it was due.
+    """
 
     message_id: bytes
     published_ms: int
@@ -153,6 +166,29 @@ def names_of(value: bytes) -> tuple[str, str]:
     return record.key, record.task_id
 
 
+def size_of(value: bytes) -> int:
+    """The payload's size as a record tells it; of unreadable bytes, their own. The same at each step of a message."""
+    try:
+        version, _redeliveries, _chunks, _key, _task, _extras, size, *_ = _HEAD.unpack_from(value)
+    except struct.error:
+        return len(value)
+    return int(size) if version == RECORD_VERSION else len(value)
+
+
+def published_at(value: bytes, default: int) -> int:
+    """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
+    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+        return default
+    return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
+
+
+def due_from(value: bytes, due_ms: int) -> bytes:
+    """The same record, whose waiting began when its delay ended."""
+    if len(value) < _HEAD.size:
+        return value
+    return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
+
+
 def redelivered(value: bytes) -> bytes:
     """The same record, handed out once more."""
     (count,) = _REDELIVERIES.unpack_from(value, 1)
@@ -176,6 +212,18 @@ def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
     place = _LEASE_HEAD.size + name_length
     record = place + place_length
     return _decode_text(value[_LEASE_HEAD.size : place]), value[place:record], value[record:]
+
+
+def encode_amount(messages: int, size: int) -> int:
+    """What an atomic add of :data:`AMOUNT_BYTES` adds to count so many messages of so many bytes together."""
+    return (size << 64) + messages
+
+
+def decode_amount(value: bytes | None) -> tuple[int, int]:
+    """Messages and bytes of a queue's counter."""
+    both = int.from_bytes((value or b"")[:AMOUNT_BYTES].ljust(AMOUNT_BYTES, b"\0"), "little", signed=True)
+    messages = (both + 2**63) % 2**64 - 2**63
+    return messages, both - messages >> 64
 
 
 def encode_json(value: Any) -> bytes:

@@ -18,7 +18,7 @@ key                                                   value                     
 ``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
 ``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
 ``("limits", queue, key)``                            the key's limits                         limit
-``("control", queue)``                                paused, newcomer, limits of every key    limit, pause
+``("control", queue)``                                paused, newcomer, limits of every key    limit, pause, declare
 ``("bucket", queue, key)``                            token bucket of a rate                   claim
 ``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
@@ -29,7 +29,7 @@ key                                                   value                     
 ``("import", id)``                                     what a finished import was                import
 ``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
-``("count", queue, state)``                           number of messages, atomic add           every verb
+``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
@@ -43,6 +43,7 @@ key                                                   value                     
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
 ``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
 ====================================================  =======================================  ==================================================
@@ -438,6 +439,13 @@ class Keyspace:
     @property
     def all_consumers(self) -> Range:
         return range_of(self._key("consumer"))
+
+    def single(self, queue: str) -> bytes:
+        return self._key("single", queue)
+
+    @property
+    def all_singles(self) -> Range:
+        return range_of(self._key("single"))
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

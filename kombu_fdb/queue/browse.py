@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
-from kombu_fdb.queue import fair
+from kombu_fdb.queue import ageing, fair
 from kombu_fdb.queue.claim import payload_of
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.settle import end_of_lease
@@ -35,13 +35,15 @@ def peek(
     end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
     fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
-    if not fair_queue:
+    control = decode_control(tr.get(keys.control(queue), snapshot=True))
+    if not fair_queue and key is None and not reverse and control.ageing is not None:
+        rows = ageing.oldest_first(tr, keys, queue, control.ageing, limit, now_ms)
+    elif not fair_queue:
         whole = range_of(keys.items(queue, key or "", b""))
         rows = tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
         raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
     else:
-        control = decode_control(tr.get(keys.control(queue), snapshot=True))
         # A claim that is never committed.
         rows = fair.choose(DryRun(tr), keys, queue, control, limit, slice_=0, first_door=0, now_ms=now_ms)
     return [look(tr, keys, queue, row) for row in rows]
@@ -177,8 +179,10 @@ def remove(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes
     if state == LEASED:
         _queue, place, record = decode_lease(value)
         end_of_lease(tally, queue, place)
+    elif state == DELAYED:
+        tally.change(queue, DELAYED, -1)
     else:
-        tally.change(queue, state, -1)
+        tally.unready(queue, size_of(value))
     if key.startswith(keys.keyed(queue)):
         tally.went(queue, split_place(keys.place(queue, key))[0])
     drop(tr, keys, decode_record(record), place)
@@ -237,7 +241,7 @@ class DryRun:
         """The queue's verbs never read again what they cleared."""
 
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
-    def add(self, key: bytes, delta: int) -> None: ...
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...
     def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None: ...
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None: ...

@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.clock import IdSource
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_json, encode_record
+from kombu_fdb.keyspace.codec import (
+    Record,
+    chunks_of,
+    decode_amount,
+    decode_record,
+    encode_json,
+    encode_record,
+    size_of,
+)
 from kombu_fdb.keyspace.layout import Keyspace, priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
@@ -85,7 +93,7 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
     """
     keys = graves.keys
     stored = tr.get(keys.count(queue, READY), snapshot=True)
-    excess = int.from_bytes(stored or b"", "little", signed=True) - graves.policy.dead_length
+    excess = decode_amount(stored)[0] - graves.policy.dead_length
     dropped = 0
     for key, value in tr.get_range(*range_of(keys.ready(queue)), limit=TRIMMED_PER_TRANSACTION, snapshot=True):
         record = _readable(graves, value)
@@ -93,9 +101,9 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
             break
         tr.add_read_conflict_key(key)
         tr.clear(key)
+        tally.unready(queue, size_of(value))
         drop(tr, keys, record, key)
         dropped += 1
-    tally.change(queue, READY, -dropped)
     return dropped
 
 
@@ -255,4 +263,4 @@ def _store(
     prefix, user_version = keys.ready_prefix(target, rank), tally.next_user_version()
     tr.set_versionstamped_key(prefix, user_version, value)
     note(tr, keys, record.task_id, prefix, user_version)
-    tally.ready(target)
+    tally.ready(target, record.size)

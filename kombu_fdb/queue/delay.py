@@ -11,7 +11,7 @@ range, serializably, as empty: a message delayed meanwhile makes that transactio
 
 from __future__ import annotations
 
-from kombu_fdb.keyspace.codec import names_of
+from kombu_fdb.keyspace.codec import due_from, names_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.publish import store_ready
@@ -41,10 +41,10 @@ def promote(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, now_ms: i
     for key, value in due:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        _due_ms, rank = keys.split_delayed(queue, key)
+        due_ms, rank = keys.split_delayed(queue, key)
         fair_key, task_id = names_of(value)
         forget(tr, keys, task_id, key)
-        store_ready(tr, keys, tally, queue, fair_key, rank, value, task_id=task_id)
+        store_ready(tr, keys, tally, queue, fair_key, rank, due_from(value, due_ms), task_id=task_id)
     tally.change(queue, DELAYED, -len(due))
     return len(due), _next_due(tr, keys, queue)
 

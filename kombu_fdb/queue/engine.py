@@ -16,7 +16,8 @@ happen, with one exception. If it raises ``CommitUnknown``, the store stopped an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -54,12 +55,15 @@ from kombu_fdb.queue import (
     letters,
     limits,
     move,
+    overflow,
     pages,
     publish,
     replay,
     session,
     settle,
+    single,
     sweep,
+    together,
     totals,
 )
 from kombu_fdb.queue.contention import Contention
@@ -80,6 +84,9 @@ MOST_LEASES = 4096
 #: Queues and keys looked at in one transaction.
 QUEUES_PER_LOOK = 50
 KEYS_PER_LOOK = 1_000
+
+#: Transactions for one overfull queue in one go, at most.
+MOST_TRIMS = 100
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -137,9 +144,36 @@ class Engine:
         """
         for publication in publications:
             self._check(publication)
+        if together.gather(self, publications):
+            return [self.route(each.exchange, each.routing_key) for each in publications]
+        return self._publish(publications, timeout_s)
+
+    @contextmanager
+    def atomically(self, verb: Callable[[Transaction], None]) -> Iterator[None]:
+        """What this thread publishes inside of the block is stored when it ends, in one transaction with ``verb``.
+
+        Only if the block ends without an exception, and ``verb`` raises none: else nothing is stored. ``verb`` may run
+        several times and reads before anything is written. More than one transaction holds is published in front of it.
+        Raises what ``publish`` raises.
+        """
+        with together.gathering(self) as gathered:
+            yield
+        *first, last = together.parts(gathered)
+        for part in first:
+            self._publish(part)
+        self._publish(last, verb=verb)
+
+    def _publish(
+        self,
+        publications: Sequence[Publication],
+        timeout_s: float | None = None,
+        verb: Callable[[Transaction], None] | None = None,
+    ) -> list[list[str]]:
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
+            if verb is not None:
+                verb(tr)
             return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
@@ -168,11 +202,13 @@ class Engine:
         *,
         no_ack: Collection[str] = (),
         acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
         Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
-        transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
+        transaction. ``consumers``: the tag of the consumer by queue; a queue with ``x-single-active-consumer`` serves
+        one of them. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
         contention = self._contention_of(queues)
@@ -185,7 +221,13 @@ class Engine:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
             window = claim.Window(
-                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+                session_id,
+                first,
+                limit,
+                contention.next_slice(),
+                self._clock.wall_ms(),
+                self._rng.randrange(BUCKETS),
+                consumers or {},
             )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
@@ -204,11 +246,16 @@ class Engine:
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
 
-    def arm(self, queues: Sequence[str]) -> list[Watch] | None:
-        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now."""
+    def arm(
+        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+    ) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+        """
 
         def body(tr: Transaction) -> list[Watch] | None:
-            return claim.arm(tr, self.keys, queues)
+            return claim.arm(tr, self.keys, queues, session_id, consumers or {})
 
         return self._read(body)
 
@@ -423,6 +470,19 @@ class Engine:
             total += cleared
         return total
 
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        return sum(self._trim_full(queue) for queue in self._read(lambda tr: control.limited(tr, self.keys)))
+
+    def _trim_full(self, queue: str) -> int:
+        total = 0
+        for _ in range(MOST_TRIMS):  # its dead letters may come back to it
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            if not dropped:
+                break
+            total += dropped
+        return total
+
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
         return self._read(lambda tr: tr.get_range(*self.keys.all_tokens, snapshot=True))
@@ -473,10 +533,9 @@ class Engine:
 
     def add_totals(self) -> None:
         """Add what this process has counted so far, now."""
-        share = self._totals.share(now=True)
-        if share.empty:
-            return
-        self._retry(share.write, timeout_s=self._timeout_s)
+        share = self._totals.share()
+        if share.taken:
+            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=self._timeout_s)
 
     def trim_totals(self) -> None:
         """Forget the totals of queues that are gone."""
@@ -694,6 +753,14 @@ class Engine:
         if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
             self.delete_queue(queue, if_unused=True)
 
+    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+        """These consumers of the session are active nowhere any more: others take over."""
+        self._write(lambda tr, _: single.leave_all(tr, self.keys, session_id, tags))
+
+    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
+        return self._read(lambda tr: single.active(tr, self.keys, queue))
+
     def touch(self, queue: str) -> None:
         """Note that a queue with ``x-expires`` was used."""
         self._write(lambda tr, _: control.touch(tr, self.keys, queue))
@@ -716,22 +783,28 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
-        share = self._totals.share()
+        share, tally = self._totals.due(), Tally()
 
         def body(tr: Transaction) -> T:
+            nonlocal tally
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
-            share.join(tr, tally.events)
+            if share is not None:
+                share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
         except BaseException:
-            share.failed()
+            if share is not None:
+                share.failed()
             raise
-        share.committed()
+        if share is not None:
+            share.committed(tally.events)
+        elif tally.events:
+            self._totals.note(tally.events)
         return result
 
 

@@ -6,7 +6,15 @@ import dataclasses
 from typing import Any
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_control, decode_json, decode_lease, decode_limits, decode_record
+from kombu_fdb.keyspace.codec import (
+    decode_amount,
+    decode_control,
+    decode_json,
+    decode_lease,
+    decode_limits,
+    decode_record,
+    size_of,
+)
 from kombu_fdb.keyspace.layout import Keyspace, Range
 from kombu_fdb.keyspace.tuples import pack, range_of
 from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionFacts
@@ -40,8 +48,9 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     found: dict[str, QueueCounts] = {}
     for key, value in rows:
         _tag, queue, state = keys.unpack(key)
-        number = int.from_bytes(value, "little", signed=True)
-        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **{str(state): number})
+        number, size = decode_amount(value)
+        fields = {str(state): number, **({"ready_bytes": size} if state == READY else {})}
+        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **fields)
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
@@ -96,7 +105,7 @@ def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, Queue
 
 
 def _oldest(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, int]:
-    """When the oldest ready message of each queue was published, as far as :data:`OLDEST_OF_KEYS` tells."""
+    """Since when the oldest ready message of each queue waits, as far as :data:`OLDEST_OF_KEYS` tells."""
     heads: list[tuple[str, Range]] = []
     for queue in queues:
         heads += [(queue, range_of(keys.items(queue, "", keys.rank(rank)))) for rank in range(URGENT + 1)]
@@ -156,12 +165,11 @@ def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[Ses
 
 def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
     """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    ready = sum(
-        len(tr.get_range(*range_of(prefix), snapshot=True)) for prefix in (keys.ready(queue), keys.keyed(queue))
-    )
+    prefixes = (keys.ready(queue), keys.keyed(queue))
+    ready = [row for prefix in prefixes for row in tr.get_range(*range_of(prefix), snapshot=True)]
     delayed = len(tr.get_range(*range_of(keys.delayed(queue)), snapshot=True))
     leased = sum(_lease_queue(value) == queue for _, value in tr.get_range(*keys.all_leases, snapshot=True))
-    return QueueCounts(ready, delayed, leased)
+    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready))
 
 
 def _lease_queue(value: bytes) -> str:

@@ -88,6 +88,7 @@ class Duties:
             self._next_tokens = now + TOKEN_INTERVAL_S
             self.clear_tokens()
             self._engine.trim_dead()
+            self._engine.trim_full()
             self._engine.clear_dedup()
             self._engine.trim_totals()
         pause = self.promote()

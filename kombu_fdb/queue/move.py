@@ -2,16 +2,17 @@
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority,
 due time, end of life, redeliveries and history of deaths; what it was before it, of its key and priority, still is. The
-limits of the other queue (``x-max-length``, a key's capacity) are not asked: nothing may be lost on the way.
+capacity of a key is not asked; a queue that grows over its maximum is trimmed by its own rule, so callers look at that
+before.
 """
 
 from __future__ import annotations
 
-from kombu_fdb.keyspace.codec import names_of
+from kombu_fdb.keyspace.codec import names_of, size_of
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.publish import store_delayed, store_ready
-from kombu_fdb.queue.tally import DELAYED, READY, Tally
+from kombu_fdb.queue.tally import DELAYED, Tally
 from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
@@ -34,7 +35,6 @@ def move(
         due_ms, rank = keys.split_delayed(source, name)
         task_id = _take(tr, keys, (name, value))
         store_delayed(tr, keys, tally, target, due_ms, rank, value, task_id=task_id)
-    tally.change(source, READY, -len(ready))
     tally.change(source, DELAYED, -len(delayed))
     return len(ready) + len(delayed)
 
@@ -53,6 +53,7 @@ def _rows(
 def _move_ready(tr: Transaction, keys: Keyspace, tally: Tally, source: str, target: str, row: KeyValue) -> None:
     key, rank = split_place(keys.place(source, row[0]))
     task_id = _take(tr, keys, row)
+    tally.unready(source, size_of(row[1]))
     if key:
         tally.went(source, key)
     store_ready(tr, keys, tally, target, key, rank, row[1], task_id=task_id)

@@ -7,12 +7,12 @@ A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py`
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kombu_fdb.keyspace.codec import chunks_of, encode_record
+from kombu_fdb.keyspace.codec import chunks_of, encode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Death, Publication
@@ -49,16 +49,27 @@ def publish(
     reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
     fresh = without_duplicates(tr, graves.keys, publications, now_ms)
     # Before the first message is stored: a range that holds a versionstamped key can't be read any more.
-    coming = Counter(
-        queue for publication, queues in zip(fresh, reached, strict=True) if publication for queue in queues
-    )
-    refusing = make_room(tr, graves, tally, coming, now_ms)
+    refusing = make_room(tr, graves, tally, _coming(fresh, reached, now_ms), now_ms)
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
         for queue in queues:
-            _put(tr, graves, tally, queue, publication, now_ms, has_room=queue not in refusing)
+            has_room = publication.due_ms > now_ms or queue not in refusing
+            _put(tr, graves, tally, queue, publication, now_ms, has_room=has_room)
     return reached
+
+
+def _coming(
+    publications: Sequence[Publication | None], reached: Sequence[list[str]], now_ms: int
+) -> dict[str, tuple[int, int]]:
+    """How many messages and bytes become ready in each queue at once."""
+    coming: dict[str, tuple[int, int]] = {}
+    for publication, queues in zip(publications, reached, strict=True):
+        if publication is not None and publication.due_ms <= now_ms:
+            for queue in queues:
+                messages, size = coming.get(queue, (0, 0))
+                coming[queue] = messages + 1, size + len(publication.payload)
+    return coming
 
 
 def _put(
@@ -78,6 +89,8 @@ def _put(
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
+    if publication.priority and publication.priority > (most_urgent := routing.max_priority(tr, queue)):
+        publication = dataclasses.replace(publication, priority=most_urgent)
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
 
@@ -153,7 +166,7 @@ def store_ready(
     prefix, user_version = keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version()
     tr.set_versionstamped_key(prefix, user_version, record)
     note(tr, keys, task_id, prefix, user_version)
-    tally.ready(queue)
+    tally.ready(queue, size_of(record))
     if key:
         tally.came(queue, key, rank)
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import Record, decode_record, encode_record
+from kombu_fdb.keyspace.codec import Record, decode_record, encode_record, size_of
 from kombu_fdb.keyspace.layout import priority_of, split_place
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX, Graves, drop, drop_expired
 from kombu_fdb.queue.letters import Letter, Walk, look_through
 from kombu_fdb.queue.publish import expires_at, store_ready
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import Tally
 from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
@@ -120,7 +120,7 @@ def _take(tr: Transaction, graves: Graves, tally: Tally, dead: str, letter: Lett
     """Out of the queue of dead letters. Conflicts with whoever takes the same one."""
     tr.add_read_conflict_key(letter.key)
     tr.clear(letter.key)
-    tally.change(dead, READY, -1)
+    tally.unready(dead, size_of(letter.value))
     if letter.key.startswith(graves.keys.keyed(dead)):
         tally.went(dead, split_place(graves.keys.place(dead, letter.key))[0])
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered, size_of
 from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
@@ -98,7 +98,7 @@ def put_back(
         store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value, task_id=task_id)
         return
     tr.set(graves.keys.at(queue, place), value)
-    tally.ready(queue)
+    tally.ready(queue, size_of(value))
     key, rank = split_place(place)
     if key:
         tally.came(queue, key, rank)

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.settle import end_of_lease, put_back
 from kombu_fdb.queue.tally import Tally
@@ -83,6 +84,7 @@ def release_part(
         tr.clear(key)
         _bring_back(tr, graves, tally, value, now_ms, counted=counted)
     if not rows:
+        single.leave_all(tr, keys, session_id)
         tr.clear(keys.beat(session_id))
     return len(rows)
 

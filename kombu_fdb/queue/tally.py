@@ -1,10 +1,13 @@
 """What one transaction does to the counters and whom it wakes, collected and written once at its end.
 
-Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it.
+Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
+a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
+finds a right number, and no queue pays for it.
 """
 
 from __future__ import annotations
 
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.store.protocol import Transaction
 
@@ -37,12 +40,24 @@ LOST, CONFLICTS = "lost", "conflicts"
 class Tally:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_backlogs", "_bells", "_counts", "_doors", "_flights", "_freed", "_stamped", "events")
+    __slots__ = (
+        "_alarm",
+        "_amounts",
+        "_backlogs",
+        "_bells",
+        "_counts",
+        "_doors",
+        "_flights",
+        "_freed",
+        "_stamped",
+        "events",
+    )
 
     def __init__(self) -> None:
         #: Happens with the commit. None of it is written by this transaction.
         self.events: dict[Event, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
+        self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
         self._alarm = False
         self._stamped = 0
@@ -52,7 +67,7 @@ class Tally:
         self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: str, by: int) -> None:
-        """``by`` more (or fewer) messages of ``queue`` are in ``state``."""
+        """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
         key = (queue, state)
         self._counts[key] = self._counts.get(key, 0) + by
 
@@ -60,10 +75,14 @@ class Tally:
         """Count an event for the charts."""
         self._add(self.events, (queue, event), 1)
 
-    def ready(self, queue: str, by: int = 1) -> None:
-        """Messages became ready: count them and wake who waits for them."""
-        self.change(queue, READY, by)
+    def ready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes became ready: count it and wake who waits for it."""
+        self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
         self._bells.add(queue)
+
+    def unready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes is ready no longer."""
+        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(1, size)
 
     def wake(self, queue: str) -> None:
         """Let idle consumers look at the queue."""
@@ -116,6 +135,9 @@ class Tally:
         for (queue, state), by in self._counts.items():
             if by:
                 tr.add(keys.count(queue, state), by)
+        for queue, by in self._amounts.items():
+            if by:
+                tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
         self._write_keys(tr, keys)
         for queue in self._bells:
             tr.set_versionstamped_value(keys.bell(queue))

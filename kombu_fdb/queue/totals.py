@@ -32,21 +32,26 @@ class Totals:
         self._keys = keys
         self._clock = clock
         self._lock = Lock()
-        self._pending: Counter[Event] = Counter()
+        self._pending: dict[Event, int] = {}
         self._next_s = clock.monotonic() + INTERVAL_S
 
     def note(self, events: Mapping[Event, int]) -> None:
         """These have happened."""
+        pending = self._pending
         with self._lock:
-            if len(self._pending) < MOST_PENDING:
-                self._pending.update(events)
+            for event, number in events.items():
+                if event in pending or len(pending) < MOST_PENDING:
+                    pending[event] = pending.get(event, 0) + number
 
-    def share(self, *, now: bool = False) -> Share:
-        """What a transaction is to add: nothing, unless it is time for it."""
-        if not now and self._clock.monotonic() < self._next_s:
-            return Share(self, None)
+    def due(self) -> Share | None:
+        """What the next transaction is to add, if it is time for it."""
+        return None if self._clock.monotonic() < self._next_s else self.share()
+
+    def share(self) -> Share:
+        """All of it, now."""
         with self._lock:
-            taken, self._pending = self._pending, Counter()
+            taken = dict(self._pending)
+            self._pending.clear()
             self._next_s = self._clock.monotonic() + INTERVAL_S
         return Share(self, taken)
 
@@ -57,42 +62,28 @@ class Totals:
 
 
 class Share:
-    """One transaction's part in the totals."""
+    """What one transaction adds, besides its own events."""
 
-    __slots__ = ("_events", "_taken", "_totals", "_written")
-
-    def __init__(self, totals: Totals, taken: Counter[Event] | None) -> None:
+    def __init__(self, totals: Totals, taken: dict[Event, int]) -> None:
+        self.taken = taken
         self._totals = totals
-        self._taken = taken
-        self._events: Mapping[Event, int] = {}
         self._written = False
-
-    @property
-    def empty(self) -> bool:
-        return not self._taken
-
-    def write(self, tr: Transaction) -> None:
-        """In a transaction of its own."""
-        self._totals.write(tr, self._taken or {})
 
     def join(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Before each try to commit: add it all, unless this transaction writes nothing."""
-        self._events = events
-        self._written = self._taken is not None and not tr.read_only
+        self._written = not tr.read_only
         if self._written:
-            self._totals.write(tr, Counter(events) + (self._taken or Counter()))
+            self._totals.write(tr, Counter(events) + Counter(self.taken))
 
-    def committed(self) -> None:
+    def committed(self, events: Mapping[Event, int]) -> None:
         """Keep for later what was not written."""
         if not self._written:
-            if self._events:
-                self._totals.note(self._events)
+            self._totals.note(events)
             self.failed()
 
     def failed(self) -> None:
         """The transaction did not happen; what others did before did."""
-        if self._taken:
-            self._totals.note(self._taken)
+        self._totals.note(self.taken)
 
 
 def read(tr: Transaction, keys: Keyspace) -> dict[str, dict[str, int]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import QueueCounts
@@ -47,12 +47,23 @@ def _message_id(record: bytes) -> bytes:
         return record
 
 
+def ready_bytes(engine: Engine) -> Counter[str]:
+    """The bytes of each queue's ready payloads, added up message by message."""
+    sizes = Counter[str]()
+    for state in ("ready", "keyed"):
+        for key, value in _rows(engine, state):
+            sizes[str(engine.keys.unpack(key)[1])] += size_of(value)
+    return sizes
+
+
 def check_counts(engine: Engine) -> None:
-    """COUNTS: the counters equal a full scan."""
+    """COUNTS: the counters equal a full scan, those of bytes too."""
     scanned = Counter(messages(engine).values())
+    sizes = ready_bytes(engine)
     queues = {queue for queue, _ in scanned} | set(engine.queues())
     for queue in queues:
-        expected = QueueCounts(*(scanned[queue, state] for state in ("ready", "delayed", "leased")))
+        ready, delayed, leased = (scanned[queue, state] for state in ("ready", "delayed", "leased"))
+        expected = QueueCounts(ready, delayed, leased, sizes[queue])
         assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
 
 
@@ -94,6 +105,7 @@ def leftovers(engine: Engine) -> list[bytes]:
         "waiting",
         "expiring",
         "consumer",
+        "single",
         "bound",
         "binding",
     )

@@ -15,7 +15,7 @@ import pytest
 
 from kombu_fdb.clock import random_id
 from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
-from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Publication, QueueCounts
 from kombu_fdb.queue.engine import Engine, Policy
@@ -415,7 +415,7 @@ class QueueConformance:
 
         def poison(tr: Transaction) -> None:
             tr.set(keys.ready("q") + place, b"\xffnot a record")
-            tr.add(keys.count("q", "ready"), 1)
+            tr.add(keys.count("q", "ready"), encode_amount(1, len(b"\xffnot a record")), width=AMOUNT_BYTES)
 
         bench.write(poison)
         assert bench.payloads() == [b"good"]

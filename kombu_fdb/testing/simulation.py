@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kombu_fdb.errors import CommitUnknown, LeaseLost, StoreError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.codec import decode_amount, decode_lease, decode_record, size_of
 from kombu_fdb.keyspace.layout import has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Lease, Publication
@@ -35,6 +35,7 @@ from kombu_fdb.queue import delay as delay_verbs
 from kombu_fdb.queue import fair as fair_verb
 from kombu_fdb.queue import session as session_verbs
 from kombu_fdb.queue import settle as settle_verbs
+from kombu_fdb.queue import single as single_verbs
 from kombu_fdb.queue import sweep as sweep_verbs
 from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.queue.keeper import Duties
@@ -407,10 +408,15 @@ class Simulation:
 
     def _check(self) -> None:
         keys, expected = self.producer.keys, Counter(self._in_store().values())
-        counted = Counter[tuple[str, str]]()
+        counted, sizes = Counter[tuple[str, str]](), Counter[str]()
         for key, value in self.database.items(*keys.all_counts):
             _tag, queue, state = keys.unpack(key)
-            counted[str(queue), str(state)] = int.from_bytes(value, "little", signed=True)
+            counted[str(queue), str(state)], size = decode_amount(value)
+            sizes[str(queue)] += size
+        for state in ("ready", "keyed"):
+            for key, value in self.database.items(*range_of(keys._key(state))):
+                sizes[str(keys.unpack(key)[1])] -= size_of(value)
+        self._require(not any(sizes.values()), "COUNTS", f"bytes counted too much: {dict(sizes)}")
         self._require(counted == expected, "COUNTS", f"{dict(counted)} is not {dict(expected)}")
         self._check_keys()
 
@@ -566,6 +572,9 @@ TWINS: dict[str, tuple[object, str, object]] = {
     "claims of one limited key do not exclude each other": _careless(fair_verb, "_exclude_rivals"),
     "a door is answered at snapshot": _careless(fair_verb, "_idle"),
     "a purge does not conflict with claims": _blind(control_verbs, "_delete_range"),
+    "consumers become active without a look at each other": _blind(single_verbs, "admitted"),
+    "a consumer leaves without a look at who is active": _blind(single_verbs, "leave"),
+    "a session leaves without a look at who is active": _blind(single_verbs, "leave_all"),
 }
 
 

@@ -21,7 +21,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.transport.identity import dedup_of, task_id_of
-from kombu_fdb.transport.timing import due_ms, expiry
+from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
 
@@ -58,6 +58,7 @@ def encode(
         ttl_ms,
         expires_ms,
         key,
+        ttr_ms=ttr_ms(headers),
         task_id=task_id_of(headers, properties),
         dedup_id=dedup_id,
         dedup_window_ms=dedup_window_ms,

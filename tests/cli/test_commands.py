@@ -10,6 +10,7 @@ from kombu import Connection
 from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.terminal import age, clean
 from kombu_fdb.model import KeyLimits
+from kombu_fdb.testing.invariants import check_counts, check_whereabouts
 
 
 class App:
@@ -124,6 +125,7 @@ def test_peek_at_delayed_and_leased_ones(run, broker):
     (delayed,) = run("peek", "jobs", "--state", "delayed", "--json").json
     assert 90 < delayed["due_in_s"] <= 100
     (leased,) = run("peek", "jobs", "--state", "leased", "--json").json
+    assert f"held by session {leased['owner'][:12]}" in run("peek", "jobs", "--state", "leased").out
     assert leased["owner"] == broker.client.membership().session_id.hex()
     assert run("peek", "jobs", "--state", "delayed", "--key", "other", "--json").json == []
 
@@ -253,8 +255,10 @@ def test_move_keeps_keys_priorities_order_delays_and_history(run, broker):
         jobs.put(f"a{number}", key="alice")
     jobs.put("later", delay=0.2, key="bob")
     jobs.put("big" * 5000, key="bob")
-    broker.queue("other", arguments={"x-max-length": 5})
+    broker.queue("other", durable=True)
     assert run("move", "jobs", "other", "--json").json["moved"] == 454
+    check_counts(broker.engine)
+    check_whereabouts(broker.engine)
     assert broker.find("t-low")[0].queue == "other"
     assert broker.queue("jobs").stats().ready == 0
     assert broker.queue("jobs").keys() == {}
@@ -272,6 +276,15 @@ def _acked(jobs):
     for job in jobs:
         job.ack()
     return jobs
+
+
+@pytest.mark.parametrize("bound", [{"x-max-length": 2}, {"x-max-length-bytes": 10}])
+def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, bound):
+    broker.queue("jobs").put_many("abc")
+    broker.queue("small", arguments=bound)
+    result = run("move", "jobs", "small")
+    assert (result.code, broker.queue("jobs").count()) == (1, 3)
+    assert "--limit" in result.err
 
 
 def test_move_part_of_a_queue(run, broker):

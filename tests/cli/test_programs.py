@@ -8,19 +8,32 @@ from pathlib import Path
 
 import pytest
 
+from celery_fdb.overview import look
+from kombu_fdb.testing.processes import until
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 APP = """
 import os
+import threading
+
 from celery import Celery
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"])
 
 
+app.conf.broker_transport_options = {"session_ttl": 4}
+
+
 @app.task
 def pay(order):
     pass
+
+
+@app.task(acks_late=True)
+def hang():
+    threading.Event().wait()
 """
 
 
@@ -87,3 +100,34 @@ def test_celery_starts_without_loading_our_commands(program):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def worker(url, tmp_path, program):
+    """A real worker of the app, that holds a task until it is killed."""
+    env = {**os.environ, "SHOP_BROKER": url, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo", "--without-mingle"]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log) as process,
+    ):
+        yield process
+        process.kill()
+
+
+def test_a_real_worker_is_seen_keeps_an_export_waiting_and_leaves_nothing_behind(program, broker, worker, tmp_path):
+    """It holds a task and is killed: the export takes that along when it is told so, and finds it ready."""
+    sent = program("celery", "-A", "shop", "call", "shop.hang")
+    until(lambda: [each.state for each in broker.find(sent.stdout.strip())] == ["leased"])
+    until(lambda: "celery" in (look(broker).sessions or [None])[0].queues)
+    sessions = json.loads(program("celery", "-A", "shop", "fdb", "sessions", "--json").stdout)
+    assert [(each["pid"], each["leased"], each["open"]) for each in sessions] == [(worker.pid, 1, True)]
+    refused = program("celery", "-A", "shop", "fdb", "export", "all.jsonl")
+    assert (refused.returncode, (tmp_path / "all.jsonl").exists()) == (1, False)
+    worker.kill()
+    worker.wait()
+    assert program("celery", "-A", "shop", "fdb", "export", "all.jsonl", "--leased").returncode == 0
+    target = f"fdb+sqlite:///{tmp_path}/target.db"
+    assert program("celery_fdb", "--broker", target, "import", "all.jsonl").returncode == 0
+    (found,) = json.loads(program("celery_fdb", "--broker", target, "find", sent.stdout.strip(), "--json").stdout)
+    assert (found["task"], found["state"], found["redeliveries"]) == ("shop.hang", "ready", 1)

@@ -1,4 +1,4 @@
-"""A publication with a dedup id is stored once within its window."""
+"""A publication with a dedup id is stored once within its window: ONCE-PUBLISHED."""
 
 from __future__ import annotations
 

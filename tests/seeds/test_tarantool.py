@@ -105,11 +105,11 @@ def test_fifottl_ttr_begins_anew_with_extend_and_ends_with_the_task(broker):
     tube = broker.queue("tube")
     tube.put("task", ttr=1000)
     job = tube.take(0)
-    timers = broker._overdue._due
+    timers = broker.client._overdue._timers
     (before,) = timers.values()
     job.extend()
     (after,) = timers.values()
-    assert after > before
+    assert after.due > before.due
     job.ack()
     assert not timers
 
