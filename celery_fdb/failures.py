@@ -97,6 +97,9 @@ def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
 
 
 def _class_of(exc: Any) -> str:
+    """With its module. Of a ``Reject`` for an exception, that one's."""
+    if isinstance(exc, Reject) and isinstance(exc.reason, BaseException):
+        exc = exc.reason
     if isinstance(exc, UnpickleableExceptionWrapper):
         return f"{exc.exc_module}.{exc.exc_cls_name}"
     return f"{type(exc).__module__}.{type(exc).__qualname__}"

@@ -46,6 +46,7 @@ def fdb_memory_stores() -> Iterator[MemoryStores]:
         pytest.fail(f"{error}: the stores in memory need pip install 'celery-fdb[testing]'", pytrace=False)
     with MemoryStores() as stores:
         yield stores
+        _close_clients()
 
 
 @pytest.fixture
@@ -84,12 +85,20 @@ def fdb_cluster() -> Iterator[SingleNodeCluster]:
         pytest.skip(reason)
     with SingleNodeCluster() as cluster:
         yield cluster
+        _close_clients()
 
 
 @pytest.fixture
 def fdb_cluster_broker(fdb_cluster: SingleNodeCluster, request: pytest.FixtureRequest) -> BrokerInTest:
     """An empty broker on ``fdb_cluster``."""
     return _broker(f"fdb://{fdb_cluster.connection_string}/{_namespace(request)}")
+
+
+def _close_clients() -> None:
+    """What tests have left open must not wait for a store that is gone."""
+    from kombu_fdb.client import close_clients
+
+    close_clients()
 
 
 def _namespace(request: pytest.FixtureRequest) -> str:

@@ -45,7 +45,7 @@ from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.store.protocol import Database
 
-__all__ = ["Client", "client_for"]
+__all__ = ["Client", "client_for", "close_clients"]
 
 logger = logging.getLogger(__name__)
 
@@ -343,6 +343,14 @@ def client_for(location: Location, options: Options) -> Client:
             # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
             Finalize(None, client.close, exitpriority=1)
         return client
+
+
+def close_clients() -> None:
+    """Close every client of this process, as its exit would. For who ends a store before the process ends."""
+    with _registry_lock:
+        clients = list(_registry.values())
+    for client in clients:
+        client.close()
 
 
 def _forget_parent() -> None:

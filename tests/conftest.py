@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kombu_fdb.client import close_clients
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
 
@@ -15,3 +16,4 @@ def cluster() -> Iterator[SingleNodeCluster]:
         pytest.skip(reason)
     with SingleNodeCluster() as cluster:
         yield cluster
+        close_clients()  # or each would wait at the exit for a store that is gone

@@ -1,7 +1,7 @@
 """What the pages show is run: every block of Python, of a terminal session or of settings, in the order of the page.
 
-* ```` ```python ```` is executed, with the ``url`` of an empty broker, an ``app`` on it and its ``engine``; if its first
-  line is a comment with a file's name, it becomes that file.
+* ```` ```python ```` is executed, with the ``url`` of an empty broker, an ``app`` on it and its ``engine``; if its
+  first line is a comment with a file's name, it becomes that file.
 * ```` ```console ```` holds commands after ``$ ``, each with what it prints; ``...`` stands for anything, and what a
   command prints may be left out. One that ends with ``&`` runs on until the page ends; the page goes on when it has
   printed what it is said to print.

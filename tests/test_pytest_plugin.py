@@ -46,6 +46,7 @@ def project(tmp_path):
             command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False
         )
         assert outcome in done.stdout, done.stdout + done.stderr
+        assert "session" not in done.stderr, "nothing was left open when its store ended"
         return done.stdout
 
     return run
@@ -199,10 +200,11 @@ def test_a_forked_child_is_told(project):
 
 WORKER = """
 import pytest
+from celery import chord
 
 @pytest.fixture
 def celery_config({broker}):
-    return {{**{broker}.config, "result_backend": "cache+memory://"}}
+    return {{**{broker}.config, "result_backend": {broker}.url}}
 
 def test_it(celery_app, celery_worker, {broker}):
     @celery_app.task
@@ -213,10 +215,16 @@ def test_it(celery_app, celery_worker, {broker}):
     def publish(x):
         add.delay(x, x)
 
+    @celery_app.task
+    def add_all(numbers):
+        return sum(numbers)
+
     celery_worker.reload()
     assert add.delay(2, 3).get(timeout=20) == 5
     assert add.apply_async((2, 3), countdown=0.2).get(timeout=20) == 5
     assert publish.delay(4).get(timeout=20) is None
+    total = chord([add.s(n, n) for n in range(3)])(add_all.s())
+    assert total.get(timeout=20) == 6
 """
 
 
@@ -236,7 +244,7 @@ def test_celerys_worker_for_the_whole_run(project):
 
         @pytest.fixture(scope="session")
         def celery_config(fdb_session_broker):
-            return {**fdb_session_broker.config, "result_backend": "cache+memory://"}
+            return {**fdb_session_broker.config, "result_backend": fdb_session_broker.url}
 
         @pytest.fixture(scope="session")
         def celery_class_tasks():

@@ -121,14 +121,18 @@ def test_no_secret_in_what_we_say(url):
 @pytest.mark.parametrize("url", URLS[:1])
 def test_no_secret_in_what_kombu_and_celery_say_of_us(url, caplog):
     caplog.set_level(logging.DEBUG)
-    app = Celery("shop", broker=url, broker_transport_options={"connect_timeout": 0.2}, set_as_current=False)
+    options = {"connect_timeout": 0.2, "operation_timeout": 0.2}
+    app = Celery("shop", broker=url, backend=url, broker_transport_options=options, set_as_current=False)
     with app.connection_for_write() as connection:
         said = [repr(connection), connection.as_uri(), str(connection.clone()), app.bugreport()]
         with pytest.raises(OperationalError) as caught:
             connection.ensure_connection(max_retries=1, interval_start=0.01)
     with pytest.raises(OperationalError) as published:
         app.send_task("charge", retry=False)
-    said += [str(caught.value), repr(published.value), caplog.text]
+    with pytest.raises(KombuFDBError) as read:
+        _ = app.AsyncResult("x").state
+    said += [str(caught.value), repr(published.value), repr(read.value), str(read.value), caplog.text]
+    said += [repr(app.backend), app.backend.as_uri(), repr(app.AsyncResult("x"))]
     assert [text for text in said if SECRET in text] == []
     app.close()
 

@@ -27,7 +27,7 @@ def full_url(url: str | None) -> str:
     """Celery cuts ``fdb+sqlite:///path`` at the plus sign and hands over the second half."""
     if not url:
         return "fdb://"
-    return f"fdb+{url}" if url.startswith("sqlite:") else url
+    return f"fdb+{url}" if url.startswith(("sqlite:", "memory:")) else url
 
 
 def settings_of(conf: Any, url: str) -> Settings:

@@ -77,10 +77,13 @@ class FdbBackend(ChordSupport, BaseBackend):
     @property
     def client(self) -> Client:
         """The process's client of the store, opened. Raises ``StoreUnavailable``."""
+        return self._attached(self.options.connect_timeout)
+
+    def _attached(self, timeout_s: float) -> Client:
         client = self._client
         if client is None or client.pid != os.getpid():
             client = client_for(self.location, self._client_options)
-            client.attach(self, timeout_s=self.options.connect_timeout)
+            client.attach(self, timeout_s=timeout_s)
             self._client, self._store = client, None
         return client
 
@@ -248,6 +251,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         return meta if meta["status"] in ready else None
 
     def _look(self, task_ids: Any, timeout_s: float) -> list[Sighting]:
+        self._attached(min(timeout_s, self.options.connect_timeout))
         return self.store.look(task_ids, timeout_s=timeout_s)
 
     def wait_for(

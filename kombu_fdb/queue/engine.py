@@ -401,6 +401,7 @@ class Engine:
             total += released
         for queue in self._write(lambda tr, _: control.drop_consumers(tr, self.keys, session_id)):
             self.delete_queue(queue, if_unused=True)
+        self._write(lambda tr, _: sweep.forget(tr, self.keys, session_id))
         return total
 
     # -- duties of whoever holds a role ----------------------------------------------------------------------------

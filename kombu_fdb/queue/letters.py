@@ -126,7 +126,8 @@ def look_through(tr: Transaction, keys: Keyspace, walk: Walk, cursor: bytes, lim
 
     ``cursor``: b"" to begin with. Whatever ``where`` raises comes out of here.
     """
-    rows, following = _rows(tr, keys, walk.dead, cursor)
+    most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
+    rows, following = _rows(tr, keys, walk.dead, cursor, most)
     found: list[Letter] = []
     size = 0
     for key, value in rows:
@@ -143,15 +144,15 @@ def look_through(tr: Transaction, keys: Keyspace, walk: Walk, cursor: bytes, lim
     return Part(found, following)
 
 
-def _rows(tr: Transaction, keys: Keyspace, dead: str, cursor: bytes) -> tuple[list[KeyValue], bytes]:
+def _rows(tr: Transaction, keys: Keyspace, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
     """The next rows, first of the messages without a key (as which all letters come), and where to go on."""
     ready, keyed = range_of(keys.ready(dead)), range_of(keys.keyed(dead))
     whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
     begin = max(whole[0][0], cursor)
     ranges = [(begin, whole[0][1]), *whole[1:]]
-    found = tr.get_ranges([(*each, LETTERS_PER_TRANSACTION) for each in ranges], snapshot=True)
-    rows = [row for part in found for row in part][:LETTERS_PER_TRANSACTION]
-    return rows, rows[-1][0] + b"\x00" if len(rows) == LETTERS_PER_TRANSACTION else b""
+    found = tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
+    rows = [row for part in found for row in part][:most]
+    return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
 
 
 def _readable(value: bytes) -> Record | None:

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
@@ -20,7 +21,7 @@ from kombu_fdb.queue.settle import end_of_lease, put_back
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["LEASES_PER_TRANSACTION", "Observer", "release_part"]
+__all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part"]
 
 LEASES_PER_TRANSACTION = 200
 
@@ -85,8 +86,13 @@ def release_part(
         _bring_back(tr, graves, tally, value, now_ms, counted=counted)
     if not rows:
         single.leave_all(tr, keys, session_id)
-        tr.clear(keys.beat(session_id))
     return len(rows)
+
+
+def forget(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
+    """The last trace of a fenced session, by which it is found if whoever cleans up after it dies meanwhile."""
+    if tr.get(keys.session(session_id)) is None:
+        tr.clear(keys.beat(session_id))
 
 
 def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now_ms: int, *, counted: bool) -> None:

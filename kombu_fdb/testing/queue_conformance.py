@@ -18,6 +18,7 @@ from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, Le
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Publication, QueueCounts
+from kombu_fdb.queue import control
 from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.queue.keeper import ROLE_TTL_S, Duties
 from kombu_fdb.queue.tally import Tally
@@ -707,6 +708,22 @@ class QueueConformance:
         bench.engine.close_session(other)
         assert bench.engine.queue("q") is None
         assert leftovers(bench.engine) == []
+
+    def test_a_sweeper_that_dies_over_dead_consumers_is_followed_by_another(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = bench.engine.open_session({})
+        bench.engine.declare_queue(QueueDeclaration("q", auto_delete=True))
+        bench.engine.add_consumer(other, "q", "one")
+        bench.engine.fence(other, bench.beats()[other])
+        with monkeypatch.context() as dying:
+            dying.setattr(control, "drop_consumers", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                bench.engine.release_session(other)
+        assert other in bench.beats(), "the next sweep finds it"
+        bench.engine.release_session(other)
+        assert bench.engine.queue("q") is None
+        assert other not in bench.beats()
 
     def test_an_unused_expiring_queue_is_deleted_and_a_used_one_kept(self, bench: Bench) -> None:
         for name in ("unused", "touched", "consumed"):

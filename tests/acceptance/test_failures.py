@@ -117,7 +117,7 @@ def test_reject_without_requeue(failing: Any, start: Any, only: Any) -> None:
     start()
     failing.refuse.delay("it")
     told = only().deaths[0].details
-    assert (told["error_class"], told["error"]) == ("celery.exceptions.Reject", "never again")
+    assert (told["error_class"], told["error"]) == ("failing_tasks.Broken", "never again")
 
 
 def test_a_lost_worker(failing: Any, start: Any, only: Any) -> None:

@@ -76,7 +76,7 @@ def test_get_wakes_at_once(tasks: Any, work: Any, broker: Any, until: Any) -> No
         result.get(timeout=LONG_S)
         took.append(time.time() - broker.marks("end", name)[0].time)
         thread.join()
-    assert statistics.median(took) < 0.1, took
+    assert statistics.median(took) < 0.25, took  # Celery polls each 0.5 s
 
 
 def test_a_result_over_the_maximum_is_a_failure_that_names_the_fix(

@@ -107,7 +107,9 @@ def test_details_of_strange_exceptions():
             raise RuntimeError
 
     assert failures.details_of(Mute())["error"] == "<unprintable>"
-    assert failures.details_of(Reject(KeyError("reason")))["error"] == "'reason'"
+    told = failures.details_of(Reject(KeyError("reason")))
+    assert (told["error_class"], told["error"]) == ("builtins.KeyError", "'reason'")
+    assert failures.details_of(Reject("text"))["error_class"] == "celery.exceptions.Reject"
     wrapped = UnpickleableExceptionWrapper("my.module", "MyError", ("text",))
     assert failures.details_of(wrapped)["error_class"] == "my.module.MyError"
 

@@ -97,6 +97,22 @@ def test_release_and_delay(bench: Bench, counted: CountingDatabase) -> None:
     assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 2)
 
 
+def test_replay(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 10)
+    bench.engine.reject([delivery.lease for delivery in bench.take()])
+    walk = bench.engine.walk("q.dead")
+    bench.engine.replay_part(walk, b"", 1)
+    paid = cost(counted, lambda: bench.engine.replay_part(walk, b"", 4))
+    assert (paid.point_reads, paid.range_reads, paid.rows) == (
+        2,
+        2,
+        4 + 1,
+    )  # is the queue there; letters, and if there are more
+    assert (paid.conflict_keys, paid.conflict_ranges) == (4, 0)
+    assert (paid.clears, paid.stamps, paid.sets, paid.atomics) == (4, 4 + 1, TOKEN, 2)
+    assert paid.round_trips == 4
+
+
 def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
     paid = cost(counted, lambda: bench.engine.beat(bench.session))
     assert (paid.point_reads, paid.writes, paid.round_trips) == (1, 1 + TOKEN, 3)

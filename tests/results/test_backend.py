@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +21,7 @@ from kombu.exceptions import ContentDisallowed, EncodeError
 from celery_fdb.results import FdbBackend, ResultTooLarge
 from kombu_fdb.errors import CommitUnknown, OptionError, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 from kombu_fdb.testing.processes import in_child
 
 MakeApp = Callable[..., Celery]
@@ -326,6 +328,19 @@ def test_a_write_gives_up_as_the_retry_policy_says(
     assert "attempt 3 follows" in caplog.text
     assert app.backend.exception_safe_to_retry(CommitUnknown())
     assert not app.backend.exception_safe_to_retry(ValueError())
+
+
+@pytest.mark.foundationdb
+def test_get_gives_up_in_time_if_there_is_no_cluster() -> None:
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    app = Celery("a", backend="fdb://nobody:here@127.0.0.1:1/x", set_as_current=False)
+    app.conf.broker_connection_timeout = 30.0
+    begun = time.monotonic()
+    with pytest.raises(CeleryTimeoutError):
+        app.AsyncResult("a").get(timeout=1.0)
+    assert time.monotonic() - begun < 10
 
 
 def test_a_store_that_can_not_be_reached_is_a_clear_error() -> None:
