@@ -7,9 +7,7 @@ arguments in two headers; they are treated as the body.
 
 from __future__ import annotations
 
-import binascii
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,14 +31,14 @@ LONGEST_BODY = 100_000
 
 
 class Spot(NamedTuple):
-    """Where a message stands, as a form's value."""
+    """Where a message stands, as a form's value and in an address: in hexadecimal, as the admin quotes by "_"."""
 
     state: str
     position: bytes
     message_id: bytes
 
     def __str__(self) -> str:
-        return f"{self.state}.{_text(self.position)}.{_text(self.message_id)}"
+        return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
 
     @classmethod
     def parse(cls, token: str) -> Spot:
@@ -48,18 +46,7 @@ class Spot(NamedTuple):
         state, position, message_id = token.split(".")
         if state not in {"ready", "delayed", "leased"}:
             raise ValueError(state)
-        return cls(state, _bytes(position), _bytes(message_id))
-
-
-def _text(value: bytes) -> str:
-    return urlsafe_b64encode(value).decode().rstrip("=")
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as error:
-        raise ValueError(text) from error
+        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
 
 
 @dataclass(frozen=True, slots=True)
