@@ -307,6 +307,10 @@ class Client:
         try:
             if membership is not None:
                 self._end(opened.engine, membership)
+            if not self._suspect:
+                opened.engine.add_totals(timeout_s=SUSPECT_TIMEOUT_S)
+        except KombuFDBError as error:
+            logger.debug("the last second's totals are not counted: %s", error)
         finally:
             opened.database.close()
 

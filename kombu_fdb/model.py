@@ -23,11 +23,16 @@ __all__ = [
     "KeyCounts",
     "KeyLimits",
     "Lease",
+    "Listed",
+    "Page",
     "Peeked",
     "Publication",
     "QueueControl",
     "QueueCounts",
+    "QueueFacts",
     "RoundSnapshot",
+    "SessionFacts",
+    "StoredMessage",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -93,7 +98,8 @@ class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
     ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
-    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due.
+    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due; ``due_ms``: of one
+    that still is.
     """
 
     message_id: bytes
@@ -108,6 +114,27 @@ class Peeked(NamedTuple):
     owner: bytes = b""
     task_id: str = ""
     priority: int = NO_PRIORITY
+    due_ms: int = 0
+
+
+class Listed(NamedTuple):
+    """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
+
+    ``position``: where it stands in its state, opaque. ``due_ms``: of a delayed one, else 0.
+    """
+
+    position: bytes
+    message: Peeked
+    size: int
+    priority: int
+    due_ms: int
+
+
+class Page(NamedTuple):
+    """Some messages, and the position behind which the next page begins; None if this is the last one."""
+
+    messages: list[Listed]
+    following: bytes | None
 
 
 class RoundSnapshot(NamedTuple):
@@ -185,3 +212,64 @@ class KeyCounts:
     ready: int = 0
     leased: int = 0
     limits: KeyLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What is to be known of a queue besides its counters.
+
+    ``oldest_ms``: since when the oldest ready message waits; None if there is none.
+    ``can_vanish``: it is deleted when nobody uses it.
+    """
+
+    declared: bool
+    arguments: dict[str, Any]
+    control: QueueControl
+    oldest_ms: int | None
+    can_vanish: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
+
+    ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
+    that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
+    wrong; 0 if it told none.
+    """
+
+    session_id: bytes
+    description: dict[str, Any]
+    beat: bytes
+    ttl_s: float
+    open: bool
+    consumed: list[str]
+    held: int | None = None
+    beat_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """All there is of a message at rest, but its position: to store it elsewhere.
+
+    ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
+    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.
+    """
+
+    queue: str
+    state: str
+    payload: bytes
+    priority: int
+    due_ms: int = 0
+    key: str = ""
+    keyed: bool = False
+    message_id: bytes = b""
+    published_ms: int = 0
+    expires_ms: int = 0
+    redeliveries: int = 0
+    ttr_ms: int = 0
+    task_id: str = ""
+    deaths: tuple[Death, ...] = ()
+    #: Of a dead letter: what it had before.
+    priority_before: int = NO_PRIORITY
+    unreadable: bool = False

@@ -26,13 +26,16 @@ key                                                   value                     
 ``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
+``("import", id)``                                     what a finished import was                import
+``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
+``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
-``("beat", session)``                                 stamp of the last beat; queues; TTL        session
+``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
@@ -171,8 +174,26 @@ class Keyspace:
         return self._key("dedup", *self.unpack(end)[2:])
 
     @property
+    def leases_prefix(self) -> bytes:
+        """Prefix of the leases of all sessions."""
+        return self._key("lease")
+
+    @property
     def all_leases(self) -> Range:
-        return range_of(self._key("lease"))
+        return range_of(self.leases_prefix)
+
+    def import_(self, import_id: bytes) -> bytes:
+        return self._key("import", import_id)
+
+    def imported(self, import_id: bytes, mark: bytes) -> bytes:
+        return self._key("imported", import_id, mark)
+
+    def all_imported(self, import_id: bytes) -> Range:
+        return range_of(self._key("imported", import_id))
+
+    @property
+    def all_dedups(self) -> Range:
+        return range_of(self._key("dedup"))
 
     def body(self, message_id: bytes, chunk: int) -> bytes:
         return self._key("body", message_id, chunk)
@@ -192,6 +213,16 @@ class Keyspace:
     @property
     def all_counts(self) -> Range:
         return range_of(self._key("count"))
+
+    def total(self, queue: str, event: str) -> bytes:
+        return self._key("total", queue, event)
+
+    def totals(self, queue: str) -> Range:
+        return range_of(self._key("total", queue))
+
+    @property
+    def all_totals(self) -> Range:
+        return range_of(self._key("total"))
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)

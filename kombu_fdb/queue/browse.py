@@ -20,7 +20,7 @@ from kombu_fdb.queue.settle import end_of_lease
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = ["delete", "find_part", "look", "peek", "ranges", "remove", "snapshot", "taken"]
+__all__ = ["delayed", "delete", "find_part", "look", "peek", "ranges", "remove", "snapshot", "taken"]
 
 #: Messages looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
@@ -49,6 +49,12 @@ def peek(
     return [look(tr, keys, queue, row) for row in rows]
 
 
+def delayed(tr: Transaction, keys: Keyspace, queue: str, limit: int) -> list[Peeked]:
+    """Up to ``limit`` delayed messages, those that are due first first."""
+    rows = tr.get_range(*range_of(keys.delayed(queue)), limit=limit, snapshot=True)
+    return [look(tr, keys, queue, row) for row in rows]
+
+
 def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
     """A stored row as what a person wants to see."""
     key, value = row
@@ -73,6 +79,7 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
         owner,
         record.task_id,
         record.priority or priority_of(key),
+        keys.split_delayed(queue, key)[0] if state == DELAYED else 0,
     )
 
 

@@ -23,7 +23,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, QueueControl
 from kombu_fdb.queue import ageing, fair, session, single
 from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
-from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.queue.tally import CLAIMED, LEASED, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
 __all__ = ["Window", "arm", "claim", "payload_of"]
@@ -178,6 +178,7 @@ def _deliver(
     if record.expires_ms and record.expires_ms <= window.now_ms:
         drop_expired(tr, graves, tally, queue, record, value, window.now_ms, place=key)
         return None
+    tally.note(queue, CLAIMED)
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
     if leased:

@@ -14,7 +14,7 @@ from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_control, size_of
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.queue import arguments, single
+from kombu_fdb.queue import arguments, single, totals
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
@@ -92,6 +92,7 @@ def delete_queue(
         tr.clear_range(*whole)
     for key in (keys.fair(queue), keys.control(queue), keys.single(queue)):
         tr.clear(key)
+    totals.forget(tr, keys, queue)
     _unbind_queue(tr, keys, queue)
     return True
 

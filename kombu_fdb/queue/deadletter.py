@@ -32,7 +32,7 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.keyspace.layout import Keyspace, priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import DEAD, READY, Tally
 from kombu_fdb.queue.whereabouts import forget, note
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
@@ -138,6 +138,7 @@ def bury(
     details: dict[str, Any] | None = None,
 ) -> None:
     """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
+    tally.note(queue, DEAD)
     record = _readable(graves, value)
     record = record._replace(priority=record.priority or priority_of(place))
     way = _way(tr, graves, queue)
@@ -152,7 +153,7 @@ def bury(
         # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
         ttl_ms = graves.routing.message_ttl_ms(tr, target) if way.declared else graves.policy.dead_ttl_ms
         expires_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        _store(tr, graves.keys, tally, target, message, deaths, expires_ms, ranked=way.declared)
+        _store(tr, graves.keys, tally, target, message, deaths, expires_ms, ranked=not target.endswith(DEAD_SUFFIX))
 
 
 def _readable(graves: Graves, value: bytes) -> Record:

@@ -19,7 +19,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["ENTRIES_PER_TRANSACTION", "clear_ended", "without_duplicates"]
+__all__ = ["ENTRIES_PER_TRANSACTION", "clear_ended", "restore", "without_duplicates"]
 
 ENTRIES_PER_TRANSACTION = 500
 
@@ -60,6 +60,13 @@ def clear_ended(tr: Transaction, keys: Keyspace, now_ms: int) -> int:
         if value is not None and _end(value) <= now_ms:
             tr.clear(entry)
     return len(ended)
+
+
+def restore(tr: Transaction, keys: Keyspace, entries_: Sequence[tuple[str, str, str, int]]) -> None:
+    """Windows of another store."""
+    for exchange, routing_key, dedup_id, end_ms in entries_:
+        tr.set(keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(8, "big"))
+        tr.set(keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
 
 
 def _entry(keys: Keyspace, publication: Publication) -> bytes:

@@ -33,11 +33,15 @@ from kombu_fdb.model import (
     KeyCounts,
     KeyLimits,
     Lease,
+    Listed,
+    Page,
     Peeked,
     Publication,
     QueueControl,
     QueueCounts,
+    QueueFacts,
     RoundSnapshot,
+    SessionFacts,
 )
 from kombu_fdb.queue import (
     browse,
@@ -50,7 +54,9 @@ from kombu_fdb.queue import (
     inspect,
     letters,
     limits,
+    move,
     overflow,
+    pages,
     publish,
     replay,
     session,
@@ -58,10 +64,11 @@ from kombu_fdb.queue import (
     single,
     sweep,
     together,
+    totals,
 )
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.replay import Moved
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import CONFLICTS, READY, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -73,6 +80,10 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Queues and keys looked at in one transaction.
+QUEUES_PER_LOOK = 50
+KEYS_PER_LOOK = 1_000
 
 #: Transactions for one overfull queue in one go, at most.
 MOST_TRIMS = 100
@@ -106,6 +117,7 @@ class Engine:
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
+        self._totals = totals.Totals(self.keys, clock)
         self._database = database
         self._clock = clock
         self._ids = ids
@@ -221,6 +233,7 @@ class Engine:
 
         def on_conflict() -> None:
             self.lost_races += 1
+            self._totals.note({(queues[0], CONFLICTS): 1})
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
@@ -347,12 +360,12 @@ class Engine:
     def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
         return session_id
 
     def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed))
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed, self._now()))
 
     def consumers(self, queue: str) -> list[bytes]:
         """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
@@ -498,6 +511,42 @@ class Engine:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
 
+    def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Declaration, control and age of these queues; in as many transactions as it takes."""
+        found: dict[str, QueueFacts] = {}
+        for start in range(0, len(queues), QUEUES_PER_LOOK):
+            found |= self._facts(list(queues[start : start + QUEUES_PER_LOOK]))
+        return found
+
+    def _facts(self, queues: list[str]) -> dict[str, QueueFacts]:
+        return self._read(lambda tr: inspect.facts(tr, self.keys, queues))
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
+
+        ``""`` is for lost leases, whose queue nobody knows.
+        """
+        return self._read(lambda tr: totals.read(tr, self.keys))
+
+    def add_totals(self, *, timeout_s: float | None = None) -> None:
+        """Add what this process has counted so far, now. On an error it is not counted."""
+        share = self._totals.share()
+        if share.taken:
+            timeout_s = self._timeout_s if timeout_s is None else timeout_s
+            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=timeout_s)
+
+    def trim_totals(self) -> None:
+        """Forget the totals of queues that are gone."""
+        for queue in self.totals().keys() - self.queues().keys() - {""}:
+            self._forget_totals(queue)
+
+    def _forget_totals(self, queue: str) -> None:
+        self._write(lambda tr, _: totals.forget(tr, self.keys, queue))
+
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
         return self._read(lambda tr: limits.read_control(tr, self.keys, queue))
@@ -531,10 +580,18 @@ class Engine:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
 
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK) -> dict[str, KeyCounts]:
+        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end."""
+        return self._read(lambda tr: inspect.key_page(tr, self.keys, queue, after, limit))
+
     def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """What a lone consumer would get next. See :func:`kombu_fdb.queue.browse.peek`."""
         now_ms = self._now()
         return self._read(lambda tr: browse.peek(tr, self.keys, queue, limit, key=key, reverse=reverse, now_ms=now_ms))
+
+    def delayed(self, queue: str, limit: int) -> list[Peeked]:
+        """Up to ``limit`` delayed messages, the next due first."""
+        return self._read(lambda tr: browse.delayed(tr, self.keys, queue, limit))
 
     def snapshot(self, queue: str, limit: int) -> RoundSnapshot:
         """The current round and what waits behind it, of the first ``limit`` messages of the queue."""
@@ -572,6 +629,45 @@ class Engine:
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
 
+    def page(
+        self,
+        queue: str,
+        state: str,
+        limit: int,
+        *,
+        after: bytes = b"",
+        key: str | None = None,
+        reverse: bool = False,
+    ) -> Page:
+        """Some messages of a state, at a cost that does not depend on the queue. See :func:`.pages.page`."""
+        return self._read(
+            lambda tr: pages.page(tr, self.keys, queue, state, limit, after=after, key=key, reverse=reverse)
+        )
+
+    def list_task(self, task_id: str) -> list[Listed]:
+        """All messages of the task with their positions, in any state. Costs do not grow with the store."""
+        return self._read(lambda tr: pages.list_task(tr, self.keys, task_id))
+
+    def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
+        """The whole message at a page's position; None if it has moved."""
+        return self._read(lambda tr: pages.read_at(tr, self.keys, queue, state, position))
+
+    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> str | None:
+            row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
+
+        return self._write(body)
+
     def find_task(self, task_id: str) -> list[Peeked]:
         """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
         return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
@@ -586,6 +682,26 @@ class Engine:
         while deleted := self._write(lambda tr, tally: control.purge_part(tr, self.keys, tally, queue)):
             total += deleted
         return total
+
+    def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
+        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
+
+        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue. See
+        :mod:`kombu_fdb.queue.move`.
+        """
+        if source == target:
+            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        if limit is None:
+            counts = self.counts(source)
+            limit = counts.ready + counts.delayed
+        total, moved = 0, 1
+        while moved and total < limit:
+            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
+            total += moved
+        return total
+
+    def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
+        return self._write(lambda tr, tally: move.move(tr, self.keys, tally, source, target, limit, key=key))
 
     def delete_queue(
         self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
@@ -669,14 +785,29 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
+        share, tally = self._totals.due(), Tally()
+
         def body(tr: Transaction) -> T:
+            nonlocal tally
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
+            if share is not None:
+                share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        try:
+            result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        except BaseException:
+            if share is not None:
+                share.failed()
+            raise
+        if share is not None:
+            share.committed(tally.events)
+        elif tally.events:
+            self._totals.note(tally.events)
+        return result
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

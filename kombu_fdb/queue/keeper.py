@@ -90,6 +90,7 @@ class Duties:
             self._engine.trim_dead()
             self._engine.trim_full()
             self._engine.clear_dedup()
+            self._engine.trim_totals()
         pause = self.promote()
         return max(0.0, min(pause, self._next_sweep - self._clock.monotonic()))
 

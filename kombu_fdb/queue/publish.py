@@ -20,7 +20,7 @@ from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.dedup import without_duplicates
 from kombu_fdb.queue.overflow import make_room
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import PUBLISHED, Tally
 from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
 
@@ -82,6 +82,7 @@ def _put(
     *,
     has_room: bool,
 ) -> None:
+    tally.note(queue, PUBLISHED)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
         publish_dead(tr, graves, tally, queue, replace(publication, message_id=message_id), (), now_ms, reason="maxlen")

@@ -16,7 +16,7 @@ from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
 from kombu_fdb.queue.publish import store_delayed
-from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.queue.tally import ACKED, LEASED, LOST, RETURNED, Tally
 from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import Transaction
 
@@ -28,7 +28,8 @@ def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) 
     held = _take_leases(tr, keys, tally, leases)
     for lease in held:
         if lease is not None:
-            _queue, place, value = lease
+            queue, place, value = lease
+            tally.note(queue, ACKED)
             _drop_value(tr, keys, value, place)
     return [lease is not None for lease in held]
 
@@ -90,6 +91,7 @@ def put_back(
             bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, place=place, details=details)
             return
         value = redelivered(value)
+    tally.note(queue, RETURNED)
     if due_ms > now_ms:
         task_id = names_of(value)[1]
         forget(tr, graves.keys, task_id, place)
@@ -111,6 +113,7 @@ def _take_leases(
     seen: set[bytes] = set()
     for key, value in zip(lease_keys, tr.get_many(lease_keys), strict=True):
         if value is None or key in seen:
+            tally.note("", LOST)  # nobody knows its queue any more
             held.append(None)
             continue
         seen.add(key)

@@ -11,19 +11,51 @@ from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["DELAYED", "LEASED", "READY", "Tally"]
+__all__ = [
+    "ACKED",
+    "CLAIMED",
+    "CONFLICTS",
+    "DEAD",
+    "DELAYED",
+    "LEASED",
+    "LOST",
+    "PUBLISHED",
+    "READY",
+    "RETURNED",
+    "Event",
+    "Tally",
+]
 
 READY = "ready"
 DELAYED = "delayed"
 LEASED = "leased"
 
+#: What is counted for charts only (``totals.py``): a queue's name, and what happened there.
+Event = tuple[str, str]
+PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
+#: A lease was gone when it was to be settled; a claim was beaten by a rival's.
+LOST, CONFLICTS = "lost", "conflicts"
+
 
 class Tally:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_amounts", "_backlogs", "_bells", "_counts", "_doors", "_flights", "_freed", "_stamped")
+    __slots__ = (
+        "_alarm",
+        "_amounts",
+        "_backlogs",
+        "_bells",
+        "_counts",
+        "_doors",
+        "_flights",
+        "_freed",
+        "_stamped",
+        "events",
+    )
 
     def __init__(self) -> None:
+        #: Happens with the commit. None of it is written by this transaction.
+        self.events: dict[Event, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
@@ -38,6 +70,10 @@ class Tally:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
         key = (queue, state)
         self._counts[key] = self._counts.get(key, 0) + by
+
+    def note(self, queue: str, event: str) -> None:
+        """Count an event for the charts."""
+        self._add(self.events, (queue, event), 1)
 
     def ready(self, queue: str, size: int) -> None:
         """A message of ``size`` bytes became ready: count it and wake who waits for it."""
