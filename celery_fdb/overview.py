@@ -76,7 +76,7 @@ class SessionView:
     """One consumer process. ``beat`` changes with every heartbeat; it is no time.
 
     ``open``: false once it has ended and waits to be cleaned up. ``queues``: which it consumes. ``leased``: None
-    unless it was asked for.
+    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it told none; for people.
     """
 
     id: str
@@ -88,6 +88,7 @@ class SessionView:
     beat: str
     queues: list[str]
     leased: int | None = None
+    beat_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def _session(facts: SessionFacts) -> SessionView:
         facts.beat[:10].hex(),
         facts.consumed,
         facts.held,
+        facts.beat_ms,
     )
 
 

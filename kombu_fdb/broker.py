@@ -68,7 +68,7 @@ _brokers = count(1)
 class Broker:
     """An open broker. Thread-safe; not for a forked child, which opens its own (``ForkedError``)."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
         self.client = client
         self._held: set[Lease] = set()
@@ -80,7 +80,7 @@ class Broker:
         self._lock = Lock()
         self._sleepers: set[Bell] = set()
         self._closed = False
-        client.attach(self, timeout_s=client.options.connect_timeout)
+        client.attach(self, timeout_s=client.options.connect_timeout if connect_timeout is None else connect_timeout)
 
     @classmethod
     def open(cls, url: str, **options: Any) -> Self:
@@ -89,7 +89,7 @@ class Broker:
         Raises ``OptionError``, or within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
         """
         parsed = parse_options(options)
-        return cls(client_for(locate(parse_url(url), parsed), parsed))
+        return cls(client_for(locate(parse_url(url), parsed), parsed), connect_timeout=parsed.connect_timeout)
 
     @classmethod
     def on(cls, location: Location, opened: Opened, **options: Any) -> Self:

@@ -23,6 +23,8 @@ __all__ = [
     "KeyCounts",
     "KeyLimits",
     "Lease",
+    "Listed",
+    "Page",
     "Peeked",
     "Publication",
     "QueueControl",
@@ -113,6 +115,26 @@ class Peeked(NamedTuple):
     task_id: str = ""
     priority: int = NO_PRIORITY
     due_ms: int = 0
+
+
+class Listed(NamedTuple):
+    """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
+
+    ``position``: where it stands in its state, opaque. ``due_ms``: of a delayed one, else 0.
+    """
+
+    position: bytes
+    message: Peeked
+    size: int
+    priority: int
+    due_ms: int
+
+
+class Page(NamedTuple):
+    """Some messages, and the position behind which the next page begins; None if this is the last one."""
+
+    messages: list[Listed]
+    following: bytes | None
 
 
 class RoundSnapshot(NamedTuple):
@@ -212,7 +234,8 @@ class SessionFacts:
     """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
 
     ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
-    that beat. ``held``: its messages, if they were counted.
+    that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
+    wrong; 0 if it told none.
     """
 
     session_id: bytes
@@ -222,6 +245,7 @@ class SessionFacts:
     open: bool
     consumed: list[str]
     held: int | None = None
+    beat_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ key                                                   value                     
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
-``("beat", session)``                                 stamp of the last beat; queues; TTL        session
+``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
@@ -174,8 +174,13 @@ class Keyspace:
         return self._key("dedup", *self.unpack(end)[2:])
 
     @property
+    def leases_prefix(self) -> bytes:
+        """Prefix of the leases of all sessions."""
+        return self._key("lease")
+
+    @property
     def all_leases(self) -> Range:
-        return range_of(self._key("lease"))
+        return range_of(self.leases_prefix)
 
     def import_(self, import_id: bytes) -> bytes:
         return self._key("import", import_id)

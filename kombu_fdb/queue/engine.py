@@ -33,6 +33,8 @@ from kombu_fdb.model import (
     KeyCounts,
     KeyLimits,
     Lease,
+    Listed,
+    Page,
     Peeked,
     Publication,
     QueueControl,
@@ -54,6 +56,7 @@ from kombu_fdb.queue import (
     limits,
     move,
     overflow,
+    pages,
     publish,
     replay,
     session,
@@ -65,7 +68,7 @@ from kombu_fdb.queue import (
 )
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.replay import Moved
-from kombu_fdb.queue.tally import CONFLICTS, Tally
+from kombu_fdb.queue.tally import CONFLICTS, READY, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -357,12 +360,12 @@ class Engine:
     def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
         return session_id
 
     def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed))
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed, self._now()))
 
     def consumers(self, queue: str) -> list[bytes]:
         """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
@@ -625,6 +628,45 @@ class Engine:
 
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
+
+    def page(
+        self,
+        queue: str,
+        state: str,
+        limit: int,
+        *,
+        after: bytes = b"",
+        key: str | None = None,
+        reverse: bool = False,
+    ) -> Page:
+        """Some messages of a state, at a cost that does not depend on the queue. See :func:`.pages.page`."""
+        return self._read(
+            lambda tr: pages.page(tr, self.keys, queue, state, limit, after=after, key=key, reverse=reverse)
+        )
+
+    def list_task(self, task_id: str) -> list[Listed]:
+        """All messages of the task with their positions, in any state. Costs do not grow with the store."""
+        return self._read(lambda tr: pages.list_task(tr, self.keys, task_id))
+
+    def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
+        """The whole message at a page's position; None if it has moved."""
+        return self._read(lambda tr: pages.read_at(tr, self.keys, queue, state, position))
+
+    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> str | None:
+            row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
+
+        return self._write(body)
 
     def find_task(self, task_id: str) -> list[Peeked]:
         """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""

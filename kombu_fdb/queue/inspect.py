@@ -157,6 +157,7 @@ def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[Ses
             session_id in described,
             session.consumed_of(beat),
             number,
+            session.beat_ms(beat),
         )
         for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
     ]

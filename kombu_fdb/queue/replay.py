@@ -20,17 +20,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.keyspace.codec import Record, encode_record, size_of
+from kombu_fdb.errors import QueueError, QueueNotFound
+from kombu_fdb.keyspace.codec import Record, decode_record, encode_record, size_of
 from kombu_fdb.keyspace.layout import priority_of, split_place
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX, Graves, drop, drop_expired
 from kombu_fdb.queue.letters import Letter, Walk, look_through
 from kombu_fdb.queue.publish import expires_at, store_ready
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.queue.whereabouts import forget
-from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["Moved", "discard_part", "replay_part"]
+__all__ = ["Moved", "discard_part", "replay_part", "replay_row"]
 
 
 class Moved(NamedTuple):
@@ -68,6 +68,22 @@ def replay_part(
             _take(tr, graves, tally, walk.dead, letter)
             moved += _bring_back(tr, graves, tally, walk.dead, destination, letter, now_ms=now_ms)
     return Moved(moved, part.cursor)
+
+
+def replay_row(tr: Transaction, graves: Graves, tally: Tally, dead: str, row: KeyValue, now_ms: int) -> str:
+    """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
+
+    Raises ``QueueNotFound``, and ``QueueError`` for a message that never died or has outlived its time.
+    """
+    letter = Letter(*row, decode_record(row[1]))
+    queue = _destination(dead, letter.record, None)
+    if queue is None:
+        raise QueueError("not a dead letter", queue=dead)
+    _require(tr, graves, queue, dead)
+    _take(tr, graves, tally, dead, letter)
+    if not _bring_back(tr, graves, tally, dead, queue, letter, now_ms=now_ms):
+        raise QueueError("the dead letter has outlived its time", queue=dead)
+    return queue
 
 
 def discard_part(tr: Transaction, graves: Graves, tally: Tally, walk: Walk, cursor: bytes, limit: int) -> Moved:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
 
@@ -23,7 +23,7 @@ from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.transport.identity import dedup_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
-__all__ = ["encode", "open_delivery", "without_deaths"]
+__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
 
 _MARKER = b'"__type__"'
 #: Set anew at each delivery, so not stored.
@@ -98,7 +98,7 @@ def _priority(properties: Mapping[str, Any], most_urgent_is_zero: bool) -> int:
 
 def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:
     """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours."""
-    content_type, content_encoding, headers, properties, exchange, routing_key, body = _open(delivery.payload)
+    content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
     redelivered = delivery.redeliveries > 0
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {
@@ -123,7 +123,23 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     }
 
 
-def _open(payload: bytes) -> tuple[Any, Any, dict[str, Any], dict[str, Any], str, str, bytes]:
+class Envelope(NamedTuple):
+    """A payload taken apart. The body is what the publisher's serializer made, as it is."""
+
+    content_type: Any
+    content_encoding: Any
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    exchange: str
+    routing_key: str
+    body: bytes
+
+
+def open_payload(payload: bytes) -> Envelope:
+    """Take a payload apart; never touches the body, which may be cut. Raises ``FormatError`` if it is not one of ours.
+
+    Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
+    """
     try:
         version, length = HEAD.unpack_from(payload)
         start = HEAD.size + length
@@ -136,7 +152,7 @@ def _open(payload: bytes) -> tuple[Any, Any, dict[str, Any], dict[str, Any], str
         raise _foreign(payload, "another version, or cut short")
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")
-    return content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:]
+    return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 
 
 def _foreign(payload: bytes, reason: str) -> FormatError:
