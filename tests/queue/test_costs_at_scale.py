@@ -120,6 +120,10 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "counts": lambda bench: bench.engine.counts("q"),
     "beat": lambda bench: bench.engine.beat(bench.session),
     "sweep": lambda bench: bench.duties().sweep(),
+    "facts": lambda bench: bench.engine.facts(["q", "fair"]),
+    "page of keys": lambda bench: bench.engine.key_page("fair", after="customer-1", limit=10),
+    "delayed": lambda bench: bench.engine.delayed("q", 10),
+    "move": lambda bench: bench.engine.move("q", "elsewhere", 5),
 }
 
 
