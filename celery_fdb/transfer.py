@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,12 +188,13 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
         if not isinstance(entry, StoredMessage):
             _apply(target, transfer, entry)
             continue
-        if batch and (len(batch) >= MOST_MESSAGES or size + len(entry.payload) > MOST_BYTES):
+        weight = _weight(entry)
+        if batch and (len(batch) >= MOST_MESSAGES or size + weight > MOST_BYTES):
             stored += transfer.restore(import_id, batch)
             progress(number)
             batch, size = [], 0
         batch.append((mark, dataclasses.replace(entry, message_id=b"") if again else entry))
-        size += len(entry.payload)
+        size += weight
         number += 1
     if batch:
         stored += transfer.restore(import_id, batch)
@@ -200,6 +202,11 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
     transfer.finish(import_id, facts)
     return Imported(number, stored)
+
+
+def _weight(message: StoredMessage) -> int:
+    """About how many bytes it adds to a transaction."""
+    return len(message.payload) + sum(len(json.dumps(each.details)) for each in message.deaths)
 
 
 def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:

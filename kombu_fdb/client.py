@@ -308,7 +308,7 @@ class Client:
             if membership is not None:
                 self._end(opened.engine, membership)
             if not self._suspect:
-                opened.engine.add_totals()
+                opened.engine.add_totals(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
             logger.debug("the last second's totals are not counted: %s", error)
         finally:

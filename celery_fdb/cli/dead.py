@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -86,15 +87,20 @@ def list_(
 def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
     """One dead letter with its whole history. ID as the list shows it, or its task's id."""
     answer = shown([_find(run, _letters(run, queue, in_queue=in_queue), message_id)], body=body)
-    rows = [
-        (each["queue"], each["reason"], each["count"], each["exchange"], _details(each["details"]))
-        for each in answer.document[0]["deaths"]
-    ]
-    return Answer(answer.document[0], [*answer.shown, "", table("died_in of >times exchange details", rows)])
+    deaths = answer.document[0]["deaths"]
+    return Answer(answer.document[0], [*answer.shown, *(line for each in deaths for line in _story(each))])
 
 
-def _details(details: dict[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in details.items())
+def _story(death: dict[str, Any]) -> Iterator[str]:
+    """One death in lines; a traceback stays readable."""
+    times = "" if death["count"] == 1 else f", {death['count']} times"
+    at = datetime.fromtimestamp(death["time"], UTC).isoformat(sep=" ", timespec="seconds")
+    yield ""
+    yield clean(f"{death['reason']} in {death['queue']}{times}, the last time at {at}")
+    for name, value in death["details"].items():
+        first, *others = str(value).splitlines() or [""]
+        yield clean(f"  {name}: {first}")
+        yield from (f"    {clean(line)}" for line in others)
 
 
 @command()

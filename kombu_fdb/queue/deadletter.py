@@ -153,7 +153,7 @@ def bury(
         # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
         ttl_ms = graves.routing.message_ttl_ms(tr, target) if way.declared else graves.policy.dead_ttl_ms
         expires_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        _store(tr, graves.keys, tally, target, message, deaths, expires_ms, ranked=way.declared)
+        _store(tr, graves.keys, tally, target, message, deaths, expires_ms, ranked=not target.endswith(DEAD_SUFFIX))
 
 
 def _readable(graves: Graves, value: bytes) -> Record:

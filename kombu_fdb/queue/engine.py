@@ -532,11 +532,12 @@ class Engine:
         """
         return self._read(lambda tr: totals.read(tr, self.keys))
 
-    def add_totals(self) -> None:
-        """Add what this process has counted so far, now."""
+    def add_totals(self, *, timeout_s: float | None = None) -> None:
+        """Add what this process has counted so far, now. On an error it is not counted."""
         share = self._totals.share()
         if share.taken:
-            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=self._timeout_s)
+            timeout_s = self._timeout_s if timeout_s is None else timeout_s
+            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=timeout_s)
 
     def trim_totals(self) -> None:
         """Forget the totals of queues that are gone."""

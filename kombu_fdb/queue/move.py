@@ -8,6 +8,8 @@ before.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from kombu_fdb.keyspace.codec import names_of, size_of
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
@@ -19,6 +21,8 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 __all__ = ["MESSAGES_PER_TRANSACTION", "move"]
 
 MESSAGES_PER_TRANSACTION = 200
+#: Of the records; what else a message adds to a transaction is small.
+MOST_BYTES = 2_000_000
 
 
 def move(
@@ -43,11 +47,17 @@ def _rows(
     tr: Transaction, keys: Keyspace, source: str, limit: int, key: str | None
 ) -> tuple[list[KeyValue], list[KeyValue]]:
     if key is not None:
-        return tr.get_range(*range_of(keys.items(source, key, b"")), limit=limit, snapshot=True), []
+        return _light(tr.get_range(*range_of(keys.items(source, key, b"")), limit=limit, snapshot=True)), []
     prefixes = (keys.ready(source), keys.keyed(source), keys.delayed(source))
     unkeyed, keyed, delayed = tr.get_ranges([(*range_of(each), limit) for each in prefixes], snapshot=True)
-    ready = (unkeyed + keyed)[:limit]
-    return ready, delayed[: limit - len(ready)]
+    ready = _light((unkeyed + keyed)[:limit])
+    return ready, [] if ready else _light(delayed)
+
+
+def _light(rows: list[KeyValue]) -> list[KeyValue]:
+    """As many as one transaction holds: a dead letter's history may be long. At least one, if there is one."""
+    sizes = accumulate(len(value) for _, value in rows)
+    return [row for number, (row, size) in enumerate(zip(rows, sizes, strict=True)) if not number or size <= MOST_BYTES]
 
 
 def _move_ready(tr: Transaction, keys: Keyspace, tally: Tally, source: str, target: str, row: KeyValue) -> None:

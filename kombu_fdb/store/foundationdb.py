@@ -133,7 +133,7 @@ class FoundationDatabase:
                 "the FoundationDB cluster does not answer",
                 cluster=self._place,
                 reason=self._incompatible(),
-                fix=f"See `{_fdbcli(cluster_file)}`, and whether the client package has the cluster's version",
+                fix=f"See `{_fdbcli(cluster_file)}`, and whether client package and TLS files (SECURITY.md) fit",
             ) from error
         finally:
             transaction.cancel()

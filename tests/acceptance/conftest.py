@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from celery import _state
 
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
@@ -184,14 +183,12 @@ def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(name, broker.env[name])
     monkeypatch.syspath_prepend(str(HERE))
     sys.modules.pop("acceptance_app", None)
-    shared = set(_state._on_app_finalizers)
     import acceptance_app
 
     yield acceptance_app
     acceptance_app.app.pool.force_close_all()
     acceptance_app.app.close()
     sys.modules.pop("acceptance_app", None)
-    _state._on_app_finalizers &= shared  # its tasks would be those of every later application
 
 
 @pytest.fixture

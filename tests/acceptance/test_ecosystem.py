@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +155,26 @@ def test_prefork_children_publish_however_they_are_started(
     until(lambda: len(broker.marks("run")) >= len(names), say=worker.log.read_text)
     assert broker.count("run") == dict.fromkeys(names, 1)
     assert worker.stop() == 0
+
+
+# -- safety ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_fails_a_pickled_task_without_loading_it(broker: Any, app: Any, start: Any, until: Any) -> None:
+    worker = start("-c", "1")
+    app.note.apply_async((Trap(broker.directory / "sprung"),), serializer="pickle")
+    app.note.delay("after")
+    until(lambda: broker.marks("run", "after"), say=worker.log.read_text)
+    until(lambda: worker.said("Refusing to deserialize"), say=worker.log.read_text)
+    assert broker.count("run") == {"after": 1}
+    assert not (broker.directory / "sprung").exists()
+
+
+class Trap:
+    """Touches a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)

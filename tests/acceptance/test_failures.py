@@ -57,24 +57,29 @@ def only(letters: DeadLetters, until: Any, engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("name", ["fail", "fail_early"])
-def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, only: Any, pool: str, name: str) -> None:
+def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, until: Any, letters: Any, pool: str) -> None:
     """With and without acks_late, in every pool."""
     if pool == "gevent":
         pytest.importorskip("gevent")
     start(pool=pool)
-    sent = getattr(failing, name).apply_async(("it",), priority=6)
-    letter = only()
-    death = letter.deaths[0]
-    assert (death.queue, death.reason, letter.task_id, letter.priority) == ("celery", "rejected", sent.id, 6)
-    told = death.details
-    assert (told["error_class"], told["error"]) == ("failing_tasks.Broken", "cannot it")
-    assert (told["task"], told["task_id"], told["worker"]) == (f"failing_tasks.{name}", sent.id, "w0@test")
-    assert told["traceback"].rstrip().endswith("failing_tasks.Broken: cannot it")
-    assert "raise Broken" in told["traceback"]
-    (attempt,) = told["attempts"]
-    assert attempt["error"] == "failing_tasks.Broken: cannot it"
-    assert abs(datetime.fromisoformat(attempt["time"]).timestamp() - time.time()) < 30
+    sent = {f"failing_tasks.{each.__name__}": each.apply_async(("it",), priority=6).id for each in both(failing)}
+    until(lambda: letters.count()["celery.dead"] == 2)
+    for letter in letters.list():
+        death = letter.deaths[0]
+        told = death.details
+        assert letter.task_id == told["task_id"] == sent.pop(told["task"])
+        assert (death.queue, death.reason, letter.priority) == ("celery", "rejected", 6)
+        assert (told["error_class"], told["error"]) == ("failing_tasks.Broken", "cannot it")
+        assert told["worker"] == "w0@test"
+        assert told["traceback"].rstrip().endswith("failing_tasks.Broken: cannot it")
+        assert "raise Broken" in told["traceback"]
+        (attempt,) = told["attempts"]
+        assert attempt["error"] == "failing_tasks.Broken: cannot it"
+        assert abs(datetime.fromisoformat(attempt["time"]).timestamp() - time.time()) < 30
+
+
+def both(failing: Any) -> list[Any]:
+    return [failing.fail, failing.fail_early]
 
 
 def test_a_task_keeps_its_failures_only_if_asked_to(
@@ -113,19 +118,18 @@ def test_a_replayed_task_begins_anew_and_keeps_its_history(
     assert len(death.details["attempts"]) == 3, "its second life's"
 
 
-def test_reject_without_requeue(failing: Any, start: Any, only: Any) -> None:
+def test_what_else_ends_a_task(failing: Any, start: Any, letters: Any, until: Any, engine: Any) -> None:
+    """``Reject`` without requeue, a killed child, the hard time limit."""
     start()
-    failing.refuse.delay("it")
-    told = only().deaths[0].details
-    assert (told["error_class"], told["error"]) == ("failing_tasks.Broken", "never again")
-
-
-def test_a_lost_worker(failing: Any, start: Any, only: Any) -> None:
-    start()
-    failing.die.delay("it")
-    told = only().deaths[0].details
-    assert told["error_class"].endswith(".WorkerLostError")
-    assert told["task"] == "failing_tasks.die"
+    for task in (failing.refuse, failing.die, failing.too_slow):
+        task.delay("it")
+    until(lambda: letters.count()["celery.dead"] == 3, say=letters.list)
+    told = {letter.deaths[0].details["task"]: letter.deaths[0].details for letter in letters.list()}
+    assert told["failing_tasks.refuse"]["error_class"] == "failing_tasks.Broken"
+    assert told["failing_tasks.refuse"]["error"] == "never again"
+    assert told["failing_tasks.die"]["error_class"].endswith(".WorkerLostError")
+    assert told["failing_tasks.too_slow"]["error_class"].endswith(".TimeLimitExceeded")
+    until(lambda: engine.counts("celery").leased == 0)
 
 
 def test_a_task_that_kills_its_workers_past_the_delivery_limit(
@@ -137,13 +141,6 @@ def test_a_task_that_kills_its_workers_past_the_delivery_limit(
     assert death.reason == "delivery_limit"
     assert death.details["error_class"].endswith(".WorkerLostError")
     assert len(broker.marks("run", "it")) == 3
-
-
-def test_hard_time_limit(failing: Any, start: Any, only: Any) -> None:
-    start()
-    failing.too_slow.delay("it")
-    told = only().deaths[0].details
-    assert told["error_class"].endswith(".TimeLimitExceeded")
 
 
 def test_an_unregistered_task_and_messages_celery_can_not_decode(

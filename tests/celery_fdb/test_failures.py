@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
@@ -63,7 +64,7 @@ def test_the_tasks_option_comes_before_the_setting(app, setting, option, kept):
     if setting is not None:
         app.conf.fdb_dead_letter_failures = setting
     options = {} if option is None else {"dead_letter": option}
-    task = app.task(work, name="t", **options)
+    task = app.task(work, shared=False, name="t", **options)
     assert failures.keeps_failures(task) is kept
 
 
@@ -85,8 +86,8 @@ def test_a_task_keeps_the_request_class_its_user_gave_it(app):
     class Mine(Request):
         pass
 
-    mine = app.task(work, name="mine", Request=Mine)
-    plain = app.task(work, name="plain")
+    mine = app.task(work, shared=False, name="mine", Request=Mine)
+    plain = app.task(work, shared=False, name="plain")
     failures.Undertaker(Consumer(app))
     failures.Undertaker(Consumer(app))
     assert [each.__name__ for each in mine.Request.__mro__[:3]] == ["Request", "FailureRequest", "Mine"]
@@ -198,7 +199,7 @@ def test_the_seeds_schedule_by_its_name():
 def test_retries_by_a_named_schedule(app, channel, given, expected_s):
     """In the store: of the second attempt, without a countdown of its own."""
 
-    @app.task(base=ScheduledTask, bind=True, backoff="processing-queue", default_retry_delay=1)
+    @app.task(base=ScheduledTask, bind=True, shared=False, backoff="processing-queue", default_retry_delay=1)
     def retry(self):
         raise self.retry(**given)
 
@@ -217,4 +218,28 @@ def test_retries_by_a_named_schedule(app, channel, given, expected_s):
 
 def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
     with pytest.raises(OptionError, match="processing-queue"):
-        app.task(work, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
+        app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
+
+
+# -- another broker ----------------------------------------------------------------------------------------------------
+
+
+def test_with_another_broker_celery_does_as_ever():
+    """The last error reaches the result, and a message that can't be decoded is no trouble."""
+    app = Celery("elsewhere", broker="memory://", backend="cache+memory://", set_as_current=False)
+    failures.install(app)
+
+    @app.task(
+        bind=True, shared=False, max_retries=1, autoretry_for=(ValueError,), default_retry_delay=0, dead_letter=True
+    )
+    def fail(self):
+        raise ValueError(f"attempt {self.request.retries}")
+
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=20):
+        with app.connection_for_write() as connection, connection.Producer() as producer:
+            producer.publish(b"{", routing_key="celery", content_type="application/json", content_encoding="utf-8")
+        for late in (True, False):
+            app.tasks[fail.name].acks_late = late
+            with pytest.raises(ValueError, match="attempt 1"):
+                fail.delay().get(timeout=20)
+    app.close()

@@ -328,7 +328,15 @@ def test_dead_show_tells_the_history(run, graves, by):
     wanted = run("dead", "list", "celery", "--json").json[1][by]
     shown = run("dead", "show", "celery", wanted, "--json").json
     assert shown["deaths"][0]["details"] == {"error": "boom 1"}
-    assert "error=boom 1" in run("dead", "show", "celery", wanted).out
+    assert "\n  error: boom 1\n" in run("dead", "show", "celery", wanted).out
+
+
+def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
+    broker.queue("jobs").put("a", task_id="t")
+    job = broker.queue("jobs").take(0)
+    broker.engine.reject([job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2")
+    shown = run("dead", "show", "jobs", "t").out
+    assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
 
 
 def test_dead_replay_brings_them_back(run, graves, broker):

@@ -454,3 +454,22 @@ def test_a_link_in_the_way_is_not_written_through(run, source, source_url, tmp_p
     (tmp_path / "f.part").symlink_to(precious)
     assert run("export", str(tmp_path / "f"), broker=source_url).code == 0
     assert precious.read_text() == "precious"
+
+
+class Letters:
+    """A source whose messages have long histories."""
+
+    header = Header(b"letters".ljust(16), "elsewhere", 0, 200)
+
+    def entries(self):
+        death = Death("jobs", "rejected", 1, 0, details={"traceback": "x" * 60_000})
+        for number in range(200):
+            mark = number.to_bytes(16, "big")
+            yield mark, StoredMessage("jobs.dead", "ready", b"a", 0, key="k", message_id=mark, deaths=(death,))
+
+
+def test_long_histories_are_spread_over_transactions(run, broker):
+    """A transaction of FoundationDB holds 10 MB; all of them together are 12 MB."""
+    assert import_from(Letters(), broker, lambda _: None).stored == 200
+    assert run("move", "jobs.dead", "graveyard", "--new", "--json").json["moved"] == 200
+    check_counts(broker.engine)

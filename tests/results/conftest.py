@@ -88,7 +88,7 @@ def report(task_id):
 def make_app(url: str) -> Iterator[Callable[..., Celery]]:
     """Applications with three tasks; closed after the test."""
     made: list[Celery] = []
-    before, shared = _state.get_current_app(), set(_state._on_app_finalizers)
+    before = _state.get_current_app()
 
     def make_app(backend: str | None = None, **conf: Any) -> Celery:
         app = Celery("results", broker=url, backend=backend or url)
@@ -100,7 +100,6 @@ def make_app(url: str) -> Iterator[Callable[..., Celery]]:
 
     yield make_app
     _state._set_current_app(before)
-    _state._on_app_finalizers &= shared
     for app in made:
         app.pool.force_close_all()
         if app._backend is not None and app.backend._client is not None:

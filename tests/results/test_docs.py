@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_code():
 
 def test_the_code_runs(tmp_path):
     """In the order of the page; a worker runs where it says so."""
-    before, shared = _state.get_current_app(), set(_state._on_app_finalizers)
+    before = _state.get_current_app()
     names = {"url": f"fdb+sqlite:///{tmp_path}/broker.db"}
     names["run_worker"] = lambda: work_off(names["app"])
     try:
@@ -52,7 +52,6 @@ def test_the_code_runs(tmp_path):
             exec(compile(block, PAGE.name, "exec"), names)
     finally:
         _state._set_current_app(before)
-        _state._on_app_finalizers &= shared
         names["app"].backend.client.detach(names["app"].backend)
         names["app"].pool.force_close_all()
         names["app"].close()
