@@ -8,7 +8,7 @@ id                     when        what
 ``celery_fdb.W001``                the Celery app has another broker, or the project's ``__init__.py`` imports no app
 ``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` are not the same
 ``celery_fdb.W003``                the file's folder is missing, or it can't be read and written, or it is on a network
-``celery_fdb.W004``                other users of this machine can read or write the file
+``celery_fdb.W004``                every user of this machine can read or write the file
 ``celery_fdb.W005``                the file is also Django's database
 ``celery_fdb.W006``                the file lies in ``MEDIA_ROOT`` or ``STATIC_ROOT``, from where web servers serve it
 ``celery_fdb.W007``                the client library or the cluster file is missing or does not fit
@@ -24,7 +24,6 @@ id                     when        what
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,14 +131,9 @@ def _check_pickle(app: Celery) -> Messages:
 def _check_file(location: SqliteLocation) -> Messages:
     for finding in doctor.check_file(location):
         if finding.level != "ok":
-            yield Warning(f"The broker's {finding.what}: {finding.found}.", hint=finding.fix, id="celery_fdb.W003")
+            number = "W004" if finding.what == "file mode" else "W003"
+            yield Warning(f"The broker's {finding.what}: {finding.found}.", hint=finding.fix, id=f"celery_fdb.{number}")
     path = location.path
-    if path.is_file() and stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
-        yield Warning(
-            f"Other users of this machine may open the broker's file {path}.",
-            hint=f"chmod 600 {path}* (and 700 its folder), unless workers run as other users on purpose.",
-            id="celery_fdb.W004",
-        )
     if any(_is_file(each.settings_dict, path) for each in connections.all()):
         yield Warning(
             "The broker's file is also a database of Django.",

@@ -158,9 +158,21 @@ def _death(death: Death) -> dict[str, Any]:
         "last": moment(death.time_ms),
         "error": error,
         "traceback": details.pop("traceback", ""),
-        "attempts": [each for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else [],
+        "attempts": [_attempt(each) for each in attempts if isinstance(each, dict)]
+        if isinstance(attempts, list)
+        else [],
         "others": sorted((name, value) for name, value in details.items() if name not in {"task", "task_id"}),
     }
+
+
+def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
+    """``time`` is a moment, or None if it was told in another way."""
+    try:
+        at = datetime.fromisoformat(str(told.get("time")))
+        when = moment(at.timestamp() * 1000) if at.tzinfo else None
+    except ValueError:
+        when = None
+    return {"time": when, "error": told.get("error")}
 
 
 def row_of(listed: Listed, now_ms: int) -> Row:
@@ -208,7 +220,7 @@ def body_of(row: Row) -> Body:
     return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
 
 
-def moment(ms: int) -> datetime:
+def moment(ms: float) -> datetime:
     """For a template: local time follows Django's settings."""
     aware = datetime.fromtimestamp(ms / 1000, tz=UTC)
     return aware if django_settings.USE_TZ else timezone.make_naive(aware, timezone.get_default_timezone())

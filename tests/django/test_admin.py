@@ -282,6 +282,24 @@ def test_dead_letters_with_their_history(app: Celery, broker: Broker, viewer: An
     assert re.search(r"in celery rejected 1 time Of the card was declined", page), page
 
 
+def test_a_failed_tasks_attempts_are_told_in_the_time_of_the_page(
+    app: Celery, broker: Broker, viewer: Any, configure: Any
+) -> None:
+    configure(TIME_ZONE="Asia/Kolkata")
+    send(app)
+    (lease,) = (each._delivery.lease for each in broker.queue("celery").take_many(1, 10))
+    attempts = [
+        {"time": "2026-01-02T20:00:00.5+00:00", "error": "KeyError: 'card'"},
+        {"time": "yesterday", "error": "gone"},
+        "no attempt",
+    ]
+    told = {"error": "no card", "error_class": "shop.NoCard", "attempts": attempts, "worker": "w@h", "traceback": "..."}
+    broker.engine.reject([lease], **told)
+    page = get(viewer, message_url(viewer, "celery.dead"))
+    assert "Of shop.NoCard: no card Attempts 01:30:00 KeyError: 'card' gone Worker w@h Traceback Show ..." in page
+    assert "rejected NoCard 0 s ago" in get(viewer, at("queue_messages", "celery.dead"))
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 

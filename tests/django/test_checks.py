@@ -89,12 +89,14 @@ def test_a_folder_that_is_missing(app: Celery, tmp_path: Path, configure: Config
     assert messages() == {}
 
 
-def test_a_file_that_others_may_read(app: Celery, tmp_path: Path) -> None:
+def test_a_file_that_everybody_may_read(app: Celery, tmp_path: Path) -> None:
     file = tmp_path / "broker.db"
-    file.touch(mode=0o600)
-    assert messages() == {}
-    file.chmod(0o640)
-    assert "chmod 600" in messages()["W004"].hint
+    file.touch(mode=0o660)
+    assert messages() == {}, "a group may be meant to"
+    file.chmod(0o664)
+    found = messages()
+    assert found.keys() == {"W004"}
+    assert "chmod o=" in found["W004"].hint
 
 
 def test_a_file_that_is_also_djangos(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
