@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
+from typing import Any
 
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
@@ -41,6 +42,7 @@ from kombu_fdb.membership import Membership
 from kombu_fdb.model import Lease
 from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["Client", "client_for"]
 
@@ -122,6 +124,13 @@ class Client:
         if self._opened is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
         return self._opened.engine
+
+    def join(self, tr: Any) -> Transaction:
+        """A caller's own FoundationDB transaction, for ``Engine.publish_in``. Raises ``OptionError``."""
+        self.check_process()
+        if self._opened is None:
+            raise StoreUnavailable("the connection is closed", location=str(self.location))
+        return connect.join(self._opened.database, self.location, tr)
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""

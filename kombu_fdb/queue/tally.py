@@ -20,11 +20,12 @@ class Tally:
 
     __slots__ = ("_alarm", "_backlogs", "_bells", "_counts", "_doors", "_flights", "_freed", "_stamped")
 
-    def __init__(self) -> None:
+    def __init__(self, stamped: int = 0) -> None:
+        """``stamped``: how many new messages are in the transaction already."""
         self._counts: dict[tuple[str, str], int] = {}
         self._bells: set[str] = set()
         self._alarm = False
-        self._stamped = 0
+        self._stamped = stamped
         self._backlogs: dict[tuple[str, str], int] = {}
         self._flights: dict[tuple[str, str], int] = {}
         self._doors: set[tuple[str, str, bytes]] = set()
@@ -79,6 +80,11 @@ class Tally:
         """A message was delayed: count it and let the promoter look at its due time."""
         self.change(queue, DELAYED, 1)
         self._alarm = True
+
+    @property
+    def stamped(self) -> int:
+        """How many new messages the transaction has."""
+        return self._stamped
 
     def next_user_version(self) -> bytes:
         """The 2 bytes that order this transaction's new messages."""

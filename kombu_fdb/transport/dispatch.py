@@ -179,6 +179,9 @@ class Dispatch:
     def _bounded_room(self, channel: Channel, plan: Plan, now: float) -> int:
         prefetch = channel.qos.prefetch_count
         free = prefetch - len(channel.qos) - len(channel.inbox)
+        if channel.most_handed is not None:
+            # A free slot is not kept waiting for a second one.
+            return max(min(free, channel.most_handed - channel.handed - len(channel.inbox)), 0)
         if free <= 0:
             channel.free_since = None
             return 0
@@ -239,6 +242,7 @@ class Dispatch:
                     tag = next_tag()
                     if not subscription.no_ack:
                         channel.qos.hold(tag, delivery.lease)
+                        channel.handed += 1
                     return Arrival(subscription, delivery, tag)
         return None
 
