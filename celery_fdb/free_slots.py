@@ -14,6 +14,7 @@ with another pool a warning says that nothing is limited.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -44,16 +45,16 @@ class FreeSlots(bootsteps.StartStopStep):
             logger.warning("claim_free_slots_only is for the prefork pool: this one claims ahead as ever")
             return
         self._hub = consumer.hub
-        self._count = lambda hub=None: _count(consumer, channel)
+        self._count = partial(_count, consumer, channel)
         self._count()
         self._hub.on_tick.add(self._count)
 
-    def stop(self, consumer: Any) -> None:
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002 - Celery's signature
         if self._hub is not None:
             self._hub.on_tick.discard(self._count)
             self._hub = None
 
 
-def _count(consumer: Any, channel: Channel) -> None:
+def _count(consumer: Any, channel: Channel, *_hub: Any) -> None:
     slots = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
     channel.limit_slots(slots - len(state.reserved_requests))

@@ -169,7 +169,8 @@ class Dispatch:
     def _room(self, subscriptions: Iterable[Subscription], plan: Plan, now: float) -> int:
         rooms: dict[Channel, int] = {}
         for each in subscriptions:
-            if each.no_ack or not each.channel.qos.prefetch_count:
+            bounded = each.channel.qos.prefetch_count or each.channel.most_handed is not None
+            if each.no_ack or not bounded:
                 waiting = len(each.channel.inbox)
                 rooms[each.channel] = self._window - waiting if waiting <= self._window // 2 else 0
             elif each.channel.qos.can_consume():
@@ -181,7 +182,8 @@ class Dispatch:
         free = prefetch - len(channel.qos) - len(channel.inbox)
         if channel.most_handed is not None:
             # A free slot is not kept waiting for a second one.
-            return max(min(free, channel.most_handed - channel.handed - len(channel.inbox)), 0)
+            slots = channel.most_handed - channel.handed - len(channel.inbox)
+            return max(int(min(free, slots)), 0) if prefetch else max(slots, 0)
         if free <= 0:
             channel.free_since = None
             return 0
