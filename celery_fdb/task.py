@@ -19,8 +19,8 @@
 
 The first two and the dedup options may also be given to ``apply_async`` or ``Signature.set``, as values:
 ``charge.apply_async((7,), fair_key="acme", dedup_id="order-7")``. A header of that name comes before all. All go
-through ``apply_async``: so do ``delay``, signatures, canvas, ``retry`` and beat. ``app.send_task("name")`` knows no arguments'
-names and leaves them out.
+through ``apply_async``: so do ``delay``, signatures, canvas, ``retry`` and beat. ``app.send_task("name")`` leaves
+them out: it knows no arguments' names.
 
 Limits are kept in the store, for a key of a queue. So that two tasks with different limits can share a queue and a
 customer, the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one

@@ -61,7 +61,7 @@ def test_a_guarantee_is_upheld_somewhere_and_tested_somewhere(tag):
     assert files_with(tag, "kombu_fdb") - tests, f"no code names {tag}"
 
 
-@pytest.mark.parametrize("page", ["fairness", "dead-letters"])
+@pytest.mark.parametrize("page", ["fairness", "dead-letters", "tasks"])
 def test_the_code_on_a_page_runs(page, tmp_path):
     """In the order of the page, with an app and an engine."""
     app = Celery("docs", broker=f"fdb+sqlite:///{tmp_path}/broker.db")

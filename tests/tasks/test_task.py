@@ -176,7 +176,7 @@ def test_an_id_may_be_given_at_the_call(app, sent):
     assert (headers["dedup_id"], headers["dedup_window"]) == ("x", 9)
 
 
-# -- dead letters and backoff --------------------------------------------------------------------------------------------
+# -- dead letters and backoff -----------------------------------------------------------------------------------------
 
 
 def test_dead_letter_keeps_the_message_until_it_is_done_and_rejects_it_when_it_fails(app):
