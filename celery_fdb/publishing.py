@@ -62,7 +62,8 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         place(db, order)
 
     The order and its task are committed together, or neither is. ``task``: a task, or a signature, group, chain
-    or chord without ``args``. ``options``: those of ``apply_async``, so delays, keys, priorities, queues and exchanges work.
+    or chord without ``args``. ``options``: those of ``apply_async``, so delays, keys, priorities, queues and
+    exchanges work.
 
     The transaction is the caller's: nothing is stored before it commits, its loop runs the function again after a
     conflict, and ``FDBError`` passes through. If its result may be unknown to you and the function not idempotent,
