@@ -19,7 +19,7 @@ from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.queue.publish import BATCH_MESSAGES
 from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
 
-__all__ = ["enqueue", "publish_many"]
+__all__ = ["enqueue", "everywhere", "publish_many"]
 
 
 def publish_many(
@@ -45,7 +45,7 @@ def publish_many(
         return [each.apply_async() for each in listed]
     with chosen.producer_or_acquire(producer) as acquired:
         batch = batching(acquired, AtomicBatch) if atomic else acquired.batch(max_size=BATCH_MESSAGES)
-        with batch, _everywhere(chosen, acquired):
+        with batch, everywhere(chosen, acquired):
             return [each.apply_async(producer=acquired) for each in listed]
 
 
@@ -80,7 +80,7 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         app.producer_or_acquire(options.pop("producer", None)) as producer,
         _the_reason(),
         batching(producer, JoinedBatch, tr),
-        _everywhere(app, producer),
+        everywhere(app, producer),
     ):
         return signature.apply_async(**options, producer=producer)
 
@@ -90,7 +90,7 @@ _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  #
 
 
 @contextmanager
-def _everywhere(app: Celery, producer: Any) -> Iterator[None]:
+def everywhere(app: Celery, producer: Any) -> Iterator[None]:
     """Everything this thread publishes with ``app`` goes through ``producer``."""
     if "producer_or_acquire" not in vars(app):
         _consult_producers(app)
