@@ -7,6 +7,7 @@ A name spells its schedule: pauses separated by slashes and their unit (``s``, `
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from kombu_fdb.errors import OptionError
@@ -21,9 +22,10 @@ _NAME = re.compile(r"(?P<pauses>\d+(\.\d+)?(/\d+(\.\d+)?)*)(?P<unit>s|min|h)", r
 
 def seconds(name: str, attempt: int) -> float:
     """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``OptionError``."""
-    match = _NAME.fullmatch(_NAMED.get(name, name))
+    match = _NAME.fullmatch(_NAMED.get(str(name), str(name)))
     if match is None:
-        raise OptionError("not a backoff schedule", name=name, fix=FIX)
+        near = difflib.get_close_matches(str(name), _NAMED, n=1)
+        raise OptionError("not a backoff schedule", name=name, fix=f"Did you mean {near[0]}?" if near else FIX)
     if attempt < 1:
         raise OptionError("attempts count from 1", attempt=attempt)
     pauses = match["pauses"].split("/")

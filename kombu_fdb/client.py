@@ -43,7 +43,7 @@ from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.options import Options
 from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.engine import Engine
-from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.protocol import Database, Transaction
 
 __all__ = ["Client", "client_for", "close_clients"]
 
@@ -138,6 +138,13 @@ class Client:
         if self._opened is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
         return self._opened
+
+    def join(self, tr: Any) -> Transaction:
+        """A caller's own FoundationDB transaction, for ``Engine.publish_in``. Raises ``OptionError``."""
+        self.check_process()
+        if self._opened is None:
+            raise StoreUnavailable("the connection is closed", location=str(self.location))
+        return connect.join(self._opened.database, self.location, tr)
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kombu_fdb.clock import SystemClock, random_id
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
 from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine, Policy
-from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["Opened", "open_memory", "open_store", "verify"]
+__all__ = ["Opened", "join", "open_memory", "open_store", "verify"]
 
 #: Opens a store in memory; None outside of tests.
 open_memory: Callable[[str], Database] | None = None
@@ -51,6 +51,19 @@ def verify(database: Database, location: Location, *, timeout_s: float) -> None:
         database, location.namespace, clock=SystemClock(), ids=random_id, rng=random.Random(), timeout_s=timeout_s
     )
     engine.check_format()
+
+
+def join(database: Database, location: Location, tr: Any) -> Transaction:
+    """``tr``, a FoundationDB transaction of the application's, as the queue's verbs take it. Raises ``OptionError``."""
+    if isinstance(location, SqliteLocation):
+        raise OptionError(
+            "the broker is not on FoundationDB, so it can't take part in its transactions",
+            broker=str(location),
+            fix="Use the broker fdb://, or the outbox of celery_fdb.outbox for an SQL database.",
+        )
+    from kombu_fdb.store.foundationdb_joined import join_transaction
+
+    return join_transaction(database, tr)
 
 
 def _open_database(location: Location, options: Options, timeout_s: float) -> Database:

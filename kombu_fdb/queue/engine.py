@@ -23,7 +23,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from kombu_fdb.clock import Clock, IdSource
-from kombu_fdb.errors import MessageTooLarge, QueueError
+from kombu_fdb.errors import LimitExceeded, MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
@@ -87,6 +87,8 @@ KEYS_PER_LOOK = 1_000
 
 #: Transactions for one overfull queue in one go, at most.
 MOST_TRIMS = 100
+#: New messages of one transaction; a stamp's user version has 2 bytes.
+MOST_STAMPED = 65_000
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -177,6 +179,24 @@ class Engine:
             return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
+
+    def publish_in(
+        self, tr: Transaction, publications: Sequence[Publication], *, stamped: int = 0
+    ) -> tuple[list[list[str]], int]:
+        """As ``publish``, in a transaction of the caller's, who commits it, or does not, and runs it again.
+
+        ``stamped``: how many messages this transaction has from earlier calls; the new number is returned beside the
+        queues reached. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
+        :data:`MOST_STAMPED` messages.
+        """
+        for publication in publications:
+            self._check(publication)
+        tally = Tally(stamped)
+        reached = publish.publish(tr, self._context(), tally, publications, now_ms=self._now())
+        if tally.stamped > MOST_STAMPED:
+            raise LimitExceeded("too many messages in one transaction", messages=tally.stamped, most=MOST_STAMPED)
+        tally.write(tr, self.keys)
+        return reached, tally.stamped
 
     def _check(self, publication: Publication) -> None:
         if len(publication.key.encode()) > LONGEST_KEY:

@@ -53,14 +53,15 @@ class Tally:
         "events",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, stamped: int = 0) -> None:
+        """``stamped``: how many new messages are in the transaction already."""
         #: Happens with the commit. None of it is written by this transaction.
         self.events: dict[Event, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
         self._alarm = False
-        self._stamped = 0
+        self._stamped = stamped
         self._backlogs: dict[tuple[str, str], int] = {}
         self._flights: dict[tuple[str, str], int] = {}
         self._doors: set[tuple[str, str, bytes]] = set()
@@ -123,6 +124,11 @@ class Tally:
         """A message was delayed: count it and let the promoter look at its due time."""
         self.change(queue, DELAYED, 1)
         self._alarm = True
+
+    @property
+    def stamped(self) -> int:
+        """How many new messages the transaction has."""
+        return self._stamped
 
     def next_user_version(self) -> bytes:
         """The 2 bytes that order this transaction's new messages."""

@@ -185,7 +185,7 @@ class FoundationTransaction:
         self._db = database
         self._tr = transaction
         self._declared_read_only = read_only
-        self._fdb_error: type[Exception] = binding().FDBError
+        self._fdb_error: type[Exception] | tuple[()] = binding().FDBError
         self._wrote = False
         self._watches = False
 

@@ -5,16 +5,23 @@ Model. A batch is *open* until a flush fails (*failed*) or its context ends by a
 transactions as the store's limits allow: usually one, so all or none of them. When a flush fails, the transactions
 before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
 ``BatchPublishError`` (only after ``CommitUnknown`` it may be). Kombu's contract is not to retry.
+
+Two other kinds of batch are chosen with :func:`batching`: an :class:`AtomicBatch` is one transaction or an error before
+anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from kombu.exceptions import BatchPublishError
+from kombu.messaging import Producer
 
-from kombu_fdb.errors import KombuFDBError, MessageTooLarge
+from kombu_fdb.errors import KombuFDBError, LimitExceeded, MessageTooLarge, OptionError
 from kombu_fdb.model import Publication
 from kombu_fdb.queue.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.transport.errors import amqp_errors
@@ -22,7 +29,7 @@ from kombu_fdb.transport.errors import amqp_errors
 if TYPE_CHECKING:
     from kombu_fdb.transport.channel import Channel
 
-__all__ = ["PublishBatch"]
+__all__ = ["AtomicBatch", "JoinedBatch", "PublishBatch", "batching"]
 
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
@@ -91,7 +98,7 @@ class PublishBatch:
         stored = 0
         for part in _parts(entries):
             try:
-                reached = self.channel.engine.publish([entry.publication for entry in part])
+                reached = self._store([entry.publication for entry in part])
             except KombuFDBError as error:
                 self._cause = error
                 self._unusable = f"{stored} of {len(entries)} messages were published before the batch failed: {error}"
@@ -100,6 +107,9 @@ class PublishBatch:
             for entry, queues in zip(part, reached, strict=True):
                 if not queues:
                     self.channel.on_unroutable(entry.message, entry.publication, entry.mandatory)
+
+    def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
+        return self.channel.engine.publish(publications)
 
     def discard(self) -> None:
         """Forget what is buffered."""
@@ -115,6 +125,62 @@ class PublishBatch:
             raise BatchPublishError(self._unusable) from self._cause
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
+
+
+class AtomicBatch(PublishBatch):
+    """All in one transaction, when its context ends, whatever ``max_size`` says."""
+
+    def flush(self) -> None:
+        """Raises ``LimitExceeded``, with nothing stored, if one transaction can't hold all."""
+        parts = sum(1 for _ in _parts(self._entries))
+        if parts > 1:
+            raise LimitExceeded(
+                "the messages do not fit into one transaction",
+                messages=self._copies,
+                transactions=parts,
+                fix=f"It holds {BATCH_MESSAGES:,} messages of {BATCH_BYTES:,} bytes together: publish fewer at a time.",
+            )
+        super().flush()
+
+
+#: How many messages were put into a caller's transaction before; kept over its retries, where it does no harm.
+_stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+class JoinedBatch(AtomicBatch):
+    """Into the caller's own FoundationDB transaction ``tr``: stored when and if the caller commits it.
+
+    An error of FoundationDB passes through as it is, for the caller's retry loop. Raises ``OptionError`` if ``tr`` is
+    not a transaction of the broker's cluster.
+    """
+
+    def __init__(self, channel: Channel, max_size: int, tr: Any) -> None:
+        super().__init__(channel, max_size)
+        self._tr = tr
+        self._joined = channel.transport.store.join(tr)
+
+    def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
+        before = _stamped.get(self._tr, 0)
+        reached, _stamped[self._tr] = self.channel.engine.publish_in(self._joined, publications, stamped=before)
+        return reached
+
+
+@contextmanager
+def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -> Iterator[None]:
+    """``with producer.batch()``, of this kind; ``args`` are its own. Raises ``OptionError`` for another broker."""
+    channel: Any = producer.channel
+    if not hasattr(channel, "batch_kind"):
+        raise OptionError(
+            "this broker has no transactions",
+            transport=producer.connection.transport.driver_name,
+            fix="Set broker_url to fdb:// or fdb+sqlite://.",
+        )
+    before, channel.batch_kind = channel.batch_kind, lambda channel, size: kind(channel, size, *args)
+    try:
+        with producer.batch(max_size=sys.maxsize):
+            yield
+    finally:
+        channel.batch_kind = before
 
 
 def _parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:

@@ -62,10 +62,15 @@ class Channel(virtual.Channel):
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         #: Claimed and not handed out yet (``dispatch.py``).
         self.inbox: deque[tuple[Subscription, Delivery]] = deque()
+        #: Messages with acks that were handed out, and how many may be altogether (None: any number).
+        self.handed = 0
+        self.most_handed: int | None = None
         #: Since when less room than is worth a claim is free.
         self.free_since: float | None = None
         self._subscriptions: dict[str, Subscription] = {}
         self._dedup_window_s = connection.options.dedup_window
+        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.batch.batching`.
+        self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
         self._zero_first = connection.options.priority_order == "redis"
         self._client: Client | None = None
 
@@ -296,7 +301,7 @@ class Channel(virtual.Channel):
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """For ``Producer.batch()``."""
-        return PublishBatch(self, max_size)
+        return self.batch_kind(self, max_size)
 
     # -- consume -----------------------------------------------------------------------------------------------------
 
@@ -404,6 +409,13 @@ class Channel(virtual.Channel):
 
     def hand_back_later(self, leases: Iterable[Lease]) -> None:
         self.client.release_later(leases)
+
+    def limit_slots(self, free: int) -> None:
+        """No more than ``free`` messages may be had from now on, until this is called again. By the handing thread."""
+        before = self.most_handed
+        self.most_handed = self.handed + max(free, 0)
+        if before is None or self.most_handed > before:
+            self.on_room()
 
     def on_room(self) -> None:
         """Room was made, or taken away."""

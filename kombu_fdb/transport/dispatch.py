@@ -215,7 +215,8 @@ class Dispatch:
         for each in _served(subscriptions):
             if each.channel in self._stalled:
                 continue
-            if each.no_ack or not each.channel.qos.prefetch_count:
+            bounded = each.channel.qos.prefetch_count or each.channel.most_handed is not None
+            if each.no_ack or not bounded:
                 waiting = len(each.channel.inbox)
                 rooms[each.channel] = self._window - waiting if waiting <= self._window // 2 else 0
             elif each.channel.qos.can_consume():
@@ -225,6 +226,10 @@ class Dispatch:
     def _bounded_room(self, channel: Channel, plan: Plan, now: float) -> int:
         prefetch = channel.qos.prefetch_count
         free = prefetch - len(channel.qos) - len(channel.inbox)
+        if channel.most_handed is not None:
+            # A free slot is not kept waiting for a second one.
+            slots = channel.most_handed - channel.handed - len(channel.inbox)
+            return max(int(min(free, slots)), 0) if prefetch else max(slots, 0)
         if free <= 0:
             channel.free_since = None
             return 0
@@ -287,6 +292,7 @@ class Dispatch:
                     tag = next_tag()
                     if not subscription.no_ack:
                         channel.qos.hold(tag, delivery.lease)
+                        channel.handed += 1
                     return Arrival(subscription, delivery, tag)
         return None
 

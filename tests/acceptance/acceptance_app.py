@@ -12,6 +12,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
+from celery_fdb import install
 
 DIRECTORY = Path(os.environ["ACCEPTANCE_DIRECTORY"])
 
@@ -21,13 +22,15 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_timeout=2.0,
     task_queues=[Queue("celery", queue_arguments=json.loads(os.environ.get("ACCEPTANCE_QUEUE_ARGUMENTS", "{}")))],
-    task_acks_late=True,
+    task_acks_late=not os.environ.get("ACCEPTANCE_EARLY"),
     task_ignore_result=True,
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     beat_schedule_filename=str(DIRECTORY / "beat"),
     beat_schedule={"tick": {"task": "acceptance_app.note", "schedule": 0.5, "args": ("tick",)}},
 )
+if os.environ.get("ACCEPTANCE_FREE_SLOTS"):
+    install(app, claim_free_slots_only=True)
 
 
 def mark(kind: str, name: str) -> None:

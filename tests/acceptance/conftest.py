@@ -177,6 +177,20 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
+def launch(broker: Broker) -> Iterator[Callable[..., Worker]]:
+    """Starts other programs of Celery, by their command line."""
+    programs: list[Worker] = []
+
+    def launch(name: str, *arguments: str) -> Worker:
+        programs.append(Worker(broker, name, [*arguments, "-l", "INFO"]))
+        return programs[-1]
+
+    yield launch
+    for program in programs:
+        program.kill()
+
+
+@pytest.fixture
 def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The application as a publisher, in this process."""
     for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):

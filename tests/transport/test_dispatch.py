@@ -33,6 +33,8 @@ class Channel:
         self.qos = Qos(prefetch)
         self.inbox: deque[Any] = deque()
         self.free_since: float | None = None
+        self.handed = 0
+        self.most_handed: int | None = None
 
 
 def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription:
@@ -157,3 +159,16 @@ def test_closed(dispatch: Dispatch) -> None:
     assert len(dispatch.close()) == 2
     assert len(dispatch.place(deliveries(3))) == 3
     assert dispatch.next() is None
+
+
+def test_no_more_than_there_are_free_slots() -> None:
+    dispatch, channel = Dispatch(64, 0.002), Channel(prefetch=8)
+    dispatch.add(subscription(channel))
+    channel.most_handed = 2
+    assert dispatch.plan({"q"}, 0).limit == 2
+    dispatch.place(deliveries(1))
+    assert dispatch.plan({"q"}, 0).limit == 1, "a claimed message takes its slot"
+    assert dispatch.next() is not None
+    assert dispatch.plan({"q"}, 0).limit == 1, "and keeps it when it was handed out"
+    channel.most_handed += 1
+    assert dispatch.plan({"q"}, 0).limit == 2

@@ -1,0 +1,90 @@
+"""Beat, as often as you like: several of them publish one message per tick.
+
+``celery beat -S celery_fdb.beat.Scheduler``, on two machines, and each entry is published once. With another scheduler,
+such as django-celery-beat's, ``class Scheduler(OncePerTick, DatabaseScheduler)``.
+
+Each message has a dedup id (``kombu_fdb/queue/dedup.py``) made of the entry's name and of its *tick*, which has to be
+the same in all beats, although their clocks differ and each has begun at another moment:
+
+* ``crontab``: the latest moment of the crontab that is not after now. Equal as long as the clocks differ by less than
+  the distance of two moments. A beat that was down finds that another one has published what it makes up for.
+* an interval: the number of the interval since 1970 that now is in. A beat's ticks are at least one interval apart, so
+  a lone beat loses none. Which of two beats is the first may change, so two messages may be nearer or farther than the
+  interval, but each interval has at most one.
+* others (``solar``): the due moment by the schedule itself, to the minute; ``clocked``: its time.
+
+The limits: clocks that differ by more than an interval, or are set back by more than one, or two entries' changed at
+different times in different beats. A ``dedup_id`` of the entry's own options stays as it is. With another broker the
+headers mean nothing, and every beat publishes.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery.beat import PersistentScheduler
+from celery.schedules import crontab, schedule
+
+__all__ = ["OncePerTick", "Scheduler", "tick_of"]
+
+#: How far back the latest moment of a crontab is looked for; the first that has one is searched.
+LOOKBACKS = (
+    *(timedelta(minutes=2), timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(days=366)),
+    timedelta(days=4 * 366 + 1),
+)
+#: Seconds for which a tick is remembered: two of its periods, in these bounds.
+SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 3_600.0, 31 * 86_400.0
+
+
+class OncePerTick:
+    """Before a class of :class:`celery.beat.Scheduler`."""
+
+    def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
+        """Publish the entry's message with its tick's dedup id."""
+        tick, period_s = tick_of(entry)
+        headers = dict(entry.options.get("headers") or {})
+        headers.setdefault("dedup_id", f"beat:{entry.name}:{tick}")
+        headers.setdefault("dedup_window", min(max(2 * period_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S))
+        marked = copy.copy(entry)
+        marked.options = {**entry.options, "headers": headers}
+        if advance:
+            self.reserve(entry)  # type: ignore[attr-defined]  # Scheduler's
+        return super().apply_async(marked, producer=producer, advance=False, **kwargs)  # type: ignore[misc]
+
+
+class Scheduler(OncePerTick, PersistentScheduler):
+    """Celery's default scheduler, once per tick."""
+
+
+def tick_of(entry: Any) -> tuple[str, float]:
+    """Which tick of the entry is due now, and how long until the next one, in seconds."""
+    timing = entry.schedule
+    now = timing.maybe_make_aware(timing.now())
+    if isinstance(timing, crontab):
+        return _latest(timing, now)
+    if isinstance(timing, schedule):
+        period_s = max(timing.seconds, 0.001)
+        return str(int(now.timestamp() // period_s)), period_s
+    clocked = getattr(timing, "clocked_time", None)
+    due = clocked or now + timing.remaining_estimate(timing.maybe_make_aware(entry.last_run_at))
+    return str(round(due.timestamp() / 60)), 86_400.0
+
+
+def _latest(timing: crontab, now: datetime) -> tuple[str, float]:
+    for lookback in LOOKBACKS:
+        moment = _next(timing, now - lookback)
+        if moment <= now:
+            break
+    else:  # beat says that it is due, so it is of this minute
+        return str(int(now.timestamp() // 60)), SHORTEST_WINDOW_S
+    while (following := _next(timing, moment)) <= now:
+        moment = following
+    return str(int(moment.timestamp() // 60)), (following - moment).total_seconds()
+
+
+def _next(timing: crontab, after: datetime) -> datetime:
+    start, delta, _ = timing.remaining_delta(after)
+    moment: datetime = start + delta
+    return moment

@@ -1,0 +1,58 @@
+"""``celery_fdb.install(app)``: everything of ours that a Celery application can have, in one line."""
+
+from __future__ import annotations
+
+from celery import Celery, Task
+from celery.utils.imports import symbol_by_name
+
+from celery_fdb import failures
+from celery_fdb.task import FdbTask
+from kombu_fdb.errors import OptionError
+
+__all__ = ["install"]
+
+#: Of ``app`` itself, where something other than the default is kept.
+CELERYS_CONTROL = "celery.app.control:Control"
+OUR_CONTROL = "celery_fdb.control:Control"
+
+
+def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
+    """Give the tasks of ``app`` the options of :class:`~celery_fdb.task.FdbTask`, and ``revoke`` its reach. Idempotent.
+
+    Tasks that ask for it find a place among the dead letters when they fail (``failures.py``).
+
+    Call it right after ``Celery(...)``, before the first task is defined: ``OptionError`` later. A task class and a
+    control class of your own are kept; the task class gets ours as a further base. Returns ``app``.
+
+    ``claim_free_slots_only``: a prefork worker claims a task only when a process is free to run it
+    (:mod:`celery_fdb.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.
+    """
+    early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
+    if early:
+        raise OptionError(
+            "tasks are defined already", tasks=early[:5], fix="Call celery_fdb.install(app) right after Celery(...)."
+        )
+    failures.install(app)
+    app.task_cls = _task_class(symbol_by_name(app.task_cls))
+    app.__dict__.pop("Task", None)  # made from it when first asked for
+    if app.control_cls == CELERYS_CONTROL:
+        app.control_cls = OUR_CONTROL
+        app.__dict__.pop("control", None)
+    if claim_free_slots_only:
+        from celery_fdb.free_slots import FreeSlots
+
+        app.steps["consumer"].add(FreeSlots)
+    return app
+
+
+def _is_users(name: str, task: Task) -> bool:
+    return not name.startswith("celery.") and not isinstance(task, FdbTask)
+
+
+def _task_class(current: type[Task]) -> type[Task]:
+    """With Django, Celery has a class of its own already."""
+    if issubclass(current, FdbTask):
+        return current
+    if current is Task:
+        return FdbTask
+    return type("FdbTask", (FdbTask, current), {"__module__": __name__, "abstract": True})

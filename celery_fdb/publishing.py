@@ -1,0 +1,121 @@
+"""Publishing more than one task at once, and inside a transaction of the application's own.
+
+Both build messages as ``apply_async`` does, with all its options, signals and routes, through one producer whose batch
+(:mod:`kombu_fdb.transport.batch`) decides what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from celery import Celery, Task, current_app
+from celery.canvas import Signature
+from kombu.exceptions import BatchPublishError
+
+from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.queue.publish import BATCH_MESSAGES
+from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
+
+__all__ = ["enqueue", "everywhere", "publish_many"]
+
+
+def publish_many(
+    signatures: Iterable[Signature], *, app: Celery | None = None, atomic: bool = False, producer: Any = None
+) -> list[Any]:
+    """Publish signatures (also groups, chains, chords) in as few transactions as there can be; their results, in order.
+
+    One transaction holds 2,000 messages of 4,000,000 bytes together, so fewer than that are stored all or none. More
+    are published in such parts, each all or none; when one fails, ``kombu.exceptions.BatchPublishError`` says how many
+    messages were stored before it, and its cause why.
+
+    ``atomic``: all in one transaction, or an error beforehand and nothing stored: ``LimitExceeded`` if they don't fit.
+    ``publish_many([group(...)], atomic=True)`` is an atomic group: a worker sees all of its tasks or none.
+
+    ``app``: that of the first signature if not given. With another broker there are no transactions: they are published
+    one by one, and ``atomic`` raises ``OptionError``.
+    """
+    listed = list(signatures)
+    if not listed:
+        return []
+    chosen = app or listed[0].app or current_app
+    if chosen.conf.task_always_eager:
+        return [each.apply_async() for each in listed]
+    with chosen.producer_or_acquire(producer) as acquired:
+        batch = batching(acquired, AtomicBatch) if atomic else acquired.batch(max_size=BATCH_MESSAGES)
+        with batch, everywhere(chosen, acquired):
+            return [each.apply_async(producer=acquired) for each in listed]
+
+
+def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    """Publish inside the caller's own FoundationDB transaction; returns the result, as ``apply_async`` does.
+
+    ::
+
+        @fdb.transactional
+        def place(tr, order):
+            tr[orders.pack((order.id,))] = order.pack()
+            enqueue(tr, confirm, (order.id,))
+
+        place(db, order)
+
+    The order and its task are committed together, or neither is. ``task``: a task, or a signature, group, chain
+    or chord without ``args``. ``options``: those of ``apply_async``, so delays, keys, priorities, queues and
+    exchanges work.
+
+    The transaction is the caller's: nothing is stored before it commits, its loop runs the function again after a
+    conflict, and ``FDBError`` passes through. If its result may be unknown to you and the function not idempotent,
+    give a ``dedup_id``: within its window a second run stores nothing. A transaction holds 10,000,000 bytes.
+
+    Raises ``OptionError`` if the broker is not on the cluster of ``tr``; else what publishing raises, with nothing
+    stored. Celery's signal ``after_task_publish`` comes before the commit.
+    """
+    signature = task if isinstance(task, Signature) else task.signature(args or (), kwargs or {})
+    if signature is task and (args or kwargs):
+        signature = task.clone(args, kwargs)
+    app = signature.app or current_app
+    with (
+        app.producer_or_acquire(options.pop("producer", None)) as producer,
+        _the_reason(),
+        batching(producer, JoinedBatch, tr),
+        everywhere(app, producer),
+    ):
+        return signature.apply_async(**options, producer=producer)
+
+
+#: The producer of whoever publishes a batch, by application: chains and chords don't hand on the one they are given.
+_producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  # noqa: B039 - never changed in place
+
+
+@contextmanager
+def everywhere(app: Celery, producer: Any) -> Iterator[None]:
+    """Everything this thread publishes with ``app`` goes through ``producer``."""
+    if "producer_or_acquire" not in vars(app):
+        _consult_producers(app)
+    token = _producers.set({**_producers.get(), id(app): producer})
+    try:
+        yield
+    finally:
+        _producers.reset(token)
+
+
+def _consult_producers(app: Celery) -> None:
+    acquire = app.producer_or_acquire
+
+    def producer_or_acquire(producer: Any = None) -> Any:
+        return acquire(producer or _producers.get().get(id(app)))
+
+    app.producer_or_acquire = producer_or_acquire
+
+
+@contextmanager
+def _the_reason() -> Iterator[None]:
+    """Where the caller commits, "0 of 3 messages were published before" says less than why."""
+    try:
+        yield
+    except BatchPublishError as error:
+        if isinstance(error.__cause__, KombuFDBError):
+            raise error.__cause__ from None
+        raise

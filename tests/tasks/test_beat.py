@@ -1,0 +1,76 @@
+"""Several beats, one message per tick."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab, schedule
+
+from celery_fdb.beat import Scheduler, tick_of
+
+
+def at(text):
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def entry(app, timing, now, last_run_at=None):
+    timing.nowfun, timing._app = (lambda: now), app
+    return ScheduleEntry(name="e", task="t", schedule=timing, app=app, last_run_at=last_run_at or now)
+
+
+@pytest.mark.parametrize(
+    ("timing", "one", "other", "equal"),
+    [
+        (crontab(), "2026-03-01 10:05:00.02", "2026-03-01 10:05:58", True),
+        (crontab(), "2026-03-01 10:05:00", "2026-03-01 10:06:00", False),
+        (crontab(minute="*/15"), "2026-03-01 10:15:00", "2026-03-01 10:29:59", True),
+        (crontab(minute=0, hour=3), "2026-03-01 03:00:01", "2026-03-01 09:00:00", True),
+        (crontab(minute=0, hour=3), "2026-03-01 03:00:01", "2026-03-02 03:00:00", False),
+        (crontab(minute=0, hour=0, day_of_month=29, month_of_year=2), "2024-02-29 00:00:00", "2026-03-01 10:00", True),
+        (schedule(30), "2026-03-01 10:05:01", "2026-03-01 10:05:29", True),
+        (schedule(30), "2026-03-01 10:05:29", "2026-03-01 10:05:30", False),
+    ],
+)
+def test_a_tick_is_the_same_in_every_beat(app, timing, one, other, equal):
+    ticks = [tick_of(entry(app, timing, at(now)))[0] for now in (one, other)]
+    assert (ticks[0] == ticks[1]) is equal
+
+
+def test_a_lone_beat_with_an_interval_loses_no_tick(app):
+    """Its ticks come a little late, so an interval may have none, but never two."""
+    ticks, now = [], at("2026-03-01 10:00:29.999")
+    for _ in range(1000):
+        ticks.append(tick_of(entry(app, schedule(30), now))[0])
+        now += timedelta(seconds=30, microseconds=1700)
+    assert len(set(ticks)) == 1000
+
+
+def beat(app):
+    scheduler = Scheduler(app=app, lazy=True)
+    scheduler.data = {}
+    return scheduler
+
+
+def test_two_beats_publish_one_message_per_tick(app, broker, monkeypatch):
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+    one, other = beat(app), beat(app)
+    for now in ("2026-03-01 10:05:00", "2026-03-01 10:06:00"):
+        for scheduler in (one, other):
+            scheduler.apply_async(entry(app, crontab(), at(now)))
+    assert broker.queue("q").count() == 2
+
+
+def test_the_entrys_own_options_stay(app, sent, monkeypatch):
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+    own = entry(app, crontab(), at("2026-03-01 10:05:00"))
+    own.options = {"headers": {"dedup_id": "mine"}}
+    for _ in range(2):
+        beat(app).apply_async(own)
+    ((*_, headers),) = sent()
+    assert headers["dedup_id"] == "mine"
+    assert headers["celery_beat_task"] is True
+    assert own.options == {"headers": {"dedup_id": "mine"}}
