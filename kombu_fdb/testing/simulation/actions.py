@@ -11,7 +11,9 @@ from collections.abc import Callable
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LeaseLost, StoreError
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, Lease, Publication, QueueControl
+from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.simulation import rest
+from kombu_fdb.testing.simulation.plan import Step
 from kombu_fdb.testing.simulation.process import Frame, Killed, Process, Violation
 from kombu_fdb.testing.simulation.rows import label_of
 from kombu_fdb.testing.simulation.world import (
@@ -229,7 +231,7 @@ def close(world: World, frame: Frame) -> None:
     process.duties.stop()
     world.note(f"{process.name} closes")
     process.engine.close_session(session)
-    if process in world.processes.values():
+    if process.busy == {"close"} and process in world.processes.values():
         world.kill(process)
 
 
@@ -238,6 +240,15 @@ def freeze(world: World, frame: Frame) -> None:
     seconds = frame.rng.choice([10, 35, 60])
     _process(frame).asleep_until = world.clock.monotonic() + seconds
     world.note(f"{_process(frame).name} freezes for {seconds} s")
+
+
+def wake(world: World, _frame: Frame) -> None:
+    """SIGCONT, or the network is back: whoever was away beats at once."""
+    for slot, process in sorted(world.processes.items()):
+        if process.link.cut or process.asleep_until > world.clock.monotonic():
+            process.asleep_until, process.link.cut = 0.0, False
+            world.note(f"{process.name} wakes")
+            world.perform_as(slot, "beat")
 
 
 def cut(world: World, frame: Frame) -> None:
@@ -353,17 +364,26 @@ def pass_(world: World, frame: Frame) -> None:
     world.pass_time(frame.rng.choice([0.1, 2.0, 5.0]))
 
 
+def tick(world: World, frame: Frame) -> None:
+    """Time passes and every process does its duties; in those of one, others act."""
+    world.pass_time(5.0)
+    chosen = frame.rng.choice([None, *sorted(world.processes)])
+    for slot in sorted(world.processes):
+        meanwhile = frame.step.meanwhile if slot == chosen else ()
+        world.perform(Step(f"{frame.step.number}t", "duties", slot, frame.step.seed, (), meanwhile, frame.step.at))
+
+
 def outage(world: World, frame: Frame) -> None:
-    """The store answers nobody for longer than a session lives; then all come back, in any order."""
+    """The store works for nobody for longer than a session lives; then all come back, in any order."""
     if world.faults.outage:
         return
-    world.note("the store is not available")
-    world.faults.outage = True
+    world.faults.outage = frame.rng.choice([Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.TOO_OLD])
+    world.note(f"from now on: {world.faults.outage.value}")
     began = world.clock.monotonic()
     for _ in range(frame.rng.choice([2, 8, 10])):
         world.clock.advance(5.0)
         world.beat_all()
-    world.faults.outage = False
+    world.faults.outage = None
     # Between the looks before and after it, a quarter of a session's life counts (``sweep.Observer``).
     world.hidden_s += max(0.0, world.clock.monotonic() - began - SESSION_TTL_S / 4)
     for slot in frame.rng.sample(sorted(world.processes), len(world.processes)):
@@ -384,11 +404,12 @@ def calm(world: World, _frame: Frame) -> None:
 
 #: Name -> (thread, what it does); the world's own actions have no thread.
 ACTIONS: dict[str, tuple[str, Action]] = {
-    **{each.__name__: ("main", each) for each in (publish, claim, ack, reject, release, wait, close, start, die)},
+    **{each.__name__: ("main", each) for each in (publish, claim, ack, reject, release, wait, start, die)},
     **{each.__name__: ("main", each) for each in (limit, pause, purge, delete, replay, garble, consume, leave, drop)},
     **{each.__name__: ("duties", each) for each in (duties, sweep, promote)},
     **{each.__name__: ("world", each) for each in (freeze, cut, jump)},
     "beat": ("beat", beat),
+    "close": ("close", close),
     "pass": ("", pass_),
-    **{each.__name__: ("", each) for each in (outage, recovery, calm)},
+    **{each.__name__: ("", each) for each in (wake, tick, outage, recovery, calm)},
 }

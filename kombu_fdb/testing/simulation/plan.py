@@ -84,18 +84,18 @@ CONTROL = {"limit": 3, "pause": 1, "purge": 1, "delete": 2, "replay": 1, "wait":
 PROFILES: Mapping[str, Profile] = {
     "everything": Profile(LIFE | STORMS | CONTROL, {"plain": {}, "fair": {}, "full": {"x-max-length": 3}}),
     "claims": Profile(
-        {"publish": 8, "claim": 16, "ack": 8, "release": 4, "purge": 1, "delete": 2, "pass": 2, "wait": 3},
+        {"publish": 12, "claim": 16, "ack": 8, "release": 4, "purge": 5, "delete": 3, "pass": 2, "wait": 3},
         {"plain": {}},
         rivals={"claim": 8, "ack": 2, "delete": 2, "purge": 1, "publish": 1},
         meanwhile=0.6,
         delayed=0.0,
     ),
     "sessions": Profile(
-        {"publish": 12, "claim": 18, "ack": 8, "reject": 2, "release": 4, "duties": 20, "beat": 4, "pass": 20}
+        {"publish": 12, "claim": 18, "ack": 8, "reject": 2, "release": 4, "duties": 8, "beat": 4, "pass": 4, "tick": 30}
         | {"die": 2, "freeze": 5, "cut": 2, "close": 3, "calm": 1},
         {"plain": {}},
-        rivals={"duties": 8, "ack": 6, "beat": 4, "close": 4, "claim": 4, "pass": 3, "sweep": 8},
-        meanwhile=0.6,
+        rivals={"duties": 4, "ack": 6, "wake": 10, "close": 8, "claim": 4, "sweep": 8},
+        meanwhile=0.8,
         kill=0.06,
         delayed=0.0,
     ),
@@ -115,20 +115,20 @@ PROFILES: Mapping[str, Profile] = {
     "fair": Profile(
         {"publish": 14, "claim": 14, "ack": 6, "release": 6, "pass": 2, "reject": 1, "purge": 1, "delete": 2},
         {"fair": {}},
-        keys=("", "k", "l", "t/1", "t/2"),
+        keys=("", "k", "t/1", "t/2"),
         rivals={"claim": 8, "release": 5, "publish": 3, "ack": 2, "purge": 1},
-        meanwhile=0.7,
+        meanwhile=0.8,
         delayed=0.0,
         urgent=0.3,
     ),
     "limits": Profile(
-        {"publish": 12, "claim": 18, "ack": 10, "release": 4, "limit": 5, "pause": 1, "pass": 2, "duties": 2, "die": 1},
+        {"publish": 14, "claim": 20, "ack": 10, "release": 4, "limit": 5, "pause": 1, "pass": 2, "duties": 2, "die": 1},
         {"fair": {}},
-        keys=("", "k", "l"),
-        rivals={"claim": 10, "ack": 6, "limit": 3, "release": 2, "publish": 2},
-        meanwhile=0.7,
+        keys=("", "k"),
+        rivals={"claim": 10, "ack": 6, "limit": 2, "release": 2, "publish": 6},
+        meanwhile=0.8,
         delayed=0.0,
-        urgent=0.4,
+        urgent=0.5,
     ),
     "turns": Profile(
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},
@@ -165,10 +165,10 @@ PROFILES: Mapping[str, Profile] = {
         delayed=0.1,
     ),
     "vanishing": Profile(
-        {"publish": 10, "claim": 10, "ack": 8, "consume": 8, "leave": 6, "duties": 12, "pass": 12, "die": 1, "drop": 2}
+        {"publish": 10, "claim": 8, "ack": 6, "consume": 4, "leave": 8, "tick": 40, "die": 1, "drop": 2}
         | {"calm": 1},
         {"brief": {"x-expires": 8_000}, "plain": {}, "fair-brief": {"x-expires": 12_000}},
-        rivals={"consume": 8, "publish": 6, "duties": 4, "leave": 2, "claim": 2},
+        rivals={"consume": 8, "publish": 6, "duties": 2, "leave": 1},
         meanwhile=0.7,
         delayed=0.2,
     ),
@@ -191,7 +191,8 @@ _AT_READ = {Fault.TOO_OLD: 1, Fault.UNAVAILABLE: 1}
 def make_plan(seed: int, profile: Profile) -> list[Step]:
     """The steps of one seed."""
     rng = random.Random(f"plan {seed}")
-    return [_step(rng, profile, str(number), profile.weights, depth=0) for number in range(profile.steps)]
+    slots = range(profile.slots)
+    return [_step(rng, profile, str(number), profile.weights, 0, slots) for number in range(profile.steps)]
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
@@ -201,17 +202,19 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
         yield from walk(step.meanwhile)
 
 
-def _step(rng: random.Random, profile: Profile, number: str, weights: Mapping[str, int], depth: int) -> Step:
+def _step(
+    rng: random.Random, profile: Profile, number: str, weights: Mapping[str, int], depth: int, slots: Sequence[int]
+) -> Step:
     meanwhile: tuple[Step, ...] = ()
     at = 0
+    slot = rng.choice(slots)
     if depth < 2 and rng.random() < profile.meanwhile / (1 + depth):
         rivals = weights if profile.rivals is None else profile.rivals
         count, at = rng.choice([1, 1, 2, 4]), rng.choice([0, 0, 0, 1, 2])
-        meanwhile = tuple(_step(rng, profile, f"{number}.{n}", rivals, depth + 1) for n in range(count))
+        near = [*slots, slot]  # other threads of the same process as often as others
+        meanwhile = tuple(_step(rng, profile, f"{number}.{n}", rivals, depth + 1, near) for n in range(count))
     (action,) = rng.choices([*weights], [*weights.values()])
-    return Step(
-        number, action, rng.randrange(profile.slots), rng.getrandbits(32), _troubles(rng, profile), meanwhile, at
-    )
+    return Step(number, action, slot, rng.getrandbits(32), _troubles(rng, profile), meanwhile, at)
 
 
 def _troubles(rng: random.Random, profile: Profile) -> tuple[Trouble, ...]:

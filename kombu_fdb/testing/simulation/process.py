@@ -79,11 +79,11 @@ class StepFaults(Faults):
     def __init__(self, frames: list[Frame]) -> None:
         super().__init__()
         self._frames = frames
-        self.outage = False
+        self.outage: Fault | None = None
 
     def next_at_commit(self, *, can_conflict: bool) -> Fault | None:
-        if self.outage:
-            return Fault.UNAVAILABLE
+        if self.outage is not None:
+            return self.outage
         frame = self._frames[-1]
         struck, fault = frame.trouble("commit", frame.commits - 1)
         watches = (Fault.WATCH_LOST, Fault.WATCH_FOR_NOTHING)
@@ -92,8 +92,8 @@ class StepFaults(Faults):
         return self._count(fault)
 
     def next_at_read(self) -> Fault | None:
-        if self.outage:
-            return Fault.UNAVAILABLE
+        if self.outage is not None:
+            return self.outage
         frame = self._frames[-1]
         frame.reads += 1
         struck, fault = frame.trouble("read", frame.reads - 1)

@@ -30,12 +30,13 @@ def come_to_rest(world: World) -> None:
     for process in world.processes.values():
         process.clock.offset_ms = 0
     calm(world)
-    for _ in range(2):
-        _open_everything(world)
-        _consume(world)
-        world.pass_time(301.0)  # past whatever is delayed, by a wall clock that was ahead too, and the trimming of tokens
-        _check_dead(world)
-        calm(world)
+    # Past whatever is delayed, by a wall clock that was ahead too, and past the next trimming of dead letters.
+    world.pass_time(901.0)
+    calm(world)
+    _check_dead(world)
+    _open_everything(world)
+    _consume(world)
+    calm(world)
     _consume(world)
     left = [f"{world.ledger.label(row)} {row}" for row in world.ledger.rows.values()]
     if left:

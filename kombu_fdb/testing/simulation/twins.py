@@ -142,6 +142,11 @@ def _same_turn(scheduler: Any, key: str, items: bytes, _round: int, stamp: bytes
     return _insert(scheduler, key, items, 0, stamp, allowance)
 
 
+def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
+    run.clock.sleep(seconds)
+    return True
+
+
 def _silent_ready(tally: Tally, queue: str, by: int = 1) -> None:
     tally.change(queue, "ready", by)
 
@@ -149,7 +154,7 @@ def _silent_ready(tally: Tally, queue: str, by: int = 1) -> None:
 TWINS: dict[str, Twin] = {
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "_take")),
-    "a purge does not conflict with claims": Twin("ONE-PLACE", "claims", *_blind(control, "_delete_range")),
+    "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "_delete_range")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "drop")),
@@ -164,7 +169,7 @@ TWINS: dict[str, Twin] = {
     "a claim does not conflict with the end of its session": Twin(
         "ONE-OWNER", "sessions", *_blind(session, "require")
     ),
-    "an acknowledgement does not conflict on the lease": Twin("ONE-OWNER", "sessions", *_blind(settle, "_take_leases")),
+    "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
     "an outage counts as silence": Twin(
         "NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s
     ),
@@ -195,7 +200,7 @@ TWINS: dict[str, Twin] = {
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
     "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),
-    "a retry knows no deadline": Twin("BOUNDED", "outages", *_without(retry.Retry, "_pause", True)),
+    "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
     "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(deadletter, "trim", 0)),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Tally, "ready", _silent_ready),
 }

@@ -27,7 +27,7 @@ SESSION_TTL_S = 30.0
 SWEEP_INTERVAL_S = 5.0
 BEAT_INTERVAL_S = 5.0
 CALL_TIMEOUT_S = 20.0
-DEAD_LENGTH = 8
+DEAD_LENGTH = 3
 #: Where the queues with a dead-letter exchange send their dead letters: to both of these.
 GRAVES = ("graves", "cellar")
 
