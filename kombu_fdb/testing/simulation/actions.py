@@ -90,6 +90,8 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
     """One claim and what it means for the process; returns how many messages came."""
     process = _process(frame)
     session = process.session
+    contention = process.engine._contention_of(queues)
+    contention._rivals = max(contention._rivals, world.profile.rivalry)
     try:
         taken = process.engine.claim(session, queues, limit, acks=acks)
     except LeaseLost:

@@ -73,6 +73,8 @@ class Profile:
     large: float = 0.15
     urgent: float = 0.2
     delivery_limit: int = 6
+    #: How many rivals each consumer believes to have at least: it then claims behind the head of the ring, too.
+    rivalry: float = 1.0
     #: One consumer at a time, so that turns follow each other exactly.
     exact: bool = False
 
@@ -120,6 +122,7 @@ PROFILES: Mapping[str, Profile] = {
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.3,
+        rivalry=2.5,
     ),
     "limits": Profile(
         {"publish": 14, "claim": 20, "ack": 10, "release": 4, "limit": 5, "pause": 1, "pass": 2, "duties": 2, "die": 1},
@@ -129,6 +132,7 @@ PROFILES: Mapping[str, Profile] = {
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.5,
+        rivalry=2.5,
     ),
     "turns": Profile(
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},

@@ -163,7 +163,7 @@ TWINS: dict[str, Twin] = {
     ),
     "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", staticmethod(_believe)),
     "a dead letter reaches one queue of several": Twin("DURABLE", "poison", deadletter, "_way", _first_grave),
-    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "begin_expiry")),
+    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
     # Owners
     "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),
     "a claim does not conflict with the end of its session": Twin(
