@@ -34,6 +34,7 @@ __all__ = ["Change", "MemoryDatabase"]
 
 VERSIONS_PER_S = 1_000_000
 
+#: Key, old and new value.
 Change = tuple[bytes, bytes | None, bytes | None]
 
 
@@ -70,7 +71,7 @@ class MemoryDatabase:
         self.faults = faults or Faults()
         #: Called before each writing commit, so that a simulation can let others run exactly there.
         self.before_commit: Callable[[], None] | None = None
-        #: Told of each commit when it happens, late ones too: the transaction, and key, old and new value of each change.
+        #: Told of each commit when it happens, late ones too: the transaction, and what it changed.
         self.after_commit: Callable[[MemoryTransaction, list[Change]], None] | None = None
         self._rng = rng or random.Random(0)
         self._lock = threading.RLock()
@@ -110,8 +111,10 @@ class MemoryDatabase:
                     self._try_apply(transaction)
 
     def recover(self, versions: int = 100_000_000) -> None:
-        """The cluster loses its transaction system and gets a new one: versions jump by ``versions``, every
-        transaction that has read is too old, and every watch fires, as FoundationDB's may.
+        """The cluster gets a new transaction system.
+
+        Versions jump by ``versions``, transactions that have read are too old, and every watch fires, as
+        FoundationDB's may.
         """
         with self._lock:
             self.land_late_commits()

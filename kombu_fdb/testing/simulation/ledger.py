@@ -137,10 +137,9 @@ class Ledger:
                 raise Violation("ONE-PLACE", f"{self.label(new[0])} is {new[0]} although it was gone")
             elif new[0].state == "leased" and new[0].session not in self.sessions:
                 raise Violation("ONE-OWNER", f"{self.label(new[0])} is {new[0]}, whose session has ended")
-            (before,), (after,) = old or [None], new or [None]
-            if before is not None or after is not None:
-                name = self.label(before or after)  # type: ignore[arg-type]  # one of them is there
-                self.judge.moved(author, name, before, after, appeared, self.sessions)
+            before, after = (old[0] if old else None), (new[0] if new else None)
+            name = self.label((old or new)[0])
+            self.judge.moved(author, name, before, after, appeared, self.sessions)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class KeyLedger:
             self.ranks[key].add(rank)
             (self.doors.add if value is not None else self.doors.discard)((queue, name, rank))
         else:
-            _rank_, _round, _stamp, name = self.keys.split_ring(queue, store_key)
+            _, _, _, name = self.keys.split_ring(queue, store_key)
             key = queue, name
             old = self._entries.pop(store_key, None)
             if old is not None:

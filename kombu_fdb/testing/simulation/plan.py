@@ -10,26 +10,27 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_fdb.testing.faults import Fault
 
 __all__ = ["PROFILES", "Profile", "Step", "Trouble", "make_plan", "walk"]
 
 
-class Trouble(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trouble:
     """One thing that goes wrong in a step.
 
-    ``point``: ``begin``, ``read`` or ``commit``; ``index``: which of the step's, from 0. ``fault``: None if the process
-    is killed there: at ``begin`` between two transactions, at ``commit`` with its writes unsent.
+    ``point``: ``begin``, ``read`` or ``commit``; ``number``: which of the step's, from 0. ``fault``: None if the
+    process is killed there: at ``begin`` between two transactions, at ``commit`` with its writes unsent.
     """
 
     point: str
-    index: int
+    number: int
     fault: Fault | None
 
     def __str__(self) -> str:
-        return f"{self.fault.value if self.fault else 'killed'} at {self.point} {self.index}"
+        return f"{self.fault.value if self.fault else 'killed'} at {self.point} {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,7 @@ PROFILES: Mapping[str, Profile] = {
         delayed=0.1,
     ),
     "vanishing": Profile(
-        {"publish": 10, "claim": 8, "ack": 6, "consume": 4, "leave": 8, "tick": 40, "die": 1, "drop": 2}
-        | {"calm": 1},
+        {"publish": 10, "claim": 8, "ack": 6, "consume": 4, "leave": 8, "tick": 40, "die": 1, "drop": 2} | {"calm": 1},
         {"brief": {"x-expires": 8_000}, "plain": {}, "fair-brief": {"x-expires": 12_000}},
         rivals={"consume": 8, "publish": 6, "duties": 2, "leave": 1},
         meanwhile=0.7,

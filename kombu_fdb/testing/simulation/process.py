@@ -51,10 +51,10 @@ class Frame:
     #: The latest its process's wall clock showed in this step: what was due then may be handed out.
     latest_ms: int = 0
 
-    def trouble(self, point: str, index: int) -> tuple[bool, Fault | None]:
+    def trouble(self, point: str, number: int) -> tuple[bool, Fault | None]:
         """Whether something is to go wrong here, and what; (True, None) is death."""
         for trouble in self.step.troubles:
-            if trouble.point == point and trouble.index == index:
+            if trouble.point == point and trouble.number == number:
                 return True, trouble.fault
         return False, None
 

@@ -43,9 +43,7 @@ REASONS = {
 class Judge:
     """Knows the queues and what was published. ``graves``: where a dead-letter exchange leads."""
 
-    def __init__(
-        self, queues: Mapping[str, Mapping[str, Any]], delivery_limit: int, graves: Sequence[str]
-    ) -> None:
+    def __init__(self, queues: Mapping[str, Mapping[str, Any]], delivery_limit: int, graves: Sequence[str]) -> None:
         self._queues = queues
         self._delivery_limit = delivery_limit
         self._graves = graves
@@ -106,7 +104,7 @@ class Judge:
         if author.verb in SWEEPERS and before.session in sessions:
             raise Violation("NOT-TWICE", f"{name}, {before}, was taken from a session that lives")
         if after is not None and after.queue == before.queue:
-            counted = author.verb == "duties" or author.verb == "sweep" or (author.verb == "release" and author.counted)
+            counted = author.verb in ("duties", "sweep") or (author.verb == "release" and author.counted)
             if after.record.redeliveries != before.record.redeliveries + counted:
                 raise Violation("POISON-ENDS", f"{name} came back by {author.verb} and was not counted right")
 

@@ -166,13 +166,9 @@ TWINS: dict[str, Twin] = {
     "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
     # Owners
     "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),
-    "a claim does not conflict with the end of its session": Twin(
-        "ONE-OWNER", "sessions", *_blind(session, "require")
-    ),
+    "a claim does not conflict with the end of its session": Twin("ONE-OWNER", "sessions", *_blind(session, "require")),
     "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
-    "an outage counts as silence": Twin(
-        "NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s
-    ),
+    "an outage counts as silence": Twin("NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s),
     "fencing ignores the last beat": Twin(
         "NOT-TWICE", "sessions", session, "fence", lambda tr, keys, session_id, **_: _fence(tr, keys, session_id)
     ),
