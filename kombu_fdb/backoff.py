@@ -1,7 +1,8 @@
 """Named backoff schedules: how long to wait before which attempt.
 
 A name spells its schedule: pauses separated by slashes and their unit (``s``, ``min`` or ``h``). ``"1/5/25min"`` waits
-1 minute after the first attempt, 5 after the second, 25 after every later one.
+1 minute after the first attempt, 5 after the second, 25 after every later one. That one is also called
+``"processing-queue"``, after the recipe it comes from.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from kombu_fdb.errors import OptionError
 
 __all__ = ["seconds"]
 
+FIX = "Write pauses and a unit (1/5/25min, 10/30s, 1h), or processing-queue."
+_NAMED = {"processing-queue": "1/5/25min"}
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 _NAME = re.compile(r"(?P<pauses>\d+(\.\d+)?(/\d+(\.\d+)?)*)(?P<unit>s|min|h)", re.ASCII)
 
 
 def seconds(name: str, attempt: int) -> float:
     """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``OptionError``."""
-    match = _NAME.fullmatch(name)
+    match = _NAME.fullmatch(_NAMED.get(name, name))
     if match is None:
-        raise OptionError("not a backoff schedule", name=name, fix="Write pauses and a unit: 1/5/25min, 10/30s, 1h.")
+        raise OptionError("not a backoff schedule", name=name, fix=FIX)
     if attempt < 1:
         raise OptionError("attempts count from 1", attempt=attempt)
     pauses = match["pauses"].split("/")

@@ -22,6 +22,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from threading import Lock
 from time import monotonic
@@ -31,6 +33,7 @@ from typing import Any, Self
 from kombu_fdb.client import Client, client_for
 from kombu_fdb.clock import random_id
 from kombu_fdb.connect import Opened
+from kombu_fdb.deadletters import DeadLetters
 from kombu_fdb.errors import CapacityExceeded, LeaseLost, OptionError, QueueError, StoreError, StoreUnavailable
 from kombu_fdb.job import Job, due_at
 from kombu_fdb.location import Location, locate, parse_url
@@ -48,7 +51,6 @@ from kombu_fdb.model import (
     RoundSnapshot,
 )
 from kombu_fdb.options import Options, parse_options
-from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.queue.publish import BATCH_BYTES, BATCH_MESSAGES
@@ -60,21 +62,25 @@ __all__ = ["Broker", "Job", "Queue"]
 #: Messages shown by ``snapshot`` unless told otherwise, of each of its parts.
 SNAPSHOT_MESSAGES = 1_000
 
+_brokers = count(1)
+
 
 class Broker:
     """An open broker. Thread-safe; not for a forked child, which opens its own (``ForkedError``)."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
         self.client = client
         self._held: set[Lease] = set()
-        self._overdue = Overdue(client, self.settled)
+        #: As which consumer it takes, where only one is active (``queue/single.py``).
+        self._tag = f"broker-{next(_brokers)}"
+        self._taken = False
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = Lock()
         self._sleepers: set[Bell] = set()
         self._closed = False
-        client.attach(self, timeout_s=client.options.connect_timeout)
+        client.attach(self, timeout_s=client.options.connect_timeout if connect_timeout is None else connect_timeout)
 
     @classmethod
     def open(cls, url: str, **options: Any) -> Self:
@@ -83,7 +89,7 @@ class Broker:
         Raises ``OptionError``, or within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
         """
         parsed = parse_options(options)
-        return cls(client_for(locate(parse_url(url), parsed), parsed))
+        return cls(client_for(locate(parse_url(url), parsed), parsed), connect_timeout=parsed.connect_timeout)
 
     @classmethod
     def on(cls, location: Location, opened: Opened, **options: Any) -> Self:
@@ -104,9 +110,10 @@ class Broker:
                 bell.ring()
         if closed:
             return
-        self._overdue.close()
         try:
             self.client.release(held)
+            if self._taken:
+                self.client.leave([self._tag])
         except StoreError:  # the client has noted them, and the session's end brings them back anyway
             pass
         finally:
@@ -127,7 +134,8 @@ class Broker:
 
         ``declaration``: :class:`~kombu_fdb.routing.tables.QueueDeclaration`'s fields, above all ``arguments`` with
         AMQP's names, such as ``{"x-max-length": 128, "x-overflow": "reject-publish"}``. Raises ``NotEquivalent`` for a
-        senseless argument. A queue needs no declaration to be used.
+        senseless argument. A queue needs no declaration to be used. Of a queue with ``x-single-active-consumer`` one
+        broker is served, from its first ``take`` until it is closed.
         """
         if declaration:
             self.engine.declare_queue(QueueDeclaration(name, **declaration))
@@ -147,6 +155,23 @@ class Broker:
     @property
     def options(self) -> Options:
         return self.client.options
+
+    # -- tasks by their ids ----------------------------------------------------------------------------------------
+
+    def find(self, task_id: str) -> list[Peeked]:
+        """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
+        return self.engine.find_task(task_id)
+
+    def cancel(self, task_id: str) -> int:
+        """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns how many messages.
+
+        What a worker holds stays with it; :meth:`find` shows it as leased.
+        """
+        return len(self.engine.take_back(task_id))
+
+    def dead_letters(self, dead_queue: str) -> DeadLetters:
+        """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
+        return DeadLetters(self, dead_queue)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +197,7 @@ class Broker:
         deadline = None if timeout is None else monotonic() + timeout
         found = self._claim(queues, limit, in_order=in_order)
         if not found and timeout != 0:
-            with self._sleeper() as bell:
+            with self._sleeper(queues) as bell:
                 while not found and self._sleep(bell, queues, deadline):
                     found = self._claim(queues, limit, in_order=in_order)
         return [Job(self, each) for each in found]
@@ -180,10 +205,12 @@ class Broker:
     def _claim(self, queues: Sequence[str], limit: int, *, in_order: bool) -> list[Delivery]:
         names = list(queues) if in_order else sorted(queues, key=lambda name: self._turns.get(name, 0))
         _ = self.engine  # of an open broker
+        consumers = dict.fromkeys(names, self._tag)
+        self._taken = True
         try:
-            found = self.client.membership().claim(names, limit)
+            found = self.client.membership().claim(names, limit, consumers=consumers)
         except LeaseLost:  # the session was fenced; the next one is as good
-            found = self.client.membership().claim(names, limit)
+            found = self.client.membership().claim(names, limit, consumers=consumers)
         with self._lock:
             closed = self._closed
             self._held.update([each.lease for each in found])
@@ -196,13 +223,16 @@ class Broker:
         return found
 
     @contextmanager
-    def _sleeper(self) -> Iterator[Bell]:
+    def _sleeper(self, queues: Sequence[str]) -> Iterator[Bell]:
         bell = Bell()
+        consumed = self.client.membership().consumed
         with self._lock:
             self._sleepers.add(bell)
+        consumed[bell] = queues
         try:
             yield bell
         finally:
+            del consumed[bell]
             with self._lock:
                 self._sleepers.discard(bell)
             bell.close()
@@ -217,7 +247,7 @@ class Broker:
         if left_s is not None and left_s <= 0:
             return False
         bell.clear()
-        watches = self.engine.arm(queues)
+        watches = self.engine.arm(queues, self.client.membership().session_id, dict.fromkeys(queues, self._tag))
         for watch in watches or ():
             watch.on_fire(bell.ring)
         if watches is not None:
@@ -231,15 +261,13 @@ class Broker:
 
     def settled(self, lease: Lease) -> None:
         """A job of this broker is no longer held."""
-        self._overdue.forget(lease)
         with self._lock:
             self._held.discard(lease)
         self.client.settled([lease])
 
     def watch(self, delivery: Delivery) -> None:
         """Begin a job's time to run, if it has one."""
-        if delivery.ttr_ms:
-            self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000)
+        self.client.watch(delivery, gone=partial(self.settled, delivery.lease))
 
 
 class Queue:
@@ -257,6 +285,11 @@ class Queue:
         return self.broker.engine
 
     @property
+    def dead_letters(self) -> DeadLetters:
+        """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
+        return DeadLetters(self.broker, self.name + DEAD_SUFFIX)
+
+    @property
     def dead(self) -> Queue:
         """Where its dead letters are, unless it has a dead-letter exchange: read it like any other."""
         return Queue(self.broker, self.name + DEAD_SUFFIX)
@@ -272,6 +305,9 @@ class Queue:
         delay: float = 0,
         ttl: float | None = None,
         ttr: float | None = None,
+        task_id: str = "",
+        dedup_id: str = "",
+        dedup_window: float | None = None,
     ) -> bytes:
         """Store a job and return its id. Guarantee: DURABLE when it returns.
 
@@ -281,10 +317,19 @@ class Queue:
         delay. ``ttr``: seconds its consumer has from taking it on; then it goes back, and the attempt counts. A text is
         stored in UTF-8.
 
+        ``task_id``: for :meth:`Broker.find` and :meth:`Broker.cancel`. ``dedup_id``: another job with it that is put
+        into this queue within ``dedup_window`` seconds (by default the option's) is not stored; the id returned for it
+        is nobody's.
+
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``OptionError``; nothing is
         stored then. ``CommitUnknown``: it may be stored, and may be stored twice if it is put again.
         """
-        publication = self._publication(payload, key, priority, delay, ttl, ttr)
+        publication = replace(
+            self._publication(payload, key, priority, delay, ttl, ttr),
+            task_id=task_id,
+            dedup_id=dedup_id,
+            dedup_window_ms=self._window_ms(dedup_window),
+        )
         try:
             self._engine.publish([publication])
         except CapacityExceeded as error:
@@ -324,6 +369,9 @@ class Queue:
             ttr_ms=0 if ttr is None else _positive_ms("ttr", ttr),
             message_id=random_id(),
         )
+
+    def _window_ms(self, given: float | None) -> int:
+        return _positive_ms("dedup_window", self.broker.options.dedup_window if given is None else given)
 
     def _priority(self, given: int | None) -> int:
         zero_first = self.broker.options.priority_order == "redis"
@@ -378,6 +426,10 @@ class Queue:
         """The jobs in flight; ``owner`` is the session of whoever took it."""
         return self._engine.taken(self.name)
 
+    def consumers(self) -> list[bytes]:
+        """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
+        return self._engine.consumers(self.name)
+
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""
         return self._engine.snapshot(self.name, limit)
@@ -427,12 +479,15 @@ class Queue:
 
     # -- removing and bringing back --------------------------------------------------------------------------------
 
-    def kick(self, limit: int = 1) -> int:
-        """Bring up to ``limit`` buried jobs back, oldest first, with key and history. Returns how many.
+    def kick(self, limit: int = 1, *, dead_queue: str | None = None) -> int:
+        """Bring up to ``limit`` buried jobs back, oldest first, with key, priority and history. Returns how many.
 
-        See :mod:`kombu_fdb.queue.replay` for what they lose. A queue with a dead-letter exchange has none here.
+        ``dead_queue``: where the dead letters of a queue with a dead-letter exchange are; those that died elsewhere
+        stay there. See :mod:`kombu_fdb.queue.replay` for what they lose. Raises ``QueueNotFound``.
         """
-        return self._engine.replay(self.name, limit)
+        if dead_queue is None:
+            return self._engine.replay(self.name, limit)
+        return self.broker.dead_letters(dead_queue).replay(limit, queue=self.name)
 
     def delete(self, job: Peeked | Job | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Reads the queue.

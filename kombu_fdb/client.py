@@ -30,19 +30,22 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.util import Finalize
+from typing import Any
 
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.location import Location
 from kombu_fdb.membership import Membership
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.options import Options
+from kombu_fdb.overdue import Overdue
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.store.protocol import Database
 
-__all__ = ["Client", "client_for"]
+__all__ = ["Client", "client_for", "close_clients"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +55,9 @@ SUSPECT_TIMEOUT_S = 1.0
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
+
+#: Stands in the history of a message that was too late too often.
+OVERDUE = {"error": "its time to run (ttr) has passed"}
 
 LOST = (
     "%d acknowledgement(s) came too late: this process had been silent for longer than session_ttl (%g s), so its "
@@ -78,6 +84,7 @@ class Client:
         self._opened = opened
         self._membership: Membership | None = None
         self._suspect = False
+        self._overdue = Overdue(self._take_back)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -118,10 +125,19 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
+        return self._open_store.engine
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something in the same store. Raises as ``engine`` does."""
+        return self._open_store.database
+
+    @property
+    def _open_store(self) -> connect.Opened:
         self.check_process()
         if self._opened is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
-        return self._opened.engine
+        return self._opened
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""
@@ -191,6 +207,7 @@ class Client:
         membership = self._membership
         if membership is not None:
             membership.known.difference_update(leases)
+        self._overdue.forget(leases)
         lost = 0 if results is None else len(results) - sum(results)
         if lost:
             self.lost_acks += lost
@@ -208,13 +225,43 @@ class Client:
                 raise
             self.settled(part)
 
-    def requeue(self, leases: list[Lease]) -> None:
-        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again."""
-        self.settled(leases, self.engine.release(leases))
+    def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None) -> None:
+        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
 
-    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: str) -> None:
+        ``details``: for the dead letters of those that have come back too often.
+        """
+        self.settled(leases, self.engine.release(leases, details=details))
+
+    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.reject(leases, reason=reason, **details))
+
+    def watch(
+        self,
+        delivery: Delivery,
+        *,
+        started: Callable[[], bool] = lambda: True,
+        gone: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See :mod:`kombu_fdb.overdue`."""
+        if delivery.ttr_ms:
+            self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
+
+    def unwatch(self, lease: Lease) -> None:
+        """The consumer was in time, even if the store hears of it later."""
+        self._overdue.forget([lease])
+
+    def _take_back(self, leases: list[Lease], counted: bool) -> int:
+        """In the consumer's stead. Raises a ``StoreError``: try again."""
+        released = self.engine.release(leases, counted=counted, details=OVERDUE)
+        self.settled(leases)
+        return sum(released)
+
+    def leave(self, tags: Collection[str]) -> None:
+        """These consumers end: where one was the only active one, another takes over. Raises a ``StoreError``."""
+        membership = self._membership
+        if membership is not None and not membership.lost:
+            self.engine.leave(membership.session_id, tags)
 
     def release_later(self, leases: Iterable[Lease]) -> None:
         """Hand messages back from another thread. Never blocks; may be called from a finalizer."""
@@ -253,12 +300,17 @@ class Client:
                 return
             membership, self._membership = self._membership, None
             opened, self._opened = self._opened, None
+            self._overdue.clear()
             atexit.unregister(self.close)
         if opened is None:
             return
         try:
             if membership is not None:
                 self._end(opened.engine, membership)
+            if not self._suspect:
+                opened.engine.add_totals(timeout_s=SUSPECT_TIMEOUT_S)
+        except KombuFDBError as error:
+            logger.debug("the last second's totals are not counted: %s", error)
         finally:
             opened.database.close()
 
@@ -291,6 +343,14 @@ def client_for(location: Location, options: Options) -> Client:
             # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
             Finalize(None, client.close, exitpriority=1)
         return client
+
+
+def close_clients() -> None:
+    """Close every client of this process, as its exit would. For who ends a store before the process ends."""
+    with _registry_lock:
+        clients = list(_registry.values())
+    for client in clients:
+        client.close()
 
 
 def _forget_parent() -> None:

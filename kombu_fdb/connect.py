@@ -1,21 +1,27 @@
 """The composition root: options and a location in, an open store with the queue engine on it out.
 
 Only this module names drivers, and it imports one when it is asked for: an application on SQLite needs no FoundationDB.
+Nothing shipped imports the test kit, so the store in memory is the one that names itself: ``open_memory`` is set by
+``kombu_fdb.testing.stores`` while tests use such stores, and else there are none.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kombu_fdb.clock import SystemClock, random_id
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.location import ClusterLocation, Location, SqliteLocation
+from kombu_fdb.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
 from kombu_fdb.options import Options
 from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.store.protocol import Database
 
-__all__ = ["Opened", "open_store", "verify"]
+__all__ = ["Opened", "open_memory", "open_store", "verify"]
+
+#: Opens a store in memory; None outside of tests.
+open_memory: Callable[[str], Database] | None = None
 
 
 class Opened(NamedTuple):
@@ -50,7 +56,9 @@ def verify(database: Database, location: Location, *, timeout_s: float) -> None:
 def _open_database(location: Location, options: Options, timeout_s: float) -> Database:
     if isinstance(location, SqliteLocation):
         return _open_sqlite(location, options, timeout_s)
-    return _open_cluster(location, timeout_s)
+    if isinstance(location, MemoryLocation):
+        return _open_memory(location)
+    return _open_cluster(location, options, timeout_s)
 
 
 def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
@@ -68,12 +76,23 @@ def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -
     return SqliteDatabase.open(str(location.path), synchronous=options.synchronous, timeout_s=timeout_s)
 
 
-def _open_cluster(location: ClusterLocation, timeout_s: float) -> Database:
-    from kombu_fdb.store.foundationdb import FoundationDatabase
+def _open_memory(location: MemoryLocation) -> Database:
+    if open_memory is None:
+        raise StoreUnavailable(
+            "stores in memory are for tests",
+            location=str(location),
+            fix="Use the fixture fdb_broker of the pytest plugin, or kombu_fdb.testing.stores.MemoryStores.",
+        )
+    return open_memory(location.name)
+
+
+def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
+    from kombu_fdb.store.foundationdb import FoundationDatabase, Tls
 
     return FoundationDatabase.open(
         cluster_file=None if location.cluster_file is None else str(location.cluster_file),
         connection_string=location.connection_string,
+        tls=Tls(options.tls_certificate_file, options.tls_key_file, options.tls_ca_file, options.tls_verify_peers),
         timeout_s=timeout_s,
     )
 

@@ -161,6 +161,9 @@ def check_file(location: SqliteLocation) -> Findings:
             yield Finding("fail", "file", f"no such folder: {folder}", f"mkdir -p {folder}")
         return
     yield _writable(path, folder)
+    if path.exists() and path.stat().st_mode & 0o007:
+        step = f"chmod o= {path}, or every user of this host can read and change the tasks in it."
+        yield Finding("warn", "file mode", f"{path} is open to everybody", step)
     yield from _file_system(folder)
     free = shutil.disk_usage(folder).free
     if free < LITTLE_SPACE_BYTES:
@@ -242,7 +245,7 @@ def _load_library() -> Any:
         return ctypes.CDLL(found)
 
 
-def check_cluster(location: ClusterLocation, environ: dict[str, str]) -> Findings:
+def check_cluster(location: ClusterLocation, options: Options, environ: dict[str, str]) -> Findings:
     """The cluster file, and whether its coordinators can be reached."""
     text = location.connection_string
     if text is None:
@@ -250,7 +253,39 @@ def check_cluster(location: ClusterLocation, environ: dict[str, str]) -> Finding
         finding, text = read_cluster_file(path)
         yield finding
     if text is not None:
-        yield from _coordinators(text.rpartition("@")[2].split(","))
+        addresses = text.rpartition("@")[2].split(",")
+        yield from _coordinators(addresses)
+        yield from check_tls(addresses, options, environ)
+
+
+def check_tls(addresses: Sequence[str], options: Options, environ: dict[str, str]) -> Findings:
+    """Whether the connection is encrypted, and the files for it."""
+    named = {
+        name: getattr(options, f"tls_{name}_file") or environ.get(f"FDB_TLS_{name.upper()}_FILE")
+        for name in ("certificate", "key", "ca")
+    }
+    if not any(address.endswith(":tls") for address in addresses):
+        if any(named.values()):
+            step = "Write host:port:tls for each coordinator in the cluster file, once the servers speak it."
+            yield Finding("warn", "TLS", "off: files are named, but no coordinator has :tls", step)
+        else:
+            yield Finding("ok", "TLS", "off: keep the cluster's network to yourself (docs: SECURITY.md)")
+        return
+    for name, path in named.items():
+        yield _tls_file(name, path)
+
+
+def _tls_file(name: str, path: str | None) -> Finding:
+    what = f"TLS {name}"
+    if path is None:
+        return Finding("ok", what, "the client library's default")
+    if not os.access(path, os.R_OK):
+        return Finding(
+            "fail", what, f"{path} can't be read", f"Name another in tls_{name}_file, or let this user read it."
+        )
+    if name == "key" and Path(path).stat().st_mode & 0o077:
+        return Finding("warn", what, f"{path} is open to others", f"chmod 600 {path}")
+    return Finding("ok", what, path)
 
 
 def read_cluster_file(path: Path) -> tuple[Finding, str | None]:
@@ -366,9 +401,9 @@ def examine(url: str, given: dict[str, Any], environ: dict[str, str]) -> Finding
 def _preconditions(patient: Patient) -> Findings:
     if isinstance(patient.location, SqliteLocation):
         yield from check_file(patient.location)
-    else:
+    elif isinstance(patient.location, ClusterLocation):
         yield from check_library()
-        yield from check_cluster(patient.location, patient.environ)
+        yield from check_cluster(patient.location, patient.options, patient.environ)
 
 
 def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:

@@ -73,7 +73,10 @@ class Job:
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """Its history as a dead letter, the newest first; ``bury(error=...)`` stands in ``details["error"]``."""
+        """Its history as a dead letter, the newest first; ``bury(error=...)`` stands in ``details["error"]``.
+
+        Of an exception also its ``error_class``.
+        """
         return self._delivery.deaths
 
     @property
@@ -147,4 +150,9 @@ def due_at(delay: float) -> int:
 
 
 def _details(error: object) -> dict[str, str]:
-    return {} if error is None else {"error": str(error)[:ERROR_LENGTH]}
+    if error is None:
+        return {}
+    details = {"error": str(error)[:ERROR_LENGTH]}
+    if isinstance(error, BaseException):
+        details["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
+    return details

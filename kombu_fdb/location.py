@@ -7,6 +7,7 @@
 ``fdb:///shop``                      the same cluster, in the namespace ``shop``
 ``fdb:////etc/app.cluster``          that cluster file; or name it in the option ``cluster_file``
 ``fdb://d:id@10.0.0.1:4500/shop``    the cluster file's content, with one coordinator
+``fdb+memory://name``                a store of this process, for tests; see ``kombu_fdb.testing.stores``
 ==================================== =============================================================================
 
 Nothing here touches a file's content or the network. Whatever can be wrong is an
@@ -28,9 +29,11 @@ from kombu_fdb.errors import OptionError
 from kombu_fdb.options import LONGEST_NAMESPACE, Options
 
 __all__ = [
+    "MEMORY_SCHEME",
     "SCHEMES",
     "ClusterLocation",
     "Location",
+    "MemoryLocation",
     "SqliteLocation",
     "UrlParts",
     "default_cluster_file",
@@ -42,6 +45,8 @@ __all__ = [
 
 #: As in ``_kombu_fdb_autoload.py``, which must not import this.
 SCHEMES = ("fdb", "fdb+sqlite")
+#: Not among them: it opens nothing unless the test kit is there.
+MEMORY_SCHEME = "fdb+memory"
 
 DEFAULT_NAMESPACE = "default"
 
@@ -55,6 +60,11 @@ class UrlParts(NamedTuple):
     userid: str | None = None
     password: str | None = None
     virtual_host: str | None = None
+
+    def __repr__(self) -> str:
+        """Without what is secret: it may stand in a log, or in a traceback with locals."""
+        shown = self._replace(password="**" if self.password else None)
+        return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +101,33 @@ class ClusterLocation:
         return f"fdb:///{self.namespace} ({self.cluster_file or 'default cluster file'})"
 
 
-Location = SqliteLocation | ClusterLocation
+@dataclass(frozen=True, slots=True)
+class MemoryLocation:
+    """A store in this process's memory, by name. Only the test kit opens one."""
+
+    name: str
+    namespace: str = DEFAULT_NAMESPACE
+
+    def __str__(self) -> str:
+        return f"{MEMORY_SCHEME}://{self.name}"
+
+
+Location = SqliteLocation | ClusterLocation | MemoryLocation
 
 
 def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise OptionError("not a broker URL", url=url, fix="Write fdb+sqlite:////absolute/path/broker.db or fdb://.")
+        raise OptionError(
+            "not a broker URL",
+            url=url.rpartition("@")[2],
+            fix="Write fdb+sqlite:////absolute/path/broker.db or fdb://.",
+        )
     parts = urllib.parse.urlsplit("//" + url.partition("://")[2])
     if parts.query:
-        raise OptionError("options in the URL", query=parts.query, fix="Put them into broker_transport_options.")
+        names = ", ".join(name for name, _ in urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+        raise OptionError("options in the URL", names=names, fix="Put them into broker_transport_options.")
     try:
         port = parts.port
     except ValueError:
@@ -128,6 +154,8 @@ def locate(parts: UrlParts, options: Options, environ: Mapping[str, str] | None 
         return _locate_file(parts, options, os.environ if environ is None else environ)
     if parts.scheme == "fdb":
         return _locate_cluster(parts, options)
+    if parts.scheme == MEMORY_SCHEME:
+        return MemoryLocation(parts.hostname or "default", options.namespace or DEFAULT_NAMESPACE)
     raise OptionError("unknown URL scheme", scheme=parts.scheme, fix=f"Known: {', '.join(SCHEMES)}.")
 
 

@@ -19,7 +19,7 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from kombu_fdb.clock import SystemClock
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
 BEATS = 6
+#: Queues shown by a heartbeat at most.
+MOST_CONSUMED = 100
 #: Longest pause after an error, in seconds.
 RETRY_S = 1.0
 #: Shortest pause between two looks, however often the alarm rings, in seconds.
@@ -71,6 +73,8 @@ class Membership:
         self.lost = False
         #: Leases that this process has and knows of.
         self.known: set[Lease] = set()
+        #: What each consumer of this process consumes, for those who look at the sessions.
+        self.consumed: dict[object, Collection[str]] = {}
         self._engine = engine
         self._options = options
         self._chores = chores
@@ -111,7 +115,13 @@ class Membership:
     # -- claiming --------------------------------------------------------------------------------------------------
 
     def claim(
-        self, queues: Sequence[str], limit: int, *, no_ack: Collection[str] = (), acks: Sequence[Lease] = ()
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        no_ack: Collection[str] = (),
+        acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.queue.engine.Engine.claim` for this session. ``acks`` must be its own.
 
@@ -122,7 +132,9 @@ class Membership:
                 self._engine.recover(self.session_id, frozenset(self.known))
                 self._uncertain = False
             try:
-                found = self._engine.claim(self.session_id, queues, limit, no_ack=no_ack, acks=acks)
+                found = self._engine.claim(
+                    self.session_id, queues, limit, no_ack=no_ack, acks=acks, consumers=consumers
+                )
             except LeaseLost:
                 self.lose()
                 raise
@@ -148,7 +160,7 @@ class Membership:
     # -- the threads -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl)
+        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl, self._consumed)
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self._stopped.wait(interval_s):
@@ -159,6 +171,9 @@ class Membership:
                 trouble.ends()
             except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
                 trouble.begins(error)
+
+    def _consumed(self) -> list[str]:
+        return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
 
     def _serve(self) -> None:
         duties = self._duties()

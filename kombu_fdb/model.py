@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "LONGEST_KEY",
+    "LONGEST_TASK_ID",
     "NO_PRIORITY",
     "URGENT",
     "Death",
@@ -22,15 +23,22 @@ __all__ = [
     "KeyCounts",
     "KeyLimits",
     "Lease",
+    "Listed",
+    "Page",
     "Peeked",
     "Publication",
     "QueueControl",
     "QueueCounts",
+    "QueueFacts",
     "RoundSnapshot",
+    "SessionFacts",
+    "StoredMessage",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
+#: A task id's longest UTF-8 form, in bytes.
+LONGEST_TASK_ID = 255
 #: The most urgent priority, as in AMQP; the least urgent is 0.
 URGENT = 9
 NO_PRIORITY = 0
@@ -56,6 +64,11 @@ class Publication:
     key: str = ""
     #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
     ttr_ms: int = 0
+    #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
+    task_id: str = ""
+    #: Publications of one id to one exchange and routing key are one within the window (``queue/dedup.py``).
+    dedup_id: str = ""
+    dedup_window_ms: int = 0
     #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
     message_id: bytes = b""
 
@@ -84,7 +97,9 @@ class Delivery(NamedTuple):
 class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
-    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never.
+    ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
+    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due; ``due_ms``: of one
+    that still is.
     """
 
     message_id: bytes
@@ -97,6 +112,29 @@ class Peeked(NamedTuple):
     expires_ms: int
     deaths: tuple[Death, ...]
     owner: bytes = b""
+    task_id: str = ""
+    priority: int = NO_PRIORITY
+    due_ms: int = 0
+
+
+class Listed(NamedTuple):
+    """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
+
+    ``position``: where it stands in its state, opaque. ``due_ms``: of a delayed one, else 0.
+    """
+
+    position: bytes
+    message: Peeked
+    size: int
+    priority: int
+    due_ms: int
+
+
+class Page(NamedTuple):
+    """Some messages, and the position behind which the next page begins; None if this is the last one."""
+
+    messages: list[Listed]
+    following: bytes | None
 
 
 class RoundSnapshot(NamedTuple):
@@ -121,11 +159,12 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages of a queue are in which state."""
+    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones."""
 
     ready: int = 0
     delayed: int = 0
     leased: int = 0
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +190,8 @@ class QueueControl:
     """How a queue is worked on. ``every_key`` holds for keys without limits of their own.
 
     ``newcomer``: when a key that had no messages gets its turn: after the ``next`` round (queue-by's order), in the
-    ``current`` one, or ``first`` of all.
+    ``current`` one, or ``first`` of all. ``ageing``: so many seconds of waiting count as one priority
+    (``x-fair-ageing``, there in milliseconds); None for strict priority.
     """
 
     paused: bool = False
@@ -159,6 +199,10 @@ class QueueControl:
     every_key: KeyLimits = KeyLimits()
     #: Some key has limits of its own.
     limited: bool = False
+    ageing: float | None = None
+    #: ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none) of the queue, for its claims.
+    single_active: bool = False
+    consumer_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +212,64 @@ class KeyCounts:
     ready: int = 0
     leased: int = 0
     limits: KeyLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What is to be known of a queue besides its counters.
+
+    ``oldest_ms``: since when the oldest ready message waits; None if there is none.
+    ``can_vanish``: it is deleted when nobody uses it.
+    """
+
+    declared: bool
+    arguments: dict[str, Any]
+    control: QueueControl
+    oldest_ms: int | None
+    can_vanish: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A consumer process. ``beat``: changes with each heartbeat. ``open``: false once it was fenced or has closed.
+
+    ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
+    that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
+    wrong; 0 if it told none.
+    """
+
+    session_id: bytes
+    description: dict[str, Any]
+    beat: bytes
+    ttl_s: float
+    open: bool
+    consumed: list[str]
+    held: int | None = None
+    beat_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """All there is of a message at rest, but its position: to store it elsewhere.
+
+    ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
+    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.
+    """
+
+    queue: str
+    state: str
+    payload: bytes
+    priority: int
+    due_ms: int = 0
+    key: str = ""
+    keyed: bool = False
+    message_id: bytes = b""
+    published_ms: int = 0
+    expires_ms: int = 0
+    redeliveries: int = 0
+    ttr_ms: int = 0
+    task_id: str = ""
+    deaths: tuple[Death, ...] = ()
+    #: Of a dead letter: what it had before.
+    priority_before: int = NO_PRIORITY
+    unreadable: bool = False

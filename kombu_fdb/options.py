@@ -161,6 +161,27 @@ class Options:
         default=None,
         metadata=_text("FoundationDB only: path of the cluster file; when unset, the client library's default"),
     )
+    tls_certificate_file: str | None = field(
+        default=None,
+        metadata=_text(
+            "FoundationDB only, for coordinators with `:tls`: this client's certificate (PEM); when unset, "
+            "`FDB_TLS_CERTIFICATE_FILE`. One set of TLS options for a process"
+        ),
+    )
+    tls_key_file: str | None = field(
+        default=None, metadata=_text("FoundationDB only: its private key (PEM); when unset, `FDB_TLS_KEY_FILE`")
+    )
+    tls_ca_file: str | None = field(
+        default=None,
+        metadata=_text("FoundationDB only: the authorities to trust (PEM); when unset, `FDB_TLS_CA_FILE`"),
+    )
+    tls_verify_peers: str | None = field(
+        default=None,
+        metadata=_text(
+            "FoundationDB only: what a server's certificate must say, as `Check.Valid=1,S.CN=fdb`; when unset, "
+            "`FDB_TLS_VERIFY_PEERS`"
+        ),
+    )
     namespace: str | None = field(
         default=None,
         metadata=_text(
@@ -197,6 +218,15 @@ class Options:
             "bytes",
             least=1_024,
             most=9_000_000,
+        ),
+    )
+    dedup_window: float = field(
+        default=300.0,
+        metadata=_seconds(
+            "for how long a second message with the same `dedup_id` to the same destination is not stored, unless its "
+            "header `dedup_window` says otherwise",
+            least=0.001,
+            most=31 * 86_400,
         ),
     )
     claim_window: int = field(

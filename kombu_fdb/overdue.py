@@ -1,12 +1,16 @@
-"""Times to run (``ttr``): jobs whose consumer did not settle them in time go back to their queue.
+"""Times to run: messages whose consumer did not settle them in time go back to their queue.
+
+A time to run comes from the message (``ttr``, header ``x-ttr``) or its queue (``x-consumer-timeout``); the shorter one
+counts (``claim.py``).
 
 Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
-timer: from the claim on, by its monotonic clock, a job with a time to run is either *settled* by its consumer, which
-stops the timer, or *overdue*. An overdue job is handed back in the consumer's stead, and the attempt counts: whoever of
-the two comes first in the store has it, and the other one finds the lease gone (ONE-OWNER).
+timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
+which stops the timer, or *overdue*. An overdue message is handed back in the consumer's stead, and the attempt counts
+if the consumer had it in its hands: whoever of the two comes first in the store has it, and the other one finds the
+lease gone (ONE-OWNER).
 
-What happens at each failure: the process dies or freezes, and its session's TTL brings the jobs back. The store does
-not answer: tried again each second. The consumer hangs: that is what this is for; it has a thread of its own.
+What happens at each failure: the process dies or freezes, and its session's TTL brings the messages back. The store
+does not answer: tried again each second. The consumer hangs: that is what this is for; it has a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from time import monotonic
+from typing import NamedTuple
 
-from kombu_fdb.client import Client
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Lease
 
@@ -28,77 +32,116 @@ logger = logging.getLogger(__name__)
 
 #: Pause after a store error, in seconds.
 RETRY_S = 1.0
+#: So many timers may be stopped before they are thrown away.
+MOST_STOPPED = 1000
+
+
+class _Timer(NamedTuple):
+    due: float
+    #: Whether the consumer has the message in its hands; if not, it never gets it, and the attempt does not count.
+    started: Callable[[], bool]
+    #: Told when the message was handed back.
+    gone: Callable[[], object]
 
 
 class Overdue:
-    """The timers of one broker, in one daemon thread that starts with the first. Thread-safe."""
+    """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe."""
 
-    def __init__(self, client: Client, settled: Callable[[Lease], None]) -> None:
-        """``settled`` is told of each job that was handed back."""
-        self._client = client
-        self._settled = settled
+    def __init__(self, release: Callable[[list[Lease], bool], int]) -> None:
+        """``release`` hands messages back, counted or not, and returns how many were still held."""
+        self._release = release
         self._changed = threading.Condition()
-        self._due: dict[Lease, float] = {}
+        self._timers: dict[Lease, _Timer] = {}
         self._order: list[tuple[float, int, Lease]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
-        self._closed = False
 
-    def watch(self, lease: Lease, ttr_s: float) -> None:
+    def watch(self, lease: Lease, ttr_s: float, *, started: Callable[[], bool], gone: Callable[[], object]) -> None:
         """Hand the message back in ``ttr_s`` seconds; replaces an earlier moment."""
         with self._changed:
-            self._due[lease] = due = monotonic() + ttr_s
+            due = monotonic() + ttr_s
+            self._timers[lease] = _Timer(due, started, gone)
             heapq.heappush(self._order, (due, next(self._numbers), lease))
+            self._throw_away_stopped()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def forget(self, lease: Lease) -> None:
-        """It was settled."""
-        with self._changed:
-            self._due.pop(lease, None)
+    def _throw_away_stopped(self) -> None:
+        """Short jobs with long times to run would fill the memory."""
+        if len(self._order) > 2 * len(self._timers) + MOST_STOPPED:
+            self._order = [each for each in self._order if self._is_running(each)]
+            heapq.heapify(self._order)
 
-    def close(self) -> None:
-        """Idempotent. No job is handed back any more."""
+    def _is_running(self, entry: tuple[float, int, Lease]) -> bool:
+        due, _number, lease = entry
+        timer = self._timers.get(lease)
+        return timer is not None and timer.due == due
+
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """They were settled."""
+        if not self._timers:
+            return
         with self._changed:
-            self._closed = True
-            self._due.clear()
+            for lease in leases:
+                self._timers.pop(lease, None)
+
+    def clear(self) -> None:
+        """Nothing is handed back any more."""
+        with self._changed:
+            self._timers.clear()
+            self._order.clear()
             self._changed.notify()
 
     def _run(self) -> None:
-        while (overdue := self._next()) is not None:
-            self._hand_back(overdue)
+        while overdue := self._next():
+            started = {lease for lease, timer in overdue.items() if timer.started()}
+            for counted in (True, False):
+                part = {lease: timer for lease, timer in overdue.items() if (lease in started) is counted}
+                self._hand_back(part, counted)
 
-    def _next(self) -> list[Lease] | None:
-        """Wait until jobs are overdue; None when closed."""
+    def _next(self) -> dict[Lease, _Timer]:
+        """Wait until messages are overdue; empty when there is no timer any more: the thread ends."""
         with self._changed:
-            while not self._closed:
+            while self._order:
                 overdue = self._pop(monotonic())
                 if overdue:
                     return overdue
-                self._changed.wait(self._order[0][0] - monotonic() if self._order else None)
-        return None
+                if self._order:
+                    self._changed.wait(max(0.0, self._order[0][0] - monotonic()))
+            self._thread = None
+        return {}
 
-    def _pop(self, now: float) -> list[Lease]:
-        overdue = []
+    def _pop(self, now: float) -> dict[Lease, _Timer]:
+        overdue = {}
         while self._order and self._order[0][0] <= now:
-            due, _number, lease = heapq.heappop(self._order)
-            if self._due.get(lease) == due:  # else settled, or given more time
-                del self._due[lease]
-                overdue.append(lease)
+            entry = heapq.heappop(self._order)
+            if self._is_running(entry):  # else settled, or given more time
+                overdue[entry[2]] = self._timers[entry[2]]
         return overdue
 
-    def _hand_back(self, leases: list[Lease]) -> None:
+    def _hand_back(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+        if not timers:
+            return
         try:
-            released = self._client.engine.release(leases, details={"error": "its time to run (ttr) has passed"})
+            released = self._release(list(timers), counted)
         except StoreError as error:
-            logger.warning("%d overdue job(s) can't be handed back yet: %s", len(leases), error)
-            for lease in leases:
-                self.watch(lease, RETRY_S)
+            logger.warning("%d overdue message(s) can't be handed back yet: %s", len(timers), error)
+            self._try_again(timers, counted)
         except KombuFDBError as error:  # e.g. forked: they are not ours
-            logger.debug("overdue jobs were left alone: %s", error)
+            logger.debug("overdue messages were left alone: %s", error)
+            self.forget(timers)
         else:
-            for lease in leases:
-                self._settled(lease)
-            logger.warning("%d job(s) were not settled within their time to run and went back", sum(released))
+            self.forget(timers)
+            for timer in timers.values():
+                timer.gone()
+            if released:
+                logger.warning("%d message(s) were not settled within their time to run and went back", released)
+
+    def _try_again(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+        """Unless their consumers have settled them meanwhile."""
+        with self._changed:
+            for lease, timer in timers.items():
+                if lease in self._timers:
+                    self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)

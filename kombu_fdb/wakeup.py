@@ -15,7 +15,7 @@ import contextlib
 import select
 import socket
 
-__all__ = ["Bell"]
+__all__ = ["Bell", "readable"]
 
 
 class Bell:
@@ -56,7 +56,7 @@ class Bell:
             return True
         if timeout_s is not None and timeout_s <= 0:
             return False
-        return _readable(self._listening, timeout_s) or self._rung
+        return readable(self._listening.fileno(), timeout_s) or self._rung
 
     def close(self) -> None:
         """Idempotent. A sleeper wakes."""
@@ -67,15 +67,18 @@ class Bell:
             each.close()
 
 
-def _readable(sock: socket.socket, timeout_s: float | None) -> bool:
-    """Not a read with a timeout: a timeout is the socket's, and others use it meanwhile."""
+def readable(descriptor: int, timeout_s: float | None) -> bool:
+    """Whether something can be read within ``timeout_s`` seconds; False also if it was closed meanwhile.
+
+    Not a read with a timeout: a timeout is the socket's, and others use it meanwhile.
+    """
     try:
-        # Looked up at each call: gevent replaces it, and has no ``epoll``.
+        # Looked up at each call: gevent replaces it and has no ``epoll``, eventlet takes ``poll`` away.
         poll = getattr(select, "poll", None)
-        if poll is None:  # Windows
-            return bool(select.select([sock], [], [], timeout_s)[0])
+        if poll is None:  # also on Windows
+            return bool(select.select([descriptor], [], [], timeout_s)[0])
         poller = poll()
-        poller.register(sock.fileno(), select.POLLIN)
+        poller.register(descriptor, select.POLLIN)
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
     except (OSError, ValueError):  # closed by another thread
         return False

@@ -2,9 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
 import pytest
+from celery import _state
 
+from kombu_fdb.client import close_clients
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+
+assert celery.app.builtins
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +20,12 @@ def cluster() -> Iterator[SingleNodeCluster]:
         pytest.skip(reason)
     with SingleNodeCluster() as cluster:
         yield cluster
+        close_clients()  # or each would wait at the exit for a store that is gone
+
+
+@pytest.fixture(autouse=True)
+def _tasks_of_their_own() -> Iterator[None]:
+    """Celery gives the tasks of an app to every app that is made later; those of a test end with it."""
+    shared = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers &= shared

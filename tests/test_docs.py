@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from celery import Celery
 
 from kombu_fdb.keyspace import layout
 
@@ -19,9 +18,11 @@ GUARANTEES = (
     "NOT-EARLY",
     "BACK-SOON",
     "NOT-TWICE",
+    "ONE-ACTIVE",
     "POISON-ENDS",
     "FAIR",
     "KEY-LIMIT",
+    "ONCE-PUBLISHED",
     "COUNTS",
     "BOUNDED",
 )
@@ -61,21 +62,8 @@ def test_a_guarantee_is_upheld_somewhere_and_tested_somewhere(tag):
     assert files_with(tag, "kombu_fdb") - tests, f"no code names {tag}"
 
 
-@pytest.mark.parametrize("page", ["fairness", "dead-letters"])
-def test_the_code_on_a_page_runs(page, tmp_path):
-    """In the order of the page, with an app and an engine."""
-    app = Celery("docs", broker=f"fdb+sqlite:///{tmp_path}/broker.db")
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
-    assert blocks
-    with app.connection() as connection:
-        names = {"app": app, "engine": connection.default_channel.engine}
-        for block in blocks:
-            exec(compile(block, f"{page}.md", "exec"), names)
-    app.close()
-
-
 def test_links_between_pages_lead_somewhere():
-    for page in (DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/README.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

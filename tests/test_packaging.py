@@ -62,12 +62,14 @@ def test_one_wheel_with_both_packages(wheel):
     }
 
 
-def test_every_module_of_the_checkout_is_in_the_wheel(wheel):
+def test_every_file_of_the_checkout_is_in_the_wheel(wheel):
     sources = {
         str(path.relative_to(ROOT))
         for package in ("kombu_fdb", "celery_fdb")
-        for path in (ROOT / package).rglob("*.py")
+        for path in (ROOT / package).rglob("*.*")
+        if path.is_file() and path.suffix != ".pyc"
     }
+    assert "celery_fdb/django/templates/admin/celery_fdb/queues.html" in sources
     assert sources <= set(zipfile.ZipFile(wheel).namelist())
 
 

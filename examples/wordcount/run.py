@@ -78,7 +78,6 @@ def _arguments() -> argparse.Namespace:
 @contextmanager
 def _home(*, keep: bool) -> Iterator[Path]:
     home = Path(tempfile.mkdtemp(prefix="celery-fdb-demo-"))
-    (home / "results").mkdir()
     try:
         yield home
     finally:
@@ -113,6 +112,7 @@ def _run(home: Path, url: str) -> int:
     texts = sorted(path.name for path in tasks.TEXTS.glob("*.txt"))
     expected = {name: Counter(tasks.words_of((tasks.TEXTS / name).read_text())) for name in texts}
     console.print(f"[bold]broker[/]  {_check_broker(tasks.app)}")
+    console.print(f"[bold]results[/] {tasks.app.backend.as_uri()}")
     console.print(f"[bold]work[/]    {len(texts)} texts: a chord of chains fetch | parse | count, and three hard cases")
     with _worker(home) as worker:
         job = Job(home, worker, *_send(tasks, texts))

@@ -1,4 +1,4 @@
-"""A Celery application like any other: nothing in it knows which broker it has, but for one URL.
+"""A Celery application like any other: nothing in it knows which broker and result backend it has, but for one URL.
 
 Fetch, parse and count are a chain for each text; the chains of all texts are a chord, whose callback adds up the words.
 Beside them run the tasks that brokers find hard: one that fails twice, one for later, one whose process is killed.
@@ -20,10 +20,11 @@ TEXTS = Path(__file__).parent / "texts"
 HOME = Path(os.environ.get("WORDCOUNT_HOME", "."))
 JOURNAL = HOME / "journal"
 
+BROKER = os.environ.get("WORDCOUNT_BROKER", "fdb+sqlite://")
+
+# Tasks and results in one store. With another broker, for comparison, the results alone are in a file of ours.
 app = Celery(
-    "wordcount",
-    broker=os.environ.get("WORDCOUNT_BROKER", "fdb+sqlite://"),
-    backend=f"results:AtomicFiles+file://{HOME}/results",
+    "wordcount", broker=BROKER, backend=BROKER if BROKER.startswith("fdb") else f"fdb+sqlite:///{HOME}/results.db"
 )
 app.conf.broker_connection_retry_on_startup = True
 

@@ -1,9 +1,9 @@
 """The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
 
-A record is a fixed head, the fairness key, optional extras (JSON: the time to run, the death history) and, if the
-payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no second round
-trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes
-instead of megabytes.
+A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths)
+and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
+second round trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few
+dozen bytes instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
 """
@@ -17,25 +17,31 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death, KeyLimits, QueueControl
+from kombu_fdb.model import NO_PRIORITY, Death, KeyLimits, QueueControl
 
 __all__ = [
+    "AMOUNT_BYTES",
     "CHUNK_BYTES",
     "INLINE_BYTES",
     "Record",
     "chunks_of",
+    "decode_amount",
     "decode_control",
     "decode_json",
     "decode_lease",
     "decode_limits",
     "decode_record",
+    "due_from",
+    "encode_amount",
     "encode_control",
     "encode_json",
     "encode_lease",
     "encode_limits",
     "encode_record",
-    "key_of",
+    "names_of",
+    "published_at",
     "redelivered",
+    "size_of",
 ]
 
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
@@ -44,15 +50,22 @@ INLINE_BYTES = 2048
 CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 1
-#: version, redeliveries, chunks, key's length, extras' length, payload's length, published_ms, expires_ms, message id
-_HEAD = struct.Struct(">BHHHIIQQ16s")
+#: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
+_HEAD = struct.Struct(">BHHHBIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
+_MOMENT = struct.Struct(">Q")
+_PUBLISHED_AT = struct.calcsize(">BHHHBII")
 _MOST_REDELIVERIES = 0xFFFF
 _LEASE_HEAD = struct.Struct(">BHH")
+#: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
+AMOUNT_BYTES = 16
 
 
 class Record(NamedTuple):
-    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own."""
+    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own.
+
+    ``published_ms``: since when it waits; of one that was delayed, the moment it was due.
+    """
 
     message_id: bytes
     published_ms: int
@@ -64,6 +77,9 @@ class Record(NamedTuple):
     deaths: tuple[Death, ...]
     key: str = ""
     ttr_ms: int = 0
+    task_id: str = ""
+    #: Of a dead letter, which waits in the order of the deaths: what it had, and has again when it is replayed.
+    priority: int = NO_PRIORITY
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
@@ -85,42 +101,92 @@ def encode_record(
     chunks: int | None = None,
     size: int | None = None,
     ttr_ms: int = 0,
+    task_id: str = "",
+    priority: int = NO_PRIORITY,
 ) -> bytes:
     """``chunks``/``size``: for a message whose payload already stands in the store."""
-    extras = _encode_extras(deaths, ttr_ms) if deaths or ttr_ms else b""
+    extras = _encode_extras(deaths, ttr_ms, priority) if deaths or ttr_ms or priority else b""
     size = len(payload) if size is None else size
     if chunks is None:
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-    name = key.encode()
+    name, task = key.encode(), task_id.encode()
     head = _HEAD.pack(
-        RECORD_VERSION, redeliveries, chunks, len(name), len(extras), size, published_ms, expires_ms, message_id
+        RECORD_VERSION,
+        redeliveries,
+        chunks,
+        len(name),
+        len(task),
+        len(extras),
+        size,
+        published_ms,
+        expires_ms,
+        message_id,
     )
-    return head + name + extras + (b"" if chunks else payload)
+    return head + name + task + extras + (b"" if chunks else payload)
 
 
 def decode_record(value: bytes) -> Record:
     """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
     try:
-        version, redeliveries, chunks, name, extras, size, published_ms, expires_ms, message_id = _HEAD.unpack_from(
-            value
+        version, redeliveries, chunks, name, task, extras, size, published_ms, expires_ms, message_id = (
+            _HEAD.unpack_from(value)
         )
     except struct.error as error:
         raise FormatError("unreadable message record", length=len(value)) from error
-    begin = _HEAD.size + name
+    end_of_key = _HEAD.size + name
+    begin = end_of_key + task
     start = begin + extras
     if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
         raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths, ttr_ms = _decode_extras(value[begin:start]) if extras else ((), 0)
-    key = _decode_text(value[_HEAD.size : begin]) if name else ""
-    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, value[start:], deaths, key, ttr_ms)
+    deaths, ttr_ms, priority = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY)
+    key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
+    task_id = _decode_text(value[end_of_key:begin]) if task else ""
+    return Record(
+        message_id,
+        published_ms,
+        expires_ms,
+        redeliveries,
+        chunks,
+        size,
+        value[start:],
+        deaths,
+        key,
+        ttr_ms,
+        task_id,
+        priority,
+    )
 
 
-def key_of(value: bytes) -> str:
-    """The fairness key of a record; "" if it has none or can't be read."""
+def names_of(value: bytes) -> tuple[str, str]:
+    """The fairness key of a record and the id of its task; "" for what it has not, or if it can't be read."""
     try:
-        return decode_record(value).key
+        record = decode_record(value)
     except FormatError:
-        return ""
+        return "", ""
+    return record.key, record.task_id
+
+
+def size_of(value: bytes) -> int:
+    """The payload's size as a record tells it; of unreadable bytes, their own. The same at each step of a message."""
+    try:
+        version, _redeliveries, _chunks, _key, _task, _extras, size, *_ = _HEAD.unpack_from(value)
+    except struct.error:
+        return len(value)
+    return int(size) if version == RECORD_VERSION else len(value)
+
+
+def published_at(value: bytes, default: int) -> int:
+    """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
+    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+        return default
+    return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
+
+
+def due_from(value: bytes, due_ms: int) -> bytes:
+    """The same record, whose waiting began when its delay ended."""
+    if len(value) < _HEAD.size:
+        return value
+    return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
 
 
 def redelivered(value: bytes) -> bytes:
@@ -146,6 +212,18 @@ def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
     place = _LEASE_HEAD.size + name_length
     record = place + place_length
     return _decode_text(value[_LEASE_HEAD.size : place]), value[place:record], value[record:]
+
+
+def encode_amount(messages: int, size: int) -> int:
+    """What an atomic add of :data:`AMOUNT_BYTES` adds to count so many messages of so many bytes together."""
+    return (size << 64) + messages
+
+
+def decode_amount(value: bytes | None) -> tuple[int, int]:
+    """Messages and bytes of a queue's counter."""
+    both = int.from_bytes((value or b"")[:AMOUNT_BYTES].ljust(AMOUNT_BYTES, b"\0"), "little", signed=True)
+    messages = (both + 2**63) % 2**64 - 2**63
+    return messages, both - messages >> 64
 
 
 def encode_json(value: Any) -> bytes:
@@ -186,16 +264,21 @@ def decode_control(value: bytes | None) -> QueueControl:
     return QueueControl(**{**fields, "every_key": KeyLimits(**fields["every_key"])})
 
 
-def _encode_extras(deaths: Sequence[Death], ttr_ms: int) -> bytes:
-    """A list of deaths, and in front of them the time to run if there is one."""
-    history: list[Any] = [dataclasses.asdict(death) for death in deaths]
-    return encode_json([ttr_ms, *history] if ttr_ms else history)
+def _encode_extras(deaths: Sequence[Death], ttr_ms: int, priority: int) -> bytes:
+    """A list of deaths; in front of them the time to run, if there is one or a priority, and the priority, if any."""
+    numbers = [ttr_ms, priority] if priority else [ttr_ms] if ttr_ms else []
+    return encode_json([*numbers, *(dataclasses.asdict(death) for death in deaths)])
 
 
-def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int]:
+def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int]:
     try:
         extras = decode_json(value)
-        ttr_ms = extras.pop(0) if isinstance(extras[0], int) else 0
-        return tuple(Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])}) for entry in extras), ttr_ms
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        numbers = [each for each in extras[:2] if isinstance(each, int)]
+        ttr_ms, priority = (*numbers, 0, NO_PRIORITY)[:2]
+        return tuple(_death(entry) for entry in extras[len(numbers) :]), ttr_ms, priority
+    except (TypeError, KeyError, AttributeError) as error:
         raise FormatError("unreadable death history", value=value[:80]) from error
+
+
+def _death(entry: Any) -> Death:
+    return Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])})

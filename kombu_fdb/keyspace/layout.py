@@ -18,18 +18,24 @@ key                                                   value                     
 ``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
 ``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
 ``("limits", queue, key)``                            the key's limits                         limit
-``("control", queue)``                                paused, newcomer, limits of every key    limit, pause
+``("control", queue)``                                paused, newcomer, limits of every key    limit, pause, declare
 ``("bucket", queue, key)``                            token bucket of a rate                   claim
 ``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
 ``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
+``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
+``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
+``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
+``("import", id)``                                     what a finished import was                import
+``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
-``("count", queue, state)``                           number of messages, atomic add           every verb
+``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
+``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
-``("beat", session)``                                 versionstamp of the last heartbeat       session
+``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
@@ -37,6 +43,7 @@ key                                                   value                     
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
 ``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
 ====================================================  =======================================  ==================================================
@@ -52,9 +59,9 @@ from functools import lru_cache
 from zlib import crc32
 
 from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
-from kombu_fdb.model import URGENT
+from kombu_fdb.model import NO_PRIORITY, URGENT
 
-__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "split_place"]
+__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "priority_of", "split_place"]
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
@@ -66,6 +73,9 @@ NO_KEY = pack("")
 
 #: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
+
+#: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
+RANK_FROM_END = 14
 
 #: Ranks are one packed integer each.
 _RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
@@ -144,9 +154,46 @@ class Keyspace:
         """Prefix of all leases of a session."""
         return self._key("lease", session)
 
+    def task(self, task_id: str) -> bytes:
+        """Prefix of a task's messages; append a stamp."""
+        return self._key("task", task_id)
+
+    def dedup(self, exchange: str, routing_key: str, dedup_id: str) -> bytes:
+        return self._key("dedup", exchange, routing_key, dedup_id)
+
+    def dedup_end(self, end_ms: int, exchange: str, routing_key: str, dedup_id: str) -> bytes:
+        return self._key("dedup_end", end_ms, exchange, routing_key, dedup_id)
+
+    def dedup_ended(self, now_ms: int) -> Range:
+        """Those whose end is at or before ``now_ms``."""
+        prefix = self._key("dedup_end")
+        return prefix, prefix + pack_int(now_ms + 1)
+
+    def dedup_of(self, end: bytes) -> bytes:
+        """The entry whose end this key is."""
+        return self._key("dedup", *self.unpack(end)[2:])
+
+    @property
+    def leases_prefix(self) -> bytes:
+        """Prefix of the leases of all sessions."""
+        return self._key("lease")
+
     @property
     def all_leases(self) -> Range:
-        return range_of(self._key("lease"))
+        return range_of(self.leases_prefix)
+
+    def import_(self, import_id: bytes) -> bytes:
+        return self._key("import", import_id)
+
+    def imported(self, import_id: bytes, mark: bytes) -> bytes:
+        return self._key("imported", import_id, mark)
+
+    def all_imported(self, import_id: bytes) -> Range:
+        return range_of(self._key("imported", import_id))
+
+    @property
+    def all_dedups(self) -> Range:
+        return range_of(self._key("dedup"))
 
     def body(self, message_id: bytes, chunk: int) -> bytes:
         return self._key("body", message_id, chunk)
@@ -166,6 +213,16 @@ class Keyspace:
     @property
     def all_counts(self) -> Range:
         return range_of(self._key("count"))
+
+    def total(self, queue: str, event: str) -> bytes:
+        return self._key("total", queue, event)
+
+    def totals(self, queue: str) -> Range:
+        return range_of(self._key("total", queue))
+
+    @property
+    def all_totals(self) -> Range:
+        return range_of(self._key("total"))
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)
@@ -383,6 +440,13 @@ class Keyspace:
     def all_consumers(self) -> Range:
         return range_of(self._key("consumer"))
 
+    def single(self, queue: str) -> bytes:
+        return self._key("single", queue)
+
+    @property
+    def all_singles(self) -> Range:
+        return range_of(self._key("single"))
+
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def token(self, client: bytes, slot: int) -> bytes:
@@ -409,3 +473,12 @@ def split_place(place: bytes) -> tuple[str, bytes]:
     key, rank, _stamp = unpack(place)
     assert isinstance(rank, int)
     return str(key), pack_int(rank)
+
+
+def priority_of(place: bytes) -> int:
+    """The priority of a place, or of a key that ends in one; the lowest for "".
+
+    Its rank stands before the stamp: one packed digit, whose last byte is the digit itself unless it is 0.
+    """
+    rank = place[-RANK_FROM_END : 1 - RANK_FROM_END]
+    return URGENT if rank == _RANKS[URGENT] else max(URGENT - ord(rank), NO_PRIORITY) if rank else NO_PRIORITY

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record
-from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record, size_of
+from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
-from kombu_fdb.queue import fair
+from kombu_fdb.queue import ageing, fair
 from kombu_fdb.queue.claim import payload_of
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.settle import end_of_lease
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = ["delete", "find_part", "look", "peek", "ranges", "snapshot", "taken"]
+__all__ = ["delayed", "delete", "find_part", "look", "peek", "ranges", "remove", "snapshot", "taken"]
 
 #: Messages looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
@@ -35,15 +35,23 @@ def peek(
     end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
     fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
-    if not fair_queue:
+    control = decode_control(tr.get(keys.control(queue), snapshot=True))
+    if not fair_queue and key is None and not reverse and control.ageing is not None:
+        rows = ageing.oldest_first(tr, keys, queue, control.ageing, limit, now_ms)
+    elif not fair_queue:
         whole = range_of(keys.items(queue, key or "", b""))
         rows = tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
         raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
     else:
-        control = decode_control(tr.get(keys.control(queue), snapshot=True))
         # A claim that is never committed.
         rows = fair.choose(DryRun(tr), keys, queue, control, limit, slice_=0, first_door=0, now_ms=now_ms)
+    return [look(tr, keys, queue, row) for row in rows]
+
+
+def delayed(tr: Transaction, keys: Keyspace, queue: str, limit: int) -> list[Peeked]:
+    """Up to ``limit`` delayed messages, those that are due first first."""
+    rows = tr.get_range(*range_of(keys.delayed(queue)), limit=limit, snapshot=True)
     return [look(tr, keys, queue, row) for row in rows]
 
 
@@ -52,7 +60,7 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
     key, value = row
     state, owner = _state(keys, queue, key)
     if state == LEASED:
-        _queue, _place, value = decode_lease(value)
+        _queue, key, value = decode_lease(value)
     try:
         record = decode_record(value)
         payload = payload_of(tr, keys, record)
@@ -69,6 +77,9 @@ def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
         record.expires_ms,
         record.deaths,
         owner,
+        record.task_id,
+        record.priority or priority_of(key),
+        keys.split_delayed(queue, key)[0] if state == DELAYED else 0,
     )
 
 
@@ -156,18 +167,25 @@ def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes
     """Delete a message that is still as it was seen. False if it has moved."""
     if tr.get(key) != value:
         return False
+    remove(tr, keys, tally, queue, key, value)
+    return True
+
+
+def remove(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> None:
+    """Delete a message that this transaction has read, serializably."""
     tr.clear(key)
     state, _owner = _state(keys, queue, key)
-    record = value
+    place, record = key, value
     if state == LEASED:
         _queue, place, record = decode_lease(value)
         end_of_lease(tally, queue, place)
+    elif state == DELAYED:
+        tally.change(queue, DELAYED, -1)
     else:
-        tally.change(queue, state, -1)
+        tally.unready(queue, size_of(value))
     if key.startswith(keys.keyed(queue)):
         tally.went(queue, split_place(keys.place(queue, key))[0])
-    drop(tr, keys, decode_record(record))
-    return True
+    drop(tr, keys, decode_record(record), place)
 
 
 def _is_of(queue: str, lease: bytes) -> bool:
@@ -223,7 +241,7 @@ class DryRun:
         """The queue's verbs never read again what they cleared."""
 
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
-    def add(self, key: bytes, delta: int) -> None: ...
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...
     def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None: ...
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None: ...

@@ -12,18 +12,18 @@ returns less than ``limit`` does not mean an empty queue; ``arm`` tells.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease, size_of
 from kombu_fdb.keyspace.layout import NO_KEY, Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, QueueControl
-from kombu_fdb.queue import fair, session
+from kombu_fdb.queue import ageing, fair, session, single
 from kombu_fdb.queue.deadletter import Graves, bury, drop, drop_expired
-from kombu_fdb.queue.tally import LEASED, READY, Tally
+from kombu_fdb.queue.tally import CLAIMED, LEASED, Tally
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
 __all__ = ["Window", "arm", "claim", "payload_of"]
@@ -42,6 +42,8 @@ class Window:
     now_ms: int
     #: Where to begin among the doors of a fair queue (``fair.py``).
     first_door: int
+    #: By queue, whose claim it is, where only one consumer is active (``single.py``).
+    consumers: Mapping[str, str] = field(default_factory=dict)
 
 
 def claim(
@@ -54,15 +56,22 @@ def claim(
     """
     states = _read_states(tr, graves.keys, queues, window)
     rows: list[tuple[str, KeyValue]] = []
-    for queue in queues:
+    for queue in _open_to(tr, graves.keys, queues, states, window):
         room = window.limit - len(rows)
         if room > 0:
             rows += [(queue, row) for row in _choose(tr, graves.keys, queue, states[queue], room, window)]
     taken = [
-        _take(tr, graves, tally, queue, row, window, leased=queue not in no_ack, fair_=states[queue].fair)
+        _take(tr, graves, tally, queue, row, window, leased=queue not in no_ack, state=states[queue])
         for queue, row in rows
     ]
     return [delivery for delivery in taken if delivery is not None]
+
+
+def _slice(control: QueueControl, window: Window) -> int:
+    """How many windows to leave to rivals. One active consumer has none, and wants the order."""
+    if control.single_active:
+        return 0
+    return window.slice if control.ageing is None else min(window.slice, ageing.MOST_SLICES)
 
 
 class _State(NamedTuple):
@@ -85,9 +94,21 @@ def _read_states(tr: Transaction, keys: Keyspace, queues: Sequence[str], window:
     }
 
 
+def _open_to(
+    tr: Transaction, keys: Keyspace, queues: Sequence[str], states: Mapping[str, _State], window: Window
+) -> list[str]:
+    """Those from which this claim may take."""
+    single_active = [queue for queue in queues if states[queue].control.single_active]
+    if not single_active:
+        return list(queues)
+    admitted = single.admitted(tr, keys, single_active, window.session, window.consumers)
+    return [queue for queue in queues if queue in admitted or not states[queue].control.single_active]
+
+
 def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: int, window: Window) -> list[KeyValue]:
     if state.control.paused:
         return []
+    slice_ = _slice(state.control, window)
     if state.fair:
         return fair.choose(
             tr,
@@ -95,13 +116,16 @@ def _choose(tr: Transaction, keys: Keyspace, queue: str, state: _State, room: in
             queue,
             state.control,
             room,
-            slice_=window.slice,
+            slice_=slice_,
             first_door=window.first_door,
             now_ms=window.now_ms,
         )
-    begin, end = range_of(keys.ready(queue))
-    rows = tr.get_range(begin, end, limit=room * (window.slice + 1), snapshot=True)
-    return rows[room * window.slice :] or rows[-room:]
+    limit = room * (slice_ + 1)
+    if state.control.ageing is None:
+        rows = tr.get_range(*range_of(keys.ready(queue)), limit=limit, snapshot=True)
+    else:
+        rows = ageing.oldest_first(tr, keys, queue, state.control.ageing, limit, window.now_ms)
+    return rows[room * slice_ :] or rows[-room:]
 
 
 def _take(
@@ -113,13 +137,15 @@ def _take(
     window: Window,
     *,
     leased: bool,
-    fair_: bool,
+    state: _State,
 ) -> Delivery | None:
     """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
     place = graves.keys.place(queue, row[0])
-    if fair_ and not has_key(place):
+    if state.fair and not has_key(place):
         place = NO_KEY + place
     delivery = _deliver(tr, graves, tally, queue, row, place, window, leased=leased)
+    if delivery is not None and state.control.consumer_timeout_ms:
+        delivery = delivery._replace(ttr_ms=_shorter(delivery.ttr_ms, state.control.consumer_timeout_ms))
     if has_key(place) and (delivery is None or not leased):
         tally.spared(queue, split_place(place)[0])
     return delivery
@@ -140,18 +166,19 @@ def _deliver(
     tr.add_read_conflict_key(key)
     tr.clear(key)
     fair_key = split_place(place)[0]
-    tally.change(queue, READY, -1)
+    tally.unready(queue, size_of(value))
     if fair_key:
         tally.went(queue, fair_key)
     try:
         record = decode_record(value)
         payload = payload_of(tr, graves.keys, record)
     except FormatError as error:
-        bury(tr, graves, tally, queue, value, "malformed", window.now_ms, details={"error": str(error)})
+        bury(tr, graves, tally, queue, value, "malformed", window.now_ms, place=key, details={"error": str(error)})
         return None
     if record.expires_ms and record.expires_ms <= window.now_ms:
-        drop_expired(tr, graves, tally, queue, record, value, window.now_ms)
+        drop_expired(tr, graves, tally, queue, record, value, window.now_ms, place=key)
         return None
+    tally.note(queue, CLAIMED)
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
     if leased:
@@ -160,10 +187,14 @@ def _deliver(
         if has_key(place):
             tally.leased(queue, fair_key)
     else:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, key)
     return Delivery(
         lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, record.ttr_ms
     )
+
+
+def _shorter(ttr_ms: int, timeout_ms: int) -> int:
+    return min(ttr_ms or timeout_ms, timeout_ms)
 
 
 def payload_of(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
@@ -180,18 +211,26 @@ def payload_of(tr: Transaction, keys: Keyspace, record: Record) -> bytes:
     return payload
 
 
-def arm(tr: Transaction, keys: Keyspace, queues: Sequence[str]) -> list[Watch] | None:
+def arm(
+    tr: Transaction, keys: Keyspace, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]
+) -> list[Watch] | None:
     """Watch the bells of empty queues; None as soon as one is not empty.
+
+    Of a queue with another active consumer the change of that is watched instead.
 
     Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it.
     """
     heads = tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
     values = tr.get_many([key for queue in queues for key in (keys.fair(queue), keys.control(queue))], snapshot=True)
-    for number, (queue, head) in enumerate(zip(queues, heads, strict=True)):
-        state = _State(values[2 * number] is not None, decode_control(values[2 * number + 1]))
-        if not state.control.paused and _has_work(tr, keys, queue, state, head):
+    states = [
+        _State(values[2 * number] is not None, decode_control(values[2 * number + 1])) for number in range(len(queues))
+    ]
+    single_active = [queue for queue, state in zip(queues, states, strict=True) if state.control.single_active]
+    others = single.standing_by(tr, keys, single_active, session_id, consumers)
+    for queue, state, head in zip(queues, states, heads, strict=True):
+        if queue not in others and not state.control.paused and _has_work(tr, keys, queue, state, head):
             return None
-    return [tr.watch(keys.bell(queue)) for queue in queues]
+    return [tr.watch(keys.single(queue) if queue in others else keys.bell(queue)) for queue in queues]
 
 
 def _has_work(tr: Transaction, keys: Keyspace, queue: str, state: _State, head: list[KeyValue]) -> bool:

@@ -8,10 +8,13 @@ exists for it; these records go with their session. Its idle time is measured li
 
 from __future__ import annotations
 
+import dataclasses
+
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
-from kombu_fdb.keyspace.codec import Record, decode_record
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_control, size_of
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue import arguments, single, totals
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
@@ -29,6 +32,7 @@ __all__ = [
     "drop_consumers",
     "expire",
     "expiring",
+    "limited",
     "purge_part",
     "remove_consumer",
     "touch",
@@ -36,7 +40,6 @@ __all__ = [
 ]
 
 MESSAGES_PER_PURGE = 500
-OVERFLOW_MODES = (None, "drop-head", "reject-publish", "reject-publish-dlx")
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -47,24 +50,27 @@ def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration
 
     Raises ``NotEquivalent`` for an argument with a senseless value.
     """
-    _check_arguments(declaration)
+    arguments.check(declaration)
     key, value = keys.queue(declaration.name), declaration.encode()
-    if tr.get(key) != value:
+    stored = tr.get(key)
+    if stored != value:
         tr.set(key, value)
+        _tell_claims(tr, keys, declaration, stored)
     if "x-expires" in declaration.arguments:
         touch(tr, keys, declaration.name)
 
 
-def _check_arguments(declaration: QueueDeclaration) -> None:
-    for name in ("x-message-ttl", "x-expires", "x-max-length", "x-delivery-limit"):
-        value = declaration.arguments.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise NotEquivalent("a queue argument must be a whole number", queue=declaration.name, **{name: value})
-    overflow = declaration.arguments.get("x-overflow")
-    if overflow not in OVERFLOW_MODES:
-        raise NotEquivalent(
-            "x-overflow is drop-head, reject-publish or reject-publish-dlx", queue=declaration.name, given=overflow
-        )
+def _tell_claims(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration, stored: bytes | None) -> None:
+    """Change in the queue's control what the declaration changes; the rest of it stays as somebody set it."""
+    before = {} if stored is None else QueueDeclaration.decode(declaration.name, stored).arguments
+    old, new = arguments.for_claims(before), arguments.for_claims(declaration.arguments)
+    changes = {name: value for name, value in new.items() if value != old[name]}
+    if not changes:
+        return
+    key = keys.control(declaration.name)
+    tr.set(key, encode_control(dataclasses.replace(decode_control(tr.get(key)), **changes)))
+    if "single_active" in changes:
+        single.vacate(tr, keys, declaration.name)
 
 
 def delete_queue(
@@ -86,8 +92,9 @@ def delete_queue(
     tr.add_read_conflict_range(*range_of(keys.keyed(queue)))
     for whole in keys.fairness(queue):
         tr.clear_range(*whole)
-    for key in (keys.fair(queue), keys.control(queue)):
+    for key in (keys.fair(queue), keys.control(queue), keys.single(queue)):
         tr.clear(key)
+    totals.forget(tr, keys, queue)
     _unbind_queue(tr, keys, queue)
     return True
 
@@ -113,19 +120,22 @@ def _delete_range(
     for key, value in rows:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        _drop_payload(tr, keys, value)
+        _drop(tr, keys, key, value)
+        if state == READY:
+            tally.unready(queue, size_of(value))
         if key.startswith(keys.keyed(queue)):
             tally.went(queue, split_place(keys.place(queue, key))[0])
-    tally.change(queue, state, -len(rows))
+    if state == DELAYED:
+        tally.change(queue, DELAYED, -len(rows))
     return len(rows)
 
 
-def _drop_payload(tr: Transaction, keys: Keyspace, value: bytes) -> None:
+def _drop(tr: Transaction, keys: Keyspace, key: bytes, value: bytes) -> None:
     try:
         record: Record = decode_record(value)
     except FormatError:
         return
-    drop(tr, keys, record)
+    drop(tr, keys, record, key)
 
 
 # -- exchanges and bindings --------------------------------------------------------------------------------------------
@@ -206,6 +216,15 @@ def expiring(tr: Transaction, keys: Keyspace) -> list[tuple[str, bytes, int]]:
     ]
 
 
+def limited(tr: Transaction, keys: Keyspace) -> list[str]:
+    """Queues with a maximum of messages or bytes."""
+    declared = [
+        QueueDeclaration.decode(str(keys.unpack(key)[1]), value)
+        for key, value in tr.get_range(*keys.all_queues, snapshot=True)
+    ]
+    return [each.name for each in declared if {"x-max-length", "x-max-length-bytes"} & each.arguments.keys()]
+
+
 def _expires_ms(queue: str, value: bytes | None) -> int:
     """0 for a queue that is not declared any more: its record goes at once."""
     return 0 if value is None else int(QueueDeclaration.decode(queue, value).arguments.get("x-expires", 0))
@@ -224,6 +243,7 @@ def add_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: str,
 
 def remove_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: str, tag: str) -> bool:
     """Whether an auto-delete queue has lost its last consumer by this."""
+    single.leave(tr, keys, queue, session_id, tag)
     tr.clear(keys.consumer(queue, session_id, tag))
     value = tr.get(keys.queue(queue))
     if value is None:

@@ -16,22 +16,35 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kombu_fdb.clock import IdSource
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Record, chunks_of, decode_record, encode_record
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.codec import (
+    Record,
+    chunks_of,
+    decode_amount,
+    decode_record,
+    encode_json,
+    encode_record,
+    size_of,
+)
+from kombu_fdb.keyspace.layout import Keyspace, priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.queue.tally import READY, Tally
+from kombu_fdb.queue.tally import DEAD, READY, Tally
+from kombu_fdb.queue.whereabouts import forget, note
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Graves", "Policy", "bury", "drop", "drop_expired", "trim"]
+__all__ = ["Graves", "Policy", "bury", "drop", "drop_expired", "fitted", "trim"]
 
 DEAD_SUFFIX = ".dead"
 TRIMMED_PER_TRANSACTION = 200
+#: A history must fit into a record, and a record into a value of the store (100,000 B): how large the details of one
+#: death may be as JSON, and how many of the latest deaths keep theirs.
+DETAILS_BYTES = 16_000
+MOST_DETAILED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +79,9 @@ class Graves:
             return True
 
 
-def drop(tr: Transaction, keys: Keyspace, record: Record) -> None:
-    """Delete the payload of a message whose record is gone."""
+def drop(tr: Transaction, keys: Keyspace, record: Record, place: bytes) -> None:
+    """Delete what else there is of a message whose record, at ``place``, is gone."""
+    forget(tr, keys, record.task_id, place)
     if record.chunks:
         tr.clear_range(*keys.bodies(record.message_id))
 
@@ -79,7 +93,7 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
     """
     keys = graves.keys
     stored = tr.get(keys.count(queue, READY), snapshot=True)
-    excess = int.from_bytes(stored or b"", "little", signed=True) - graves.policy.dead_length
+    excess = decode_amount(stored)[0] - graves.policy.dead_length
     dropped = 0
     for key, value in tr.get_range(*range_of(keys.ready(queue)), limit=TRIMMED_PER_TRANSACTION, snapshot=True):
         record = _readable(graves, value)
@@ -87,20 +101,28 @@ def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int)
             break
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        drop(tr, keys, record)
+        tally.unready(queue, size_of(value))
+        drop(tr, keys, record, key)
         dropped += 1
-    tally.change(queue, READY, -dropped)
     return dropped
 
 
 def drop_expired(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, record: Record, value: bytes, now_ms: int
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    record: Record,
+    value: bytes,
+    now_ms: int,
+    *,
+    place: bytes,
 ) -> None:
     """A message outlived its time: dead-lettered if an exchange is set, else gone."""
     if graves.routing.dead_letter_exchange(tr, queue) is None:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, place)
     else:
-        bury(tr, graves, tally, queue, value, "expired", now_ms)
+        bury(tr, graves, tally, queue, value, "expired", now_ms, place=place)
 
 
 def bury(
@@ -112,21 +134,26 @@ def bury(
     reason: str,
     now_ms: int,
     *,
-    details: dict[str, str] | None = None,
+    place: bytes,
+    details: dict[str, Any] | None = None,
 ) -> None:
-    """Move a record, which its caller has taken out of ``queue``, to where its dead letters go."""
+    """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
+    tally.note(queue, DEAD)
     record = _readable(graves, value)
+    record = record._replace(priority=record.priority or priority_of(place))
     way = _way(tr, graves, queue)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, reason)]
     if not targets:
-        drop(tr, graves.keys, record)
+        drop(tr, graves.keys, record, place)
         return
-    death = Death(queue, reason, 1, now_ms, way.exchange, (way.routing_key,), details or {})
+    forget(tr, graves.keys, record.task_id, place)
+    death = Death(queue, reason, 1, now_ms, way.exchange, (way.routing_key,), fitted(details or {}))
     deaths = _remember(record.deaths, death)
     for target, message in zip(targets, _copies(tr, graves, record, len(targets)), strict=True):
         # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
         ttl_ms = graves.routing.message_ttl_ms(tr, target) if way.declared else graves.policy.dead_ttl_ms
-        _store(tr, graves.keys, tally, target, message, deaths, 0 if ttl_ms is None else now_ms + ttl_ms)
+        expires_ms = 0 if ttl_ms is None else now_ms + ttl_ms
+        _store(tr, graves.keys, tally, target, message, deaths, expires_ms, ranked=not target.endswith(DEAD_SUFFIX))
 
 
 def _readable(graves: Graves, value: bytes) -> Record:
@@ -177,7 +204,18 @@ def _remember(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
     """One entry per queue and reason, the newest first."""
     others = [old for old in deaths if (old.queue, old.reason) != (death.queue, death.reason)]
     count = sum(old.count for old in deaths if old not in others)
-    return (dataclasses.replace(death, count=count + 1), *others)
+    kept = (dataclasses.replace(death, count=count + 1), *others)
+    return kept[:MOST_DETAILED] + tuple(dataclasses.replace(old, details={}) for old in kept[MOST_DETAILED:])
+
+
+def fitted(details: dict[str, Any]) -> dict[str, Any]:
+    """The details within :data:`DETAILS_BYTES`: the longest are halved; of a traceback the end stays."""
+    details = dict(details)
+    while len(encode_json(details)) > DETAILS_BYTES:
+        name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))
+        half = len(value) // 2 if isinstance(value, str | list) else 0
+        details[name] = value[len(value) - half :] if name == "traceback" else value[:half] if half else ""
+    return details
 
 
 def _copies(tr: Transaction, graves: Graves, record: Record, number: int) -> list[Record]:
@@ -201,7 +239,10 @@ def _store(
     record: Record,
     deaths: tuple[Death, ...],
     expires_ms: int,
+    *,
+    ranked: bool,
 ) -> None:
+    """``ranked``: by its priority, as RabbitMQ does; ``<queue>.dead`` keeps the order of the deaths."""
     value = encode_record(
         record.message_id,
         record.payload,
@@ -212,9 +253,14 @@ def _store(
         chunks=record.chunks or None,
         size=record.size,
         ttr_ms=record.ttr_ms,
+        task_id=record.task_id,
+        priority=record.priority,
     )
     if not record.chunks:
         for number, chunk in enumerate(chunks_of(record.payload)):
             tr.set(keys.body(record.message_id, number), chunk)
-    tr.set_versionstamped_key(keys.ready_prefix(target, NO_PRIORITY), tally.next_user_version(), value)
-    tally.ready(target)
+    rank = record.priority if ranked else NO_PRIORITY
+    prefix, user_version = keys.ready_prefix(target, rank), tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, value)
+    note(tr, keys, record.task_id, prefix, user_version)
+    tally.ready(target, record.size)

@@ -11,11 +11,12 @@ range, serializably, as empty: a message delayed meanwhile makes that transactio
 
 from __future__ import annotations
 
-from kombu_fdb.keyspace.codec import key_of
+from kombu_fdb.keyspace.codec import due_from, names_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue.publish import store_ready
 from kombu_fdb.queue.tally import DELAYED, Tally
+from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "promote", "thaw", "waiting"]
@@ -40,8 +41,10 @@ def promote(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, now_ms: i
     for key, value in due:
         tr.add_read_conflict_key(key)
         tr.clear(key)
-        _due_ms, rank = keys.split_delayed(queue, key)
-        store_ready(tr, keys, tally, queue, key_of(value), rank, value)
+        due_ms, rank = keys.split_delayed(queue, key)
+        fair_key, task_id = names_of(value)
+        forget(tr, keys, task_id, key)
+        store_ready(tr, keys, tally, queue, fair_key, rank, due_from(value, due_ms), task_id=task_id)
     tally.change(queue, DELAYED, -len(due))
     return len(due), _next_due(tr, keys, queue)
 

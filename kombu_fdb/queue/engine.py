@@ -16,7 +16,9 @@ happen, with one exception. If it raises ``CommitUnknown``, the store stopped an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -25,32 +27,48 @@ from kombu_fdb.errors import MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
+    LONGEST_TASK_ID,
+    Death,
     Delivery,
     KeyCounts,
     KeyLimits,
     Lease,
+    Listed,
+    Page,
     Peeked,
     Publication,
     QueueControl,
     QueueCounts,
+    QueueFacts,
     RoundSnapshot,
+    SessionFacts,
 )
 from kombu_fdb.queue import (
     browse,
+    cancel,
     claim,
     control,
     deadletter,
+    dedup,
     delay,
     inspect,
+    letters,
     limits,
+    move,
+    overflow,
+    pages,
     publish,
     replay,
     session,
     settle,
+    single,
     sweep,
+    together,
+    totals,
 )
 from kombu_fdb.queue.contention import Contention
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.replay import Moved
+from kombu_fdb.queue.tally import CONFLICTS, READY, Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.store.retry import CommitTokens, Retry
@@ -62,6 +80,13 @@ SESSION_TTL_S = 30.0
 
 #: What one claim takes at most; a claim's leases are numbered inside a block of its own.
 MOST_LEASES = 4096
+
+#: Queues and keys looked at in one transaction.
+QUEUES_PER_LOOK = 50
+KEYS_PER_LOOK = 1_000
+
+#: Transactions for one overfull queue in one go, at most.
+MOST_TRIMS = 100
 
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
@@ -92,6 +117,7 @@ class Engine:
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
+        self._totals = totals.Totals(self.keys, clock)
         self._database = database
         self._clock = clock
         self._ids = ids
@@ -118,9 +144,36 @@ class Engine:
         """
         for publication in publications:
             self._check(publication)
+        if together.gather(self, publications):
+            return [self.route(each.exchange, each.routing_key) for each in publications]
+        return self._publish(publications, timeout_s)
+
+    @contextmanager
+    def atomically(self, verb: Callable[[Transaction], None]) -> Iterator[None]:
+        """What this thread publishes inside of the block is stored when it ends, in one transaction with ``verb``.
+
+        Only if the block ends without an exception, and ``verb`` raises none: else nothing is stored. ``verb`` may run
+        several times and reads before anything is written. More than one transaction holds is published in front of it.
+        Raises what ``publish`` raises.
+        """
+        with together.gathering(self) as gathered:
+            yield
+        *first, last = together.parts(gathered)
+        for part in first:
+            self._publish(part)
+        self._publish(last, verb=verb)
+
+    def _publish(
+        self,
+        publications: Sequence[Publication],
+        timeout_s: float | None = None,
+        verb: Callable[[Transaction], None] | None = None,
+    ) -> list[list[str]]:
         now_ms = self._clock.wall_ms()
 
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
+            if verb is not None:
+                verb(tr)
             return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
@@ -128,6 +181,10 @@ class Engine:
     def _check(self, publication: Publication) -> None:
         if len(publication.key.encode()) > LONGEST_KEY:
             raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
+        if len(publication.task_id.encode()) > LONGEST_TASK_ID:
+            raise QueueError("the task id is too long", task_id=publication.task_id[:80], longest_bytes=LONGEST_TASK_ID)
+        if len(publication.dedup_id.encode()) > LONGEST_KEY:
+            raise QueueError("the dedup id is too long", dedup_id=publication.dedup_id[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),
@@ -145,11 +202,13 @@ class Engine:
         *,
         no_ack: Collection[str] = (),
         acks: Sequence[Lease] = (),
+        consumers: Mapping[str, str] | None = None,
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
         Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
-        transaction. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
+        transaction. ``consumers``: the tag of the consumer by queue; a queue with ``x-single-active-consumer`` serves
+        one of them. Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order while one consumer claims.
         """
         contention = self._contention_of(queues)
@@ -162,12 +221,19 @@ class Engine:
             if acks:
                 settle.ack(tr, self.keys, tally, acks)
             window = claim.Window(
-                session_id, first, limit, contention.next_slice(), self._clock.wall_ms(), self._rng.randrange(BUCKETS)
+                session_id,
+                first,
+                limit,
+                contention.next_slice(),
+                self._clock.wall_ms(),
+                self._rng.randrange(BUCKETS),
+                consumers or {},
             )
             return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
 
         def on_conflict() -> None:
             self.lost_races += 1
+            self._totals.note({(queues[0], CONFLICTS): 1})
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
@@ -180,11 +246,16 @@ class Engine:
     def _context(self) -> deadletter.Graves:
         return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
 
-    def arm(self, queues: Sequence[str]) -> list[Watch] | None:
-        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now."""
+    def arm(
+        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+    ) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+        """
 
         def body(tr: Transaction) -> list[Watch] | None:
-            return claim.arm(tr, self.keys, queues)
+            return claim.arm(tr, self.keys, queues, session_id, consumers or {})
 
         return self._read(body)
 
@@ -195,7 +266,7 @@ class Engine:
         return self._write(lambda tr, tally: settle.ack(tr, self.keys, tally, leases))
 
     def release(
-        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, str] | None = None
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
@@ -210,7 +281,7 @@ class Engine:
 
         return self._write(body)
 
-    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: str) -> list[bool]:
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
@@ -218,33 +289,87 @@ class Engine:
 
         return self._write(body)
 
+    def bury_copy(
+        self,
+        queue: str,
+        publication: Publication,
+        deaths: Sequence[Death] = (),
+        *,
+        reason: str = "rejected",
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
+
+        ``deaths``: its history. Raises as :meth:`publish`.
+        """
+        self._check(publication)
+        publication = replace(publication, message_id=publication.message_id or self._ids())
+        now_ms = self._now()
+
+        def body(tr: Transaction, tally: Tally) -> None:
+            publish.publish_dead(
+                tr, self._context(), tally, queue, publication, deaths, now_ms, reason=reason, details=details
+            )
+
+        self._write(body, self._publish_timeout_s)
+
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
         return self._read(lambda tr: session.holds(tr, self.keys, leases))
 
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
     def replay(self, queue: str, limit: int) -> int:
-        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back. Returns how many."""
-        total, taken = 0, limit
-        while taken and total < limit:
-            taken, moved = self._replay_part(queue, limit - total)
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + deadletter.DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
             total += moved
+            if not cursor:
+                break
         return total
 
-    def _replay_part(self, queue: str, limit: int) -> tuple[int, int]:
-        limit = min(limit, replay.MESSAGES_PER_TRANSACTION)
-        return self._write(lambda tr, tally: replay.replay(tr, self._context(), tally, queue, limit, self._now()))
+    def walk(self, dead: str, wanted: letters.Wanted | None = None) -> letters.Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._read(lambda tr: tr.get(self.keys.bell(dead), snapshot=True))
+        return letters.Walk(dead, wanted or letters.Wanted(), letters.NO_LAST if last is None else last)
+
+    def letters_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+        """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+
+        def body(tr: Transaction) -> tuple[list[Peeked], bytes]:
+            part = letters.look_through(tr, self.keys, walk, cursor, limit)
+            return [browse.look(tr, self.keys, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+
+        return self._read(body)
+
+    def replay_part(self, walk: letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+        """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
+
+        def body(tr: Transaction, tally: Tally) -> Moved:
+            return replay.replay_part(tr, self._context(), tally, walk, cursor, limit, now_ms=self._now(), to=to)
+
+        return self._write(body)
+
+    def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
+        """Delete up to ``limit`` dead letters, in one transaction."""
+        return self._write(lambda tr, tally: replay.discard_part(tr, self._context(), tally, walk, cursor, limit))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s))
+        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
         return session_id
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S) -> bool:
-        """Show that the session is alive. False if it was fenced: all its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s))
+    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
+        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
+        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed, self._now()))
+
+    def consumers(self, queue: str) -> list[bytes]:
+        """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
+        return [session_id for session_id, beat, _ in self.beats() if queue in session.consumed_of(beat)]
 
     def recover(self, session_id: bytes, known: Collection[Lease]) -> int:
         """Release, uncounted, what the session holds besides ``known`` (after a claim of unknown outcome)."""
@@ -276,6 +401,7 @@ class Engine:
             total += released
         for queue in self._write(lambda tr, _: control.drop_consumers(tr, self.keys, session_id)):
             self.delete_queue(queue, if_unused=True)
+        self._write(lambda tr, _: sweep.forget(tr, self.keys, session_id))
         return total
 
     # -- duties of whoever holds a role ----------------------------------------------------------------------------
@@ -335,6 +461,26 @@ class Engine:
     def _trim(self, queue: str) -> int:
         return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
 
+    def clear_dedup(self) -> int:
+        """Clear dedup ids whose window is over. Returns how many."""
+        total = 0
+        while cleared := self._write(lambda tr, _: dedup.clear_ended(tr, self.keys, self._now())):
+            total += cleared
+        return total
+
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        return sum(self._trim_full(queue) for queue in self._read(lambda tr: control.limited(tr, self.keys)))
+
+    def _trim_full(self, queue: str) -> int:
+        total = 0
+        for _ in range(MOST_TRIMS):  # its dead letters may come back to it
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            if not dropped:
+                break
+            total += dropped
+        return total
+
     def tokens(self) -> list[tuple[bytes, bytes]]:
         """All commit tokens, for an Observer."""
         return self._read(lambda tr: tr.get_range(*self.keys.all_tokens, snapshot=True))
@@ -361,6 +507,42 @@ class Engine:
     def counts(self, queue: str) -> QueueCounts:
         """Its counters; zeros if there is no such queue. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.counts(tr, self.keys, queue))
+
+    def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Declaration, control and age of these queues; in as many transactions as it takes."""
+        found: dict[str, QueueFacts] = {}
+        for start in range(0, len(queues), QUEUES_PER_LOOK):
+            found |= self._facts(list(queues[start : start + QUEUES_PER_LOOK]))
+        return found
+
+    def _facts(self, queues: list[str]) -> dict[str, QueueFacts]:
+        return self._read(lambda tr: inspect.facts(tr, self.keys, queues))
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Every session that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        return self._read(lambda tr: inspect.sessions(tr, self.keys, held=held))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
+
+        ``""`` is for lost leases, whose queue nobody knows.
+        """
+        return self._read(lambda tr: totals.read(tr, self.keys))
+
+    def add_totals(self, *, timeout_s: float | None = None) -> None:
+        """Add what this process has counted so far, now. On an error it is not counted."""
+        share = self._totals.share()
+        if share.taken:
+            timeout_s = self._timeout_s if timeout_s is None else timeout_s
+            self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=timeout_s)
+
+    def trim_totals(self) -> None:
+        """Forget the totals of queues that are gone."""
+        for queue in self.totals().keys() - self.queues().keys() - {""}:
+            self._forget_totals(queue)
+
+    def _forget_totals(self, queue: str) -> None:
+        self._write(lambda tr, _: totals.forget(tr, self.keys, queue))
 
     def control(self, queue: str) -> QueueControl:
         """How the queue is worked on."""
@@ -395,10 +577,18 @@ class Engine:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._read(lambda tr: inspect.keys_of(tr, self.keys, queue))
 
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK) -> dict[str, KeyCounts]:
+        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end."""
+        return self._read(lambda tr: inspect.key_page(tr, self.keys, queue, after, limit))
+
     def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """What a lone consumer would get next. See :func:`kombu_fdb.queue.browse.peek`."""
         now_ms = self._now()
         return self._read(lambda tr: browse.peek(tr, self.keys, queue, limit, key=key, reverse=reverse, now_ms=now_ms))
+
+    def delayed(self, queue: str, limit: int) -> list[Peeked]:
+        """Up to ``limit`` delayed messages, the next due first."""
+        return self._read(lambda tr: browse.delayed(tr, self.keys, queue, limit))
 
     def snapshot(self, queue: str, limit: int) -> RoundSnapshot:
         """The current round and what waits behind it, of the first ``limit`` messages of the queue."""
@@ -436,12 +626,79 @@ class Engine:
     def _find_part(self, queue: str, message_id: bytes, begin: bytes, end: bytes) -> tuple[KeyValue | None, bytes]:
         return self._read(lambda tr: browse.find_part(tr, self.keys, queue, message_id, begin, end))
 
+    def page(
+        self,
+        queue: str,
+        state: str,
+        limit: int,
+        *,
+        after: bytes = b"",
+        key: str | None = None,
+        reverse: bool = False,
+    ) -> Page:
+        """Some messages of a state, at a cost that does not depend on the queue. See :func:`.pages.page`."""
+        return self._read(
+            lambda tr: pages.page(tr, self.keys, queue, state, limit, after=after, key=key, reverse=reverse)
+        )
+
+    def list_task(self, task_id: str) -> list[Listed]:
+        """All messages of the task with their positions, in any state. Costs do not grow with the store."""
+        return self._read(lambda tr: pages.list_task(tr, self.keys, task_id))
+
+    def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
+        """The whole message at a page's position; None if it has moved."""
+        return self._read(lambda tr: pages.read_at(tr, self.keys, queue, state, position))
+
+    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> str | None:
+            row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
+
+        return self._write(body)
+
+    def find_task(self, task_id: str) -> list[Peeked]:
+        """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
+        return self._read(lambda tr: cancel.find_task(tr, self.keys, task_id))
+
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
+
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages; leased ones stay. Returns how many."""
         total = 0
         while deleted := self._write(lambda tr, tally: control.purge_part(tr, self.keys, tally, queue)):
             total += deleted
         return total
+
+    def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
+        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
+
+        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue. See
+        :mod:`kombu_fdb.queue.move`.
+        """
+        if source == target:
+            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        if limit is None:
+            counts = self.counts(source)
+            limit = counts.ready + counts.delayed
+        total, moved = 0, 1
+        while moved and total < limit:
+            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
+            total += moved
+        return total
+
+    def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
+        return self._write(lambda tr, tally: move.move(tr, self.keys, tally, source, target, limit, key=key))
 
     def delete_queue(
         self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
@@ -507,6 +764,14 @@ class Engine:
         if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
             self.delete_queue(queue, if_unused=True)
 
+    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+        """These consumers of the session are active nowhere any more: others take over."""
+        self._write(lambda tr, _: single.leave_all(tr, self.keys, session_id, tags))
+
+    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
+        return self._read(lambda tr: single.active(tr, self.keys, queue))
+
     def touch(self, queue: str) -> None:
         """Note that a queue with ``x-expires`` was used."""
         self._write(lambda tr, _: control.touch(tr, self.keys, queue))
@@ -529,14 +794,29 @@ class Engine:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> T:
+        share, tally = self._totals.due(), Tally()
+
         def body(tr: Transaction) -> T:
+            nonlocal tally
             tally = Tally()
             result = verb(tr, tally)
             tally.write(tr, self.keys)
+            if share is not None:
+                share.join(tr, tally.events)
             return result
 
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        try:
+            result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict)
+        except BaseException:
+            if share is not None:
+                share.failed()
+            raise
+        if share is not None:
+            share.committed(tally.events)
+        elif tally.events:
+            self._totals.note(tally.events)
+        return result
 
 
 def _parts(items: list[Lease], size: int) -> list[list[Lease]]:

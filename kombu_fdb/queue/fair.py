@@ -35,6 +35,9 @@ Two levels: of a key ``tenant/user`` only one entry of the tenant is put into ea
 users gets one turn a round, like a tenant with one (stride scheduling at insertion; ``("pace", ...)`` is the tenant's
 last round).
 
+Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
+sub-queues in one round trip more.
+
 Cost: one round trip for doors, bells, ring and rounds, one for the marks and heads of newcomers if there are any, one
 for the messages. None of it grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 """
@@ -50,6 +53,7 @@ from kombu_fdb.keyspace.codec import decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import URGENT, KeyLimits, QueueControl
+from kombu_fdb.queue.ageing import Urgency, urgency
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["Chosen", "choose"]
@@ -59,6 +63,10 @@ PARKED = b"P"
 #: Doors and bells answered by one claim at most; the others wait for the next.
 DOORS = 200
 SEPARATOR = "/"
+
+#: Ranks as they stand in the ring, the most urgent first, and their priorities.
+PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
+NOT_AGEING = (0, 0)
 
 _BUCKET = struct.Struct(">dQ")
 
@@ -121,29 +129,55 @@ class _Scheduler:
         self._flights: dict[str, int] = {}
         self._rows: dict[tuple[str, bytes], list[KeyValue]] = {}
         self._exhausted: set[tuple[str, bytes]] = set()
+        #: The next message of a sub-queue; only with ageing.
+        self._heads: dict[tuple[str, bytes], bytes] = {}
         self._chosen: Chosen = []
 
     def run(self, want: int, slice_: int, first_door: int) -> Chosen:
         keys, queue = self._keys, self._queue
-        window = want * (slice_ + 1)
         begin, end = keys.doors(queue)
         middle = keys.doors_from(queue, first_door)
-        doors, wrapped, freed, ring, rounds, unkeyed = self._tr.get_ranges(
+        doors, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
             [
                 (middle, end, DOORS),
                 (begin, middle, DOORS),
                 (*keys.all_freed(queue), DOORS),
-                (*range_of(keys.ring(queue)), window),
                 (*keys.rounds(queue), 0),
                 (*range_of(keys.ready(queue)), 1),
+                *self._rings(want * (slice_ + 1)),
             ],
             snapshot=True,
         )
         self._rounds = {keys.round_rank(queue, key): int.from_bytes(value, "big") for key, value in rounds}
-        turns = [Turn(*keys.split_ring(queue, key), value) for key, value in ring]
+        turns = [Turn(*keys.split_ring(queue, key), value) for ring in rings for key, value in ring]
         turns += self._answer((doors + wrapped)[:DOORS], freed, unkeyed)
-        self._serve(sorted(turns), want, slice_)
+        self._look_at_heads(turns)
+        self._serve(sorted(turns, key=self._order), want, slice_)
         return self._chosen
+
+    def _rings(self, window: int) -> list[tuple[bytes, bytes, int]]:
+        """Where the next turns are: at the head of the ring, or with ageing at that of each rank."""
+        ring = self._keys.ring(self._queue)
+        if self._control.ageing is None:
+            return [(*range_of(ring), window)]
+        return [(*range_of(ring + rank), window) for rank in PRIORITIES]
+
+    # -- ageing ----------------------------------------------------------------------------------------------------
+
+    def _look_at_heads(self, turns: list[Turn]) -> None:
+        if self._control.ageing is None or not turns:
+            return
+        heads = [(*range_of(self._keys.items(self._queue, turn.key, turn.items)), 1) for turn in turns]
+        for turn, head in zip(turns, self._tr.get_ranges(heads, snapshot=True), strict=True):
+            if head:
+                self._heads[turn.key, turn.items] = head[0][1]
+
+    def _order(self, turn: Turn) -> tuple[Urgency, Turn]:
+        """What turns are sorted by."""
+        head = self._heads.get((turn.key, turn.items), b"")
+        if self._control.ageing is None:
+            return NOT_AGEING, turn
+        return urgency(PRIORITIES[turn.rank], head, self._control.ageing, self._now_ms), turn
 
     # -- doors and bells -------------------------------------------------------------------------------------------
 
@@ -245,13 +279,13 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], want: int, slice_: int) -> None:
         mine = turns[:want] if slice_ == 0 else turns[want * slice_ :][:want] or turns[-want:]
         self._load(mine, want)
-        again: list[Turn] = list(mine)
+        again = [self._order(turn) for turn in mine]
         while again and len(self._chosen) < want:
-            turn = heapq.heappop(again)
+            _urgency, turn = heapq.heappop(again)
             following = self._serve_one(turn, want - len(self._chosen))
             # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
             if following is not None and (slice_ == 0 or len(mine) < want):
-                heapq.heappush(again, following)
+                heapq.heappush(again, self._order(following))
         for rank, round_ in self._rounds.items():
             self._tr.byte_max(self._keys.round(self._queue, rank), round_.to_bytes(8, "big"))
 
@@ -289,6 +323,7 @@ class _Scheduler:
         if not left:
             self._retire(turn)
             return None
+        self._heads[turn.key, turn.items] = left[0][1]
         return self._insert(turn.key, turn.items, self._rounds[turn.rank] + 1, _stamp_of(left[0]), allowance)
 
     def _waiting(self, turn: Turn, most: int) -> list[KeyValue]:

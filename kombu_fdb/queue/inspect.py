@@ -5,17 +5,31 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from kombu_fdb.keyspace.codec import decode_lease, decode_limits
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import KeyCounts, QueueCounts
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    decode_amount,
+    decode_control,
+    decode_json,
+    decode_lease,
+    decode_limits,
+    decode_record,
+    size_of,
+)
+from kombu_fdb.keyspace.layout import Keyspace, Range
+from kombu_fdb.keyspace.tuples import pack, range_of
+from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionFacts
+from kombu_fdb.queue import session
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY
-from kombu_fdb.routing.tables import Exchange
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["bindings", "counts", "exchanges", "keys_of", "queues", "scan"]
+__all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "scan", "sessions"]
 
 STATES = (READY, DELAYED, LEASED)
+#: Keys of one queue whose oldest message is looked at: those next in the ring, and as many by name.
+OLDEST_OF_KEYS = 100
+#: Messages of one session that are counted one by one.
+MOST_HELD = 1_000
 
 
 def counts(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
@@ -34,8 +48,9 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     found: dict[str, QueueCounts] = {}
     for key, value in rows:
         _tag, queue, state = keys.unpack(key)
-        number = int.from_bytes(value, "little", signed=True)
-        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **{str(state): number})
+        number, size = decode_amount(value)
+        fields = {str(state): number, **({"ready_bytes": size} if state == READY else {})}
+        found[str(queue)] = dataclasses.replace(found.get(str(queue), QueueCounts()), **fields)
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
@@ -50,14 +65,111 @@ def keys_of(tr: Transaction, keys: Keyspace, queue: str) -> dict[str, KeyCounts]
     return {key: KeyCounts(**fields) for key, fields in sorted(found.items())}
 
 
+def key_page(tr: Transaction, keys: Keyspace, queue: str, after: str | None, limit: int) -> dict[str, KeyCounts]:
+    """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end."""
+    ranges = [keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue)]
+    tags = ("backlog", "flight", "limits")
+    if after is not None:
+        ranges = [(_behind(keys, tag, queue, after), end) for tag, (_, end) in zip(tags, ranges, strict=True)]
+    found: dict[str, dict[str, Any]] = {}
+    rows = tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
+    for name, part in zip(("ready", "leased", "limits"), rows, strict=True):
+        for key, value in part:
+            number = int.from_bytes(value, "little", signed=True) if name != "limits" else decode_limits(value)
+            found.setdefault(str(keys.unpack(key)[2]), {})[name] = number
+    in_order = sorted(found.items(), key=lambda item: pack(item[0]))
+    return {key: KeyCounts(**fields) for key, fields in in_order[:limit]}
+
+
+def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:
+    return keys.prefix + pack(tag, queue, name) + b"\x00"
+
+
+# -- what an overview shows ------------------------------------------------------------------------------------------
+
+
+def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, QueueFacts]:
+    """What else is to be known of these queues, in two round trips. A few dozen queues a transaction."""
+    stored = tr.get_many([key for queue in queues for key in (keys.queue(queue), keys.control(queue))], snapshot=True)
+    oldest = _oldest(tr, keys, queues)
+    found = {}
+    for number, queue in enumerate(queues):
+        declared, control = stored[2 * number : 2 * number + 2]
+        declaration = None if declared is None else QueueDeclaration.decode(queue, declared)
+        arguments = {} if declaration is None else declaration.arguments
+        vanishes = declaration is not None and declaration.can_vanish
+        found[queue] = QueueFacts(
+            declaration is not None, arguments, decode_control(control), oldest.get(queue), vanishes
+        )
+    return found
+
+
+def _oldest(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, int]:
+    """Since when the oldest ready message of each queue waits, as far as :data:`OLDEST_OF_KEYS` tells."""
+    heads: list[tuple[str, Range]] = []
+    for queue in queues:
+        heads += [(queue, range_of(keys.items(queue, "", keys.rank(rank)))) for rank in range(URGENT + 1)]
+    found: dict[str, int] = {}
+    _note_oldest(tr, heads, found)
+    around = [each for queue in queues for each in (range_of(keys.ring(queue)), keys.backlogs(queue))]
+    parts = tr.get_ranges([(*each, OLDEST_OF_KEYS) for each in around], snapshot=True)
+    heads = []
+    for number, queue in enumerate(queues):
+        names = {keys.split_ring(queue, key)[3] for key, _ in parts[2 * number]}
+        names |= {str(keys.unpack(key)[2]) for key, _ in parts[2 * number + 1]}
+        heads += [(queue, range_of(keys.items(queue, name, b""))) for name in names if name]
+    _note_oldest(tr, heads, found)
+    return found
+
+
+def _note_oldest(tr: Transaction, heads: list[tuple[str, Range]], found: dict[str, int]) -> None:
+    parts = tr.get_ranges([(*each, 1) for _, each in heads], snapshot=True) if heads else []
+    for (queue, _), rows in zip(heads, parts, strict=True):
+        for _key, value in rows:
+            published_ms = _published_ms(value)
+            if published_ms:
+                found[queue] = min(published_ms, found.get(queue, published_ms))
+
+
+def _published_ms(value: bytes) -> int:
+    try:
+        return decode_record(value).published_ms
+    except FormatError:
+        return 0
+
+
+def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[SessionFacts]:
+    """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
+    described = {
+        keys.unpack(key)[1]: decode_json(value) for key, value in tr.get_range(*keys.all_sessions, snapshot=True)
+    }
+    known = session.beats(tr, keys)
+    numbers: list[int | None] = [None] * len(known)
+    if held:
+        ranges = [(*range_of(keys.leases(each)), MOST_HELD) for each, _, _ in known]
+        numbers = [len(rows) for rows in tr.get_ranges(ranges, snapshot=True)] if ranges else []
+    return [
+        SessionFacts(
+            session_id,
+            described.get(session_id, {}),
+            beat,
+            ttl_s,
+            session_id in described,
+            session.consumed_of(beat),
+            number,
+            session.beat_ms(beat),
+        )
+        for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
+    ]
+
+
 def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
     """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    ready = sum(
-        len(tr.get_range(*range_of(prefix), snapshot=True)) for prefix in (keys.ready(queue), keys.keyed(queue))
-    )
+    prefixes = (keys.ready(queue), keys.keyed(queue))
+    ready = [row for prefix in prefixes for row in tr.get_range(*range_of(prefix), snapshot=True)]
     delayed = len(tr.get_range(*range_of(keys.delayed(queue)), snapshot=True))
     leased = sum(_lease_queue(value) == queue for _, value in tr.get_range(*keys.all_leases, snapshot=True))
-    return QueueCounts(ready, delayed, leased)
+    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready))
 
 
 def _lease_queue(value: bytes) -> str:

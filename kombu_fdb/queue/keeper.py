@@ -11,6 +11,7 @@ unchanged for :data:`ROLE_TTL_S`, or at once when the holder left it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kombu_fdb.clock import Clock
@@ -36,14 +37,18 @@ class Jitter(Protocol):
 class Heartbeat:
     """Keeps one session alive."""
 
-    def __init__(self, engine: Engine, session_id: bytes, ttl_s: float) -> None:
+    def __init__(
+        self, engine: Engine, session_id: bytes, ttl_s: float, consumed: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        """``consumed``: the queues, to be shown to whoever looks at the sessions."""
         self._engine = engine
         self._ttl_s = ttl_s
+        self._consumed = consumed
         self.session_id = session_id
 
     def run_once(self) -> bool:
         """Beat. False if the session was fenced: stop, all its leases are lost."""
-        return self._engine.beat(self.session_id, ttl_s=self._ttl_s)
+        return self._engine.beat(self.session_id, ttl_s=self._ttl_s, consumed=self._consumed())
 
 
 class Duties:
@@ -83,6 +88,9 @@ class Duties:
             self._next_tokens = now + TOKEN_INTERVAL_S
             self.clear_tokens()
             self._engine.trim_dead()
+            self._engine.trim_full()
+            self._engine.clear_dedup()
+            self._engine.trim_totals()
         pause = self.promote()
         return max(0.0, min(pause, self._next_sweep - self._clock.monotonic()))
 

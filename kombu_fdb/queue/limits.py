@@ -23,6 +23,8 @@ __all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_
 T = TypeVar("T", KeyLimits, QueueControl)
 
 NEWCOMERS = ("next", "current", "first")
+#: Noted by ``limit`` and by the queue's declaration.
+NOT_SET_HERE = ("limited", "single_active", "consumer_timeout_ms")
 
 
 def read_control(tr: Transaction, keys: Keyspace, queue: str) -> QueueControl:
@@ -39,9 +41,12 @@ def set_control(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, contr
     """Raises ``OptionError``."""
     if control.newcomer not in NEWCOMERS:
         raise OptionError("newcomer is one of next, current, first", newcomer=control.newcomer)
+    if control.ageing is not None and not control.ageing > 0:
+        raise OptionError("ageing must be more than 0 seconds per priority, or None", given=control.ageing)
     _check(control.every_key)
     before = read_control(tr, keys, queue)
-    tr.set(keys.control(queue), encode_control(dataclasses.replace(control, limited=before.limited)))
+    kept = {name: getattr(before, name) for name in NOT_SET_HERE}
+    tr.set(keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key:
         tr.set(keys.fair(queue), b"")
         _free_parked(tr, keys, queue)
@@ -82,6 +87,8 @@ def change_control(
     tr: Transaction, keys: Keyspace, tally: Tally, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]
 ) -> None:
     """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``OptionError``."""
+    for name in changes.keys() & set(NOT_SET_HERE):
+        raise OptionError("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
     control = _replace(read_control(tr, keys, queue), changes)
     changed = dataclasses.replace(control, every_key=_replace(control.every_key, every_key))
     set_control(tr, keys, tally, queue, changed)

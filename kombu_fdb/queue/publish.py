@@ -7,20 +7,33 @@ A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py`
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from kombu_fdb.keyspace.codec import chunks_of, encode_record
+from kombu_fdb.keyspace.codec import chunks_of, encode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
-from kombu_fdb.model import Publication
+from kombu_fdb.model import Death, Publication
 from kombu_fdb.queue import limits
 from kombu_fdb.queue.deadletter import Graves, bury
+from kombu_fdb.queue.dedup import without_duplicates
 from kombu_fdb.queue.overflow import make_room
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import PUBLISHED, Tally
+from kombu_fdb.queue.whereabouts import note
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "expires_at", "publish", "put", "store_delayed", "store_ready"]
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_MESSAGES",
+    "expires_at",
+    "publish",
+    "publish_dead",
+    "put",
+    "store_delayed",
+    "store_ready",
+]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
@@ -34,13 +47,29 @@ def publish(
     """Store all of them in order. Returns the queues each reached. Raises ``CapacityExceeded``."""
     routing = graves.routing
     reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
+    fresh = without_duplicates(tr, graves.keys, publications, now_ms)
     # Before the first message is stored: a range that holds a versionstamped key can't be read any more.
-    coming = Counter(queue for queues in reached for queue in queues)
-    refusing = make_room(tr, graves, tally, coming, now_ms)
-    for publication, queues in zip(publications, reached, strict=True):
+    refusing = make_room(tr, graves, tally, _coming(fresh, reached, now_ms), now_ms)
+    for publication, queues in zip(fresh, reached, strict=True):
+        if publication is None:
+            continue
         for queue in queues:
-            _put(tr, graves, tally, queue, publication, now_ms, has_room=queue not in refusing)
+            has_room = publication.due_ms > now_ms or queue not in refusing
+            _put(tr, graves, tally, queue, publication, now_ms, has_room=has_room)
     return reached
+
+
+def _coming(
+    publications: Sequence[Publication | None], reached: Sequence[list[str]], now_ms: int
+) -> dict[str, tuple[int, int]]:
+    """How many messages and bytes become ready in each queue at once."""
+    coming: dict[str, tuple[int, int]] = {}
+    for publication, queues in zip(publications, reached, strict=True):
+        if publication is not None and publication.due_ms <= now_ms:
+            for queue in queues:
+                messages, size = coming.get(queue, (0, 0))
+                coming[queue] = messages + 1, size + len(publication.payload)
+    return coming
 
 
 def _put(
@@ -53,16 +82,45 @@ def _put(
     *,
     has_room: bool,
 ) -> None:
+    tally.note(queue, PUBLISHED)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
-        record = encode_record(message_id, publication.payload, published_ms=now_ms, expires_ms=0, key=publication.key)
-        _put_chunks(tr, keys, message_id, publication.payload)
-        bury(tr, graves, tally, queue, record, "maxlen", now_ms)
+        publish_dead(tr, graves, tally, queue, replace(publication, message_id=message_id), (), now_ms, reason="maxlen")
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
+    if publication.priority and publication.priority > (most_urgent := routing.max_priority(tr, queue)):
+        publication = dataclasses.replace(publication, priority=most_urgent)
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
+
+
+def publish_dead(
+    tr: Transaction,
+    graves: Graves,
+    tally: Tally,
+    queue: str,
+    publication: Publication,
+    deaths: Sequence[Death],
+    now_ms: int,
+    *,
+    reason: str,
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Bury a message that does not stand in the store, as if it had died in ``queue``. It needs a message id."""
+    record = encode_record(
+        publication.message_id,
+        publication.payload,
+        published_ms=now_ms,
+        expires_ms=0,
+        deaths=deaths,
+        key=publication.key,
+        ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
+        priority=publication.priority,
+    )
+    _put_chunks(tr, graves.keys, publication.message_id, publication.payload)
+    bury(tr, graves, tally, queue, record, reason, now_ms, place=b"", details=details)
 
 
 def _put_chunks(tr: Transaction, keys: Keyspace, message_id: bytes, payload: bytes) -> None:
@@ -91,29 +149,35 @@ def put(
         expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
         key=publication.key,
         ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
     )
     _put_chunks(tr, keys, message_id, payload)
+    rank, task_id = keys.rank(publication.priority), publication.task_id
     if publication.due_ms > now_ms:
-        store_delayed(tr, keys, tally, queue, publication.due_ms, keys.rank(publication.priority), record)
-        return
-    store_ready(tr, keys, tally, queue, publication.key, keys.rank(publication.priority), record)
+        store_delayed(tr, keys, tally, queue, publication.due_ms, rank, record, task_id=task_id)
+    else:
+        store_ready(tr, keys, tally, queue, publication.key, rank, record, task_id=task_id)
 
 
 def store_ready(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes, *, task_id: str
 ) -> None:
     """Put a record at the end of its rank, among the messages of its key if it has one."""
-    tr.set_versionstamped_key(keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version(), record)
-    tally.ready(queue)
+    prefix, user_version = keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, record)
+    note(tr, keys, task_id, prefix, user_version)
+    tally.ready(queue, size_of(record))
     if key:
         tally.came(queue, key, rank)
 
 
 def store_delayed(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes, *, task_id: str
 ) -> None:
     """Keep a record out of the ready range until it is due. Guarantee: NOT-EARLY."""
-    tr.set_versionstamped_key(keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version(), record)
+    prefix, user_version = keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version()
+    tr.set_versionstamped_key(prefix, user_version, record)
+    note(tr, keys, task_id, prefix, user_version)
     tr.set(keys.waiting(queue), b"")
     tally.delayed(queue)
 

@@ -24,31 +24,70 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from kombu_fdb.errors import LeaseLost
-from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Lease
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["beat", "beats", "fence", "hold_role", "holds", "leases", "leave_role", "open_session", "require"]
-
+__all__ = [
+    "beat",
+    "beat_ms",
+    "beats",
+    "consumed_of",
+    "fence",
+    "hold_role",
+    "holds",
+    "leases",
+    "leave_role",
+    "open_session",
+    "require",
+]
 
 _TTL = struct.Struct(">I")
+_STAMP_BYTES = 10
 
 
 def open_session(
-    tr: Transaction, keys: Keyspace, session_id: bytes, description: dict[str, str | int], ttl_s: float
+    tr: Transaction,
+    keys: Keyspace,
+    session_id: bytes,
+    description: dict[str, str | int],
+    ttl_s: float,
+    now_ms: int,
 ) -> None:
     """Record the session and its first beat."""
     tr.set(keys.session(session_id), encode_json(description))
-    _beat(tr, keys, session_id, ttl_s)
+    _beat(tr, keys, session_id, ttl_s, now_ms)
 
 
-def _beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> None:
-    """The beat carries the session's time to live: whoever observes it judges it by its own promise."""
-    tr.set_versionstamped_value(keys.beat(session_id), suffix=_TTL.pack(round(ttl_s * 1000)))
+def _beat(
+    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, now_ms: int, consumed: Sequence[str] = ()
+) -> None:
+    """The beat carries the session's time to live: whoever observes it judges it by its own promise.
+
+    Its wall clock is for people to read; nothing is ever decided by it.
+    """
+    suffix = encode_json([now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
+    tr.set_versionstamped_value(keys.beat(session_id), suffix=suffix)
+
+
+def consumed_of(beat: bytes) -> list[str]:
+    """The queues a session consumed, or waited for, at its last beat."""
+    return [each for each in _told(beat) if isinstance(each, str)]
+
+
+def beat_ms(beat: bytes) -> int:
+    """The session's wall clock at a beat, in milliseconds since 1970; 0 if it told none."""
+    return next((each for each in _told(beat) if isinstance(each, int)), 0)
+
+
+def _told(beat: bytes) -> list[Any]:
+    told = beat[_STAMP_BYTES : -_TTL.size]
+    return list(decode_json(told)) if told else []
 
 
 def require(
@@ -63,11 +102,13 @@ def require(
     return others
 
 
-def beat(tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float) -> bool:
-    """Show a sign of life; False if the session was fenced."""
+def beat(
+    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, consumed: Sequence[str], now_ms: int
+) -> bool:
+    """Show a sign of life, and the queues consumed; False if the session was fenced."""
     if tr.get(keys.session(session_id)) is None:
         return False
-    _beat(tr, keys, session_id, ttl_s)
+    _beat(tr, keys, session_id, ttl_s, now_ms, consumed)
     return True
 
 
@@ -75,10 +116,14 @@ def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     found = []
     for key, value in tr.get_range(*keys.all_beats, snapshot=True):
-        session_id = keys.unpack(key)[1]
-        assert isinstance(session_id, bytes)
-        found.append((session_id, value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
+        found.append((_id_of(keys, key), value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
     return found
+
+
+def _id_of(keys: Keyspace, key: bytes) -> bytes:
+    session_id = keys.unpack(key)[1]
+    assert isinstance(session_id, bytes)
+    return session_id
 
 
 def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:

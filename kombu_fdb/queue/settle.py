@@ -8,14 +8,16 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record, redelivered
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, redelivered, size_of
 from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
 from kombu_fdb.queue.publish import store_delayed
-from kombu_fdb.queue.tally import LEASED, Tally
+from kombu_fdb.queue.tally import ACKED, LEASED, LOST, RETURNED, Tally
+from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["Policy", "ack", "end_of_lease", "put_back", "reject", "release"]
@@ -26,8 +28,9 @@ def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) 
     held = _take_leases(tr, keys, tally, leases)
     for lease in held:
         if lease is not None:
-            _queue, _place, value = lease
-            _drop_value(tr, keys, value)
+            queue, place, value = lease
+            tally.note(queue, ACKED)
+            _drop_value(tr, keys, value, place)
     return [lease is not None for lease in held]
 
 
@@ -40,7 +43,7 @@ def release(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> list[bool]:
     """Hand the messages back. ``details``: noted at the death of those that have come back too often."""
     held = _take_leases(tr, graves.keys, tally, leases)
@@ -58,14 +61,14 @@ def reject(
     now_ms: int,
     *,
     reason: str,
-    details: dict[str, str],
+    details: dict[str, Any],
 ) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
     held = _take_leases(tr, graves.keys, tally, leases)
     for lease in held:
         if lease is not None:
-            queue, _place, value = lease
-            bury(tr, graves, tally, queue, value, reason, now_ms, details=details)
+            queue, place, value = lease
+            bury(tr, graves, tally, queue, value, reason, now_ms, place=place, details=details)
     return [lease is not None for lease in held]
 
 
@@ -80,19 +83,22 @@ def put_back(
     *,
     counted: bool,
     due_ms: int = 0,
-    details: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
     if counted:
         if graves.over_limit(tr, queue, value):
-            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, details=details)
+            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, place=place, details=details)
             return
         value = redelivered(value)
+    tally.note(queue, RETURNED)
     if due_ms > now_ms:
-        store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value)
+        task_id = names_of(value)[1]
+        forget(tr, graves.keys, task_id, place)
+        store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value, task_id=task_id)
         return
     tr.set(graves.keys.at(queue, place), value)
-    tally.ready(queue)
+    tally.ready(queue, size_of(value))
     key, rank = split_place(place)
     if key:
         tally.came(queue, key, rank)
@@ -107,6 +113,7 @@ def _take_leases(
     seen: set[bytes] = set()
     for key, value in zip(lease_keys, tr.get_many(lease_keys), strict=True):
         if value is None or key in seen:
+            tally.note("", LOST)  # nobody knows its queue any more
             held.append(None)
             continue
         seen.add(key)
@@ -131,8 +138,8 @@ def end_of_lease(tally: Tally, queue: str, place: bytes) -> None:
         tally.freed(queue, split_place(place)[0])
 
 
-def _drop_value(tr: Transaction, keys: Keyspace, value: bytes) -> None:
+def _drop_value(tr: Transaction, keys: Keyspace, value: bytes, place: bytes) -> None:
     try:
-        drop(tr, keys, decode_record(value))
+        drop(tr, keys, decode_record(value), place)
     except FormatError:  # nothing but the record can be deleted, and that is done
         return

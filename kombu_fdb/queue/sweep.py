@@ -13,13 +13,15 @@ from typing import Generic, TypeVar
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.settle import end_of_lease, put_back
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["LEASES_PER_TRANSACTION", "Observer", "release_part"]
+__all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part"]
 
 LEASES_PER_TRANSACTION = 200
 
@@ -83,15 +85,21 @@ def release_part(
         tr.clear(key)
         _bring_back(tr, graves, tally, value, now_ms, counted=counted)
     if not rows:
-        tr.clear(keys.beat(session_id))
+        single.leave_all(tr, keys, session_id)
     return len(rows)
+
+
+def forget(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
+    """The last trace of a fenced session, by which it is found if whoever cleans up after it dies meanwhile."""
+    if tr.get(keys.session(session_id)) is None:
+        tr.clear(keys.beat(session_id))
 
 
 def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now_ms: int, *, counted: bool) -> None:
     try:
         queue, place, record = decode_lease(value)
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
-        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, details={"error": str(error)})
+        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
         return
     end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

@@ -1,27 +1,63 @@
 """What one transaction does to the counters and whom it wakes, collected and written once at its end.
 
-Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it.
+Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
+a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
+finds a right number, and no queue pays for it.
 """
 
 from __future__ import annotations
 
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["DELAYED", "LEASED", "READY", "Tally"]
+__all__ = [
+    "ACKED",
+    "CLAIMED",
+    "CONFLICTS",
+    "DEAD",
+    "DELAYED",
+    "LEASED",
+    "LOST",
+    "PUBLISHED",
+    "READY",
+    "RETURNED",
+    "Event",
+    "Tally",
+]
 
 READY = "ready"
 DELAYED = "delayed"
 LEASED = "leased"
 
+#: What is counted for charts only (``totals.py``): a queue's name, and what happened there.
+Event = tuple[str, str]
+PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
+#: A lease was gone when it was to be settled; a claim was beaten by a rival's.
+LOST, CONFLICTS = "lost", "conflicts"
+
 
 class Tally:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_backlogs", "_bells", "_counts", "_doors", "_flights", "_freed", "_stamped")
+    __slots__ = (
+        "_alarm",
+        "_amounts",
+        "_backlogs",
+        "_bells",
+        "_counts",
+        "_doors",
+        "_flights",
+        "_freed",
+        "_stamped",
+        "events",
+    )
 
     def __init__(self) -> None:
+        #: Happens with the commit. None of it is written by this transaction.
+        self.events: dict[Event, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
+        self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
         self._alarm = False
         self._stamped = 0
@@ -31,14 +67,22 @@ class Tally:
         self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: str, by: int) -> None:
-        """``by`` more (or fewer) messages of ``queue`` are in ``state``."""
+        """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
         key = (queue, state)
         self._counts[key] = self._counts.get(key, 0) + by
 
-    def ready(self, queue: str, by: int = 1) -> None:
-        """Messages became ready: count them and wake who waits for them."""
-        self.change(queue, READY, by)
+    def note(self, queue: str, event: str) -> None:
+        """Count an event for the charts."""
+        self._add(self.events, (queue, event), 1)
+
+    def ready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes became ready: count it and wake who waits for it."""
+        self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
         self._bells.add(queue)
+
+    def unready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes is ready no longer."""
+        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(1, size)
 
     def wake(self, queue: str) -> None:
         """Let idle consumers look at the queue."""
@@ -91,6 +135,9 @@ class Tally:
         for (queue, state), by in self._counts.items():
             if by:
                 tr.add(keys.count(queue, state), by)
+        for queue, by in self._amounts.items():
+            if by:
+                tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
         self._write_keys(tr, keys)
         for queue in self._bells:
             tr.set_versionstamped_value(keys.bell(queue))

@@ -18,7 +18,7 @@ from kombu_fdb.clock import Clock
 from kombu_fdb.errors import ExchangeNotFound
 from kombu_fdb.keyspace.codec import decode_control, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import QueueControl
+from kombu_fdb.model import URGENT, QueueControl
 from kombu_fdb.routing.match import matches
 from kombu_fdb.store.protocol import Transaction
 
@@ -80,6 +80,11 @@ class QueueDeclaration:
     def can_vanish(self) -> bool:
         """Whether it is deleted when nobody uses it."""
         return self.auto_delete or self.exclusive or "x-expires" in self.arguments
+
+    @property
+    def single_active(self) -> bool:
+        """Whether it serves one consumer at a time."""
+        return bool(self.arguments.get("x-single-active-consumer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +177,17 @@ class RoutingTables:
         ttl = self._argument(tr, queue, "x-message-ttl")
         return None if ttl is None else int(ttl)
 
-    def max_length(self, tr: Transaction, queue: str) -> int | None:
-        """``x-max-length``."""
-        length = self._argument(tr, queue, "x-max-length")
-        return None if length is None else int(length)
+    def max_load(self, tr: Transaction, queue: str) -> tuple[int | None, int | None]:
+        """``x-max-length`` and ``x-max-length-bytes``."""
+        declaration = self._declaration(tr, queue)
+        if declaration is None:
+            return None, None
+        return declaration.arguments.get("x-max-length"), declaration.arguments.get("x-max-length-bytes")
+
+    def max_priority(self, tr: Transaction, queue: str) -> int:
+        """``x-max-priority``; the most urgent there is if not set."""
+        most_urgent = self._argument(tr, queue, "x-max-priority")
+        return URGENT if most_urgent is None else int(most_urgent)
 
     def overflow(self, tr: Transaction, queue: str) -> str | None:
         """``x-overflow``."""

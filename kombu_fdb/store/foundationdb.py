@@ -30,16 +30,15 @@ from kombu_fdb.store.foundationdb_errors import (
     explain_open,
     no_cluster_file,
 )
+from kombu_fdb.store.foundationdb_tls import Tls, apply
 from kombu_fdb.store.limits import check_key, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
 
-__all__ = ["FoundationDatabase"]
+__all__ = ["FoundationDatabase", "Tls"]
 
 STAMP = bytes(10)
-ZERO = bytes(8)
 
-_pack_delta = struct.Struct("<q").pack
 _pack_offset = struct.Struct("<I").pack
 
 
@@ -60,6 +59,7 @@ class FoundationDatabase:
         cluster_file: str | None = None,
         *,
         connection_string: str | None = None,
+        tls: Tls | None = None,
         timeout_s: float = 10.0,
         clock: Clock | None = None,
     ) -> FoundationDatabase:
@@ -74,6 +74,7 @@ class FoundationDatabase:
         if cluster_file is not None and not os.path.exists(cluster_file):
             raise no_cluster_file(cluster_file)
         try:
+            apply(fdb, tls or Tls())
             handle = _connect(fdb, cluster_file, connection_string)
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
@@ -132,7 +133,7 @@ class FoundationDatabase:
                 "the FoundationDB cluster does not answer",
                 cluster=self._place,
                 reason=self._incompatible(),
-                fix=f"See `{_fdbcli(cluster_file)}`, and whether the client package has the cluster's version",
+                fix=f"See `{_fdbcli(cluster_file)}`, and whether client package and TLS files (SECURITY.md) fit",
             ) from error
         finally:
             transaction.cancel()
@@ -252,11 +253,11 @@ class FoundationTransaction:
         if begin < end:
             self._writer().clear_range(begin, end)
 
-    def add(self, key: bytes, delta: int) -> None:
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         check_key(key)
         tr = self._writer()
-        tr.add(key, _pack_delta(delta))
-        tr.compare_and_clear(key, ZERO)
+        tr.add(key, delta.to_bytes(width, "little", signed=True))
+        tr.compare_and_clear(key, bytes(width))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         check_key(key)

@@ -56,8 +56,8 @@ class Transaction(Protocol):
     def set(self, key: bytes, value: bytes) -> None: ...
     def clear(self, key: bytes) -> None: ...
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
-    def add(self, key: bytes, delta: int) -> None:
-        """Atomic add on a signed 64-bit little-endian integer; absent is 0, a sum of 0 clears the key."""
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
+        """Atomic add on a signed little-endian integer of ``width`` bytes; absent is 0, a sum of 0 clears the key."""
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         """Atomic: keep the larger of the stored and the given bytes, compared lexicographically."""

@@ -108,6 +108,13 @@ class Retry:
         with self.tokens.lend() as token:
             return self._run(body, timeout_s, token, on_conflict)
 
+    def repeat(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
+        """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
+
+        For bodies that look at what stands in the store and find there what an earlier run has done.
+        """
+        return self._run(body, timeout_s, None, None)
+
     def read(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
         """Run a ``body`` that only reads."""
         return self._run(body, timeout_s, None, None, read_only=True)

@@ -110,7 +110,8 @@ class SqliteDatabase:
 
     def _open_files(self, timeout_s: float) -> None:
         deadline = self.clock.monotonic() + timeout_s
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644))
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Whoever opens the file to others (chmod, before or after) opens what stands beside it.
         mode = os.stat(self.path).st_mode & 0o666
         gate, main = open_sidecar(f"{self.path}-gate", mode), open_sidecar(f"{self.path}-lock", mode)
         self.lock = WriterLock(gate, main, self.clock)

@@ -32,10 +32,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import secrets
-import select
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -44,6 +45,7 @@ from hashlib import blake2b
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.store.sqlite_files import make_directory, open_sidecar
 from kombu_fdb.store.watch import OneShotWatch
+from kombu_fdb.wakeup import readable
 
 __all__ = ["Listener", "Ringer"]
 
@@ -70,6 +72,11 @@ SUFFIX = ".bell"
 @lru_cache(maxsize=4096)
 def _digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
+
+
+def _has_bytes(descriptor: int) -> bool:
+    """Without a wait, and without a ``select``, of which eventlet allows only one at a time."""
+    return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
 class Listener:
@@ -171,11 +178,9 @@ class Listener:
         _append_one(os.path.join(self._directory, GENERATION))
 
     def _listen(self) -> None:
-        poller = select.poll()
-        poller.register(self._read_fd, select.POLLIN)
         rest = 0.0
         while self._wait_until_armed():
-            if not poller.poll(CHECK_S * 1000):
+            if not readable(self._read_fd, CHECK_S):
                 self.compare(self._all_armed())
                 rest = 0.0
                 continue
@@ -199,7 +204,8 @@ class Listener:
     def _drain(self) -> bytes:
         news = b""
         with contextlib.suppress(BlockingIOError):
-            while not self._closed and (chunk := os.read(self._read_fd, READ_BYTES)):
+            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
+            while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
                 news += chunk
         return news
 

@@ -33,13 +33,11 @@ BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded
 NEXT_VERSION = "UPDATE meta SET version=version+1 WHERE id=1 RETURNING version"
 
 _pack_stamp = struct.Struct(">QH").pack
-_pack_delta = struct.Struct("<q").pack
 
 
-def _sum(stored: bytes | None, delta: int) -> int:
-    """Signed 64-bit, with wrap-around, as FoundationDB adds."""
-    number = int.from_bytes((stored or b"")[:8], "little", signed=len(stored or b"") >= 8)
-    return (number + delta + 2**63) % 2**64 - 2**63
+def _sum(stored: bytes | None, delta: int, width: int) -> int:
+    """Of so many bytes, with wrap-around, as FoundationDB adds."""
+    return (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
 
 
 class SqliteTransaction:
@@ -119,11 +117,11 @@ class SqliteTransaction:
         check_key(end)
         self._change(CLEAR_RANGE, (begin, end), 2 * (len(begin) + len(end)))
 
-    def add(self, key: bytes, delta: int) -> None:
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         # Two plain statements are quicker than one that calls back into Python.
-        total = _sum(self.get(key), delta)
+        total = _sum(self.get(key), delta, width)
         if total:
-            self._write(SET, key, _pack_delta(total))
+            self._write(SET, key, total.to_bytes(width, "little"))
         else:
             self.clear(key)
 

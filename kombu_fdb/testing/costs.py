@@ -124,10 +124,10 @@ class CountingTransaction:
         self._cost.clear_ranges += 1
         self._inner.clear_range(begin, end)
 
-    def add(self, key: bytes, delta: int) -> None:
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         self._cost.atomics += 1
-        self._cost.bytes_written += len(key) + 8
-        self._inner.add(key, delta)
+        self._cost.bytes_written += len(key) + width
+        self._inner.add(key, delta, width=width)
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         self._cost.atomics += 1

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +56,8 @@ class SingleNodeCluster:
     The memory engine logs to disk, so what was committed survives :meth:`stop` and :meth:`start`.
     """
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, directory: str | None = None, *, tls: Mapping[str, str] | None = None) -> None:
+        """``tls``: paths by name, as ``certificate_file``, ``key_file``, ``ca_file``; then it speaks TLS only."""
         # Not a TemporaryDirectory: a forked child would remove it at its exit.
         self.directory = Path(directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-"))
         self._temporary = directory is None
@@ -63,10 +65,15 @@ class SingleNodeCluster:
         self.cluster_file = str(self.directory / "fdb.cluster")
         self._guard: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._tls = [f"--tls_{name}={path}" for name, path in (tls or {}).items()]
 
     @property
     def connection_string(self) -> str:
         return Path(self.cluster_file).read_text(encoding="utf-8").strip()
+
+    @property
+    def _address(self) -> str:
+        return f"127.0.0.1:{self._port}{':tls' if self._tls else ''}"
 
     @property
     def pid(self) -> int:
@@ -76,9 +83,7 @@ class SingleNodeCluster:
     def __enter__(self) -> Self:
         for attempt in range(ATTEMPTS):
             self._port = _free_port()
-            Path(self.cluster_file).write_text(
-                f"test:{secrets.token_hex(4)}@127.0.0.1:{self._port}\n", encoding="utf-8"
-            )
+            Path(self.cluster_file).write_text(f"test:{secrets.token_hex(4)}@{self._address}\n", encoding="utf-8")
             try:
                 self._spawn()
                 self._cli("configure new single memory; waitopen")
@@ -122,7 +127,7 @@ class SingleNodeCluster:
             self._guard = subprocess.Popen(
                 [
                     *("sh", "-c", GUARD, "guard", str(self.directory) if self._temporary else ""),
-                    *("fdbserver", "--public-address", f"127.0.0.1:{self._port}"),
+                    *("fdbserver", "--public-address", self._address, *self._tls),
                     *("--cluster-file", self.cluster_file),
                     *("--datadir", str(self.directory / "data")),
                     *("--logdir", str(logs)),
@@ -135,7 +140,7 @@ class SingleNodeCluster:
         self._pid = int(self._guard.stdout.readline())
 
     def _cli(self, commands: str) -> None:
-        arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", "--exec", commands]
+        arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", *self._tls, "--exec", commands]
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(arguments, capture_output=True, timeout=START_S, text=True, check=False)
             if done.returncode == 0:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, size_of
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.queue.whereabouts import places
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["check_counts", "leftovers", "messages"]
+__all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
 
 
 def _rows(engine: Engine, tag: str) -> list[KeyValue]:
@@ -44,13 +47,45 @@ def _message_id(record: bytes) -> bytes:
         return record
 
 
+def ready_bytes(engine: Engine) -> Counter[str]:
+    """The bytes of each queue's ready payloads, added up message by message."""
+    sizes = Counter[str]()
+    for state in ("ready", "keyed"):
+        for key, value in _rows(engine, state):
+            sizes[str(engine.keys.unpack(key)[1])] += size_of(value)
+    return sizes
+
+
 def check_counts(engine: Engine) -> None:
-    """COUNTS: the counters equal a full scan."""
+    """COUNTS: the counters equal a full scan, those of bytes too."""
     scanned = Counter(messages(engine).values())
+    sizes = ready_bytes(engine)
     queues = {queue for queue, _ in scanned} | set(engine.queues())
     for queue in queues:
-        expected = QueueCounts(*(scanned[queue, state] for state in ("ready", "delayed", "leased")))
+        ready, delayed, leased = (scanned[queue, state] for state in ("ready", "delayed", "leased"))
+        expected = QueueCounts(ready, delayed, leased, sizes[queue])
         assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
+
+
+def check_whereabouts(engine: Engine) -> None:
+    """The index by task id has a row for each message with one, and no other."""
+    keys = engine.keys
+    expected = set()
+    for tag in ("ready", "keyed", "delayed", "lease"):
+        for key, value in _rows(engine, tag):
+            place, record = key, value
+            if tag == "lease":
+                queue, place, record = decode_lease(value)
+                place = keys.at(queue, place)
+            if task_id := names_of(record)[1]:
+                expected.add((task_id, place))
+    rows = {str(keys.unpack(key)[1]) for key, _ in _rows(engine, "task")}
+    found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(keys, task_id))}
+    assert found == expected, f"the index by task id: {found ^ expected}"
+
+
+def _places_of(keys: Keyspace, task_id: str) -> Callable[[Transaction], list[bytes]]:
+    return lambda tr: places(tr, keys, task_id)
 
 
 def leftovers(engine: Engine) -> list[bytes]:
@@ -65,10 +100,12 @@ def leftovers(engine: Engine) -> list[bytes]:
         "delayed",
         "lease",
         "body",
+        "task",
         "count",
         "waiting",
         "expiring",
         "consumer",
+        "single",
         "bound",
         "binding",
     )

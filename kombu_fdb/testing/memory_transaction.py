@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -165,8 +164,8 @@ class MemoryTransaction:
         if begin < end:
             self._record(Mutation("clear_range", begin, end))
 
-    def add(self, key: bytes, delta: int) -> None:
-        self._record(Mutation("add", key, struct.pack("<q", delta)))
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
+        self._record(Mutation("add", key, delta.to_bytes(width, "little", signed=True)))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         check_value(value)

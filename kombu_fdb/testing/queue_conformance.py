@@ -15,16 +15,17 @@ import pytest
 
 from kombu_fdb.clock import random_id
 from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
-from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Publication, QueueCounts
+from kombu_fdb.queue import control
 from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.queue.keeper import ROLE_TTL_S, Duties
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.invariants import check_counts, leftovers, messages
+from kombu_fdb.testing.invariants import check_counts, check_whereabouts, leftovers, messages
 
 __all__ = ["Bench", "QueueConformance"]
 
@@ -32,8 +33,10 @@ __all__ = ["Bench", "QueueConformance"]
 class Bench:
     """One namespace, several engines on it as if in several processes, and a clock."""
 
-    def __init__(self, database: Database, policy: Policy | None = None) -> None:
+    def __init__(self, database: Database, policy: Policy | None = None, *, task_ids: bool = False) -> None:
+        """``task_ids``: each message that is put is a task's, found by its payload in hexadecimal digits."""
         self.database = database
+        self.task_ids = task_ids
         self.clock = ManualClock()
         self.policy = policy or Policy()
         self.namespace = f"test-{random_id().hex()}"
@@ -68,6 +71,8 @@ class Bench:
 
     def put(self, *payloads: bytes, queue: str = "q", **properties: Any) -> None:
         for payload in payloads:
+            if self.task_ids:
+                properties["task_id"] = payload[:100].hex()
             self.engine.publish([Publication("", queue, payload, **properties)])
 
     def take(self, limit: int = 100, *queues: str, session: bytes | None = None) -> list[Delivery]:
@@ -94,6 +99,7 @@ class Bench:
 
     def check(self) -> None:
         check_counts(self.engine)
+        check_whereabouts(self.engine)
 
     def clean(self) -> None:
         keys = self.engine.keys
@@ -105,7 +111,7 @@ class QueueConformance:
 
     @pytest.fixture
     def bench(self, database: Database) -> Iterator[Bench]:
-        bench = Bench(database)
+        bench = Bench(database, task_ids=True)
         yield bench
         bench.check()
         bench.clean()
@@ -410,7 +416,7 @@ class QueueConformance:
 
         def poison(tr: Transaction) -> None:
             tr.set(keys.ready("q") + place, b"\xffnot a record")
-            tr.add(keys.count("q", "ready"), 1)
+            tr.add(keys.count("q", "ready"), encode_amount(1, len(b"\xffnot a record")), width=AMOUNT_BYTES)
 
         bench.write(poison)
         assert bench.payloads() == [b"good"]
@@ -702,6 +708,22 @@ class QueueConformance:
         bench.engine.close_session(other)
         assert bench.engine.queue("q") is None
         assert leftovers(bench.engine) == []
+
+    def test_a_sweeper_that_dies_over_dead_consumers_is_followed_by_another(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = bench.engine.open_session({})
+        bench.engine.declare_queue(QueueDeclaration("q", auto_delete=True))
+        bench.engine.add_consumer(other, "q", "one")
+        bench.engine.fence(other, bench.beats()[other])
+        with monkeypatch.context() as dying:
+            dying.setattr(control, "drop_consumers", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                bench.engine.release_session(other)
+        assert other in bench.beats(), "the next sweep finds it"
+        bench.engine.release_session(other)
+        assert bench.engine.queue("q") is None
+        assert other not in bench.beats()
 
     def test_an_unused_expiring_queue_is_deleted_and_a_used_one_kept(self, bench: Bench) -> None:
         for name in ("unused", "touched", "consumed"):

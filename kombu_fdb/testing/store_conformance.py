@@ -308,6 +308,14 @@ class StoreConformance:
         assert read(database, key(b"together")) == expected
         assert read(database, key(b"apart")) == expected
 
+    def test_a_wide_add_carries_over_all_its_bytes(self, database: Database, key: Keys) -> None:
+        """Two counters in one key: the upper one is moved by 2**64 times its change."""
+        for upper, lower in ((5, 3), (-1, -3), (2**40, 7)):
+            commit(database, lambda tr: tr.add(key(b"n"), (upper << 64) + lower, width=16))  # noqa: B023
+        assert read(database, key(b"n")) == struct.pack("<qq", 7, 4 + 2**40)
+        commit(database, lambda tr: tr.add(key(b"n"), -((4 + 2**40) << 64) - 7, width=16))
+        assert read(database, key(b"n")) is None
+
     def test_a_sum_of_zero_clears_the_key(self, database: Database, key: Keys) -> None:
         commit(database, lambda tr: tr.add(key(b"n"), 7))
         commit(database, lambda tr: tr.add(key(b"n"), -7))

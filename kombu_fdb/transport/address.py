@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kombu.connection import Connection
 
-from kombu_fdb.location import SCHEMES, Location, UrlParts, locate, parse_url
+from kombu_fdb.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
 from kombu_fdb.options import Options
 
 __all__ = ["location_of"]
@@ -22,6 +22,6 @@ def location_of(connection: Connection, options: Options) -> Location:
         return locate(parse_url(f"{prefix or 'fdb+'}{hostname}"), options)
     if hostname and prefix and hostname.startswith(prefix):
         hostname = None
-    scheme = connection.transport_cls if connection.transport_cls in SCHEMES else SCHEMES[0]
+    scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
     parts = UrlParts(scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host)
     return locate(parts, options)

@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import PreconditionFailed
@@ -23,12 +24,12 @@ from kombu.utils.uuid import uuid
 
 from kombu_fdb.client import Client
 from kombu_fdb.errors import ExchangeNotFound, FormatError, StoreError
-from kombu_fdb.model import Delivery, Lease, Publication
+from kombu_fdb.model import Death, Delivery, Lease, Publication
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.dispatch import Subscription
-from kombu_fdb.transport.envelope import encode, open_delivery
+from kombu_fdb.transport.envelope import encode, open_delivery, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, not_found
 from kombu_fdb.transport.qos import QoS
 from kombu_fdb.transport.receiver import MANY_ACKS
@@ -64,6 +65,7 @@ class Channel(virtual.Channel):
         #: Since when less room than is worth a claim is free.
         self.free_since: float | None = None
         self._subscriptions: dict[str, Subscription] = {}
+        self._dedup_window_s = connection.options.dedup_window
         self._zero_first = connection.options.priority_order == "redis"
         self._client: Client | None = None
 
@@ -146,11 +148,12 @@ class Channel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Raises 404 if ``passive`` and there is none. The message count is of ready messages."""
+        """Raises 404 if ``passive`` and there is none, 406 for a senseless argument. Counts ready messages."""
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
-            self.engine.declare_queue(declaration)
+            with amqp_errors("queue_declare"):
+                self.engine.declare_queue(declaration)
             self.transport.declared(declaration)
         elif not self._has_queue(queue):
             raise not_found(f"no queue {queue!r}", "queue_declare")
@@ -257,7 +260,21 @@ class Channel(virtual.Channel):
             now_ms=self.transport.now_ms(),
             most_urgent_is_zero=self._zero_first,
             key=self.transport.key_of(message),
+            dedup_window_s=self._dedup_window_s,
         )
+
+    def encode_again(self, message: Any) -> tuple[Publication, tuple[Death, ...]]:
+        """A message that was delivered, as it was published, and its history as a dead letter."""
+        headers, deaths = without_deaths(message.headers or {})
+        again = {
+            "body": message.body,
+            "content-type": message.content_type,
+            "content-encoding": message.content_encoding,
+            "headers": headers,
+            "properties": message.properties,
+        }
+        info = message.delivery_info
+        return self.encode(again, info.get("exchange") or "", info.get("routing_key") or info["queue"]), deaths
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
@@ -289,7 +306,8 @@ class Channel(virtual.Channel):
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
         declaration = self.engine.queue(queue)
         transient = declaration is not None and declaration.can_vanish
-        subscription = Subscription(consumer_tag, queue, self, bool(no_ack), callback, transient)
+        single = declaration is not None and declaration.single_active
+        subscription = Subscription(consumer_tag, queue, self, bool(no_ack), callback, transient, single)
         self.transport.receiver.subscribe(subscription)
         self._subscriptions[consumer_tag] = subscription
         self._consumers.add(consumer_tag)
@@ -304,7 +322,7 @@ class Channel(virtual.Channel):
             receiver.cancel(subscription)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim one message now; None if there is none."""
+        """Claim one message now; None if there is none, or the queue's one active consumer is somebody."""
         membership = self.client.membership()
         for _ in range(MOST_EXPIRED):
             found = membership.claim([queue], 1, no_ack={queue} if no_ack else ())
@@ -312,13 +330,21 @@ class Channel(virtual.Channel):
                 tag = self.transport.next_tag()
                 if not no_ack:
                     self.qos.hold(tag, found[0].lease)
+                    self.client.watch(found[0], gone=partial(self.qos.overdue, found[0].lease))
                 message = self.open(found[0], tag)
                 if message is not None:
                     return message
-            elif not self._size(queue):  # an empty window may have met an expired message
+            elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired message
                 break
         self.transport.used(queue)
         return None
+
+    def _is_shut(self, queue: str) -> bool:
+        """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
+        watches = self.engine.arm([queue])
+        for watch in watches or ():
+            watch.cancel()
+        return watches is not None
 
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
         """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
@@ -352,6 +378,7 @@ class Channel(virtual.Channel):
         """Settle soon: with others if a receiver runs, else at once."""
         client = self.client
         client.check_process()
+        client.unwatch(lease)
         client.acks.append(lease)
         receiver = self.transport.receiver_if_any
         if receiver is not None and receiver.running:
@@ -363,12 +390,12 @@ class Channel(virtual.Channel):
         else:
             client.flush_acks()
 
-    def settle(self, lease: Lease, *, requeue: bool) -> None:
-        """Now. Raises a ``StoreError``; may be repeated."""
+    def settle(self, lease: Lease, *, requeue: bool, reason: str, details: dict[str, Any]) -> None:
+        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
         if requeue:
-            self.client.requeue([lease])
+            self.client.requeue([lease], details)
         else:
-            self.client.reject([lease])
+            self.client.reject([lease], reason=reason, **details)
 
     def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does."""
@@ -391,12 +418,18 @@ class Channel(virtual.Channel):
         if self.closed:
             return
         self.closed = True
+        receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())
+        if receiver is not None:
+            for subscription in ended:
+                receiver.cancel(subscription, leave=False)
         try:
-            for tag in list(self._subscriptions):
-                self.basic_cancel(tag)
             if self._qos is not None:
                 self._qos.restore_unacked_once()
         finally:
+            # Only now: where one consumer is active at a time, the next one must find what this one held.
+            if receiver is not None:
+                for subscription in ended:
+                    receiver.leave(subscription)
             self.leave()
 
     def orphan(self) -> None:

@@ -8,13 +8,19 @@ Round trips are grouped: a channel with a prefetch limit claims when half of its
 free place has waited as long as an ack waits for company; one without claims when its inbox is half empty.
 
 A consumer without acks has room as if without prefetch (AMQP: the limit does not apply to it).
+
+Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
+the active one of all (``queue/single.py``).
+
+A channel whose waiting messages had to be withdrawn, because their time to run had passed before its loop took them, is
+*stalled*: nothing is claimed for it until somebody drains again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +51,8 @@ class Subscription:
     callback: Callable[[Any], Any]
     #: The queue vanishes with its consumers.
     transient: bool
+    #: The queue serves one consumer at a time.
+    single: bool = False
     #: The session in whose name the store knows of this consumer.
     session_id: bytes | None = None
 
@@ -73,6 +81,8 @@ class Plan:
     queues: list[str] = field(default_factory=list)
     limit: int = 0
     leaseless: set[str] = field(default_factory=set)
+    #: By queue with one active consumer, for whom.
+    consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
 
 
@@ -86,6 +96,7 @@ class Dispatch:
         self._by_queue: dict[str, deque[Subscription]] = {}
         self._channels: deque[Channel] = deque()
         self._turn = 0
+        self._stalled: set[Channel] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
@@ -131,6 +142,7 @@ class Dispatch:
         with self._lock:
             if channel in self._channels:
                 self._channels.remove(channel)
+            self._stalled.discard(channel)
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -141,6 +153,36 @@ class Dispatch:
     def queues(self) -> set[str]:
         with self._lock:
             return set(self._by_queue)
+
+    @property
+    def consumers(self) -> dict[str, str]:
+        """By queue with one active consumer, the tag of the one that is served here."""
+        with self._lock:
+            return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
+
+    # -- times to run ----------------------------------------------------------------------------------------------
+
+    def withdraw(self, lease: Lease) -> bool:
+        """Take a message back that nobody has taken yet. False if it was handed out."""
+        with self._lock:
+            for channel in self._channels:
+                if any(delivery.lease == lease for _, delivery in channel.inbox):
+                    self._take_waiting(channel, lambda _, delivery: delivery.lease == lease)
+                    self._stalled.add(channel)
+                    return True
+        return False
+
+    def overdue(self, lease: Lease) -> None:
+        """A message that was handed out has gone back without its consumer."""
+        with self._lock:
+            for channel in self._channels:
+                channel.qos.overdue(lease)
+
+    def resume(self) -> bool:
+        """Somebody drains. Whether that ends a stall."""
+        stalled = bool(self._stalled)
+        self._stalled.clear()
+        return stalled
 
     # -- credit ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +195,8 @@ class Dispatch:
                 if queue in hungry and (room := self._room(subscriptions, plan, now)):
                     plan.queues.append(queue)
                     limit = min(limit, room)
+                    if subscriptions[0].single:
+                        plan.consumers[queue] = subscriptions[0].tag
                     if all(each.leaseless for each in subscriptions):
                         plan.leaseless.add(queue)
         if plan.queues:
@@ -166,9 +210,11 @@ class Dispatch:
         start = self._turn % len(queues)
         queues[:] = queues[start:] + queues[:start]
 
-    def _room(self, subscriptions: Iterable[Subscription], plan: Plan, now: float) -> int:
+    def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
         rooms: dict[Channel, int] = {}
-        for each in subscriptions:
+        for each in _served(subscriptions):
+            if each.channel in self._stalled:
+                continue
             if each.no_ack or not each.channel.qos.prefetch_count:
                 waiting = len(each.channel.inbox)
                 rooms[each.channel] = self._window - waiting if waiting <= self._window // 2 else 0
@@ -212,6 +258,8 @@ class Dispatch:
         subscriptions = self._by_queue.get(queue)
         if subscriptions is None:
             return None
+        if subscriptions[0].single:
+            return subscriptions[0]
         for _ in range(len(subscriptions)):
             chosen = subscriptions[0]
             subscriptions.rotate(-1)
@@ -245,3 +293,8 @@ class Dispatch:
     def is_low(self, channel: Channel) -> bool:
         """Whether taking a message has just made room for a claim."""
         return not channel.qos.prefetch_count and len(channel.inbox) == self._window // 2
+
+
+def _served(subscriptions: Sequence[Subscription]) -> Iterable[Subscription]:
+    """Of the consumers of one queue, those that may get messages."""
+    return [subscriptions[0]] if subscriptions[0].single else subscriptions

@@ -13,18 +13,18 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
 
 from kombu_fdb.errors import FormatError
+from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Death, Delivery, Publication
-from kombu_fdb.transport.timing import due_ms, expiry
+from kombu_fdb.transport.identity import dedup_of, task_id_of
+from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
-__all__ = ["encode", "open_delivery"]
+__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
 
-_VERSION = 1
-_HEAD = struct.Struct(">BI")
 _MARKER = b'"__type__"'
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
@@ -42,11 +42,13 @@ def encode(
     now_ms: int,
     most_urgent_is_zero: bool = False,
     key: str = "",
+    dedup_window_s: float = 300.0,
 ) -> Publication:
     """A message as ``Channel.prepare_message`` made it. Raises ``TypeError`` for what JSON or bytes can't hold."""
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
     ttl_ms, expires_ms = expiry(headers, properties)
+    dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     return Publication(
         exchange,
         routing_key,
@@ -56,6 +58,10 @@ def encode(
         ttl_ms,
         expires_ms,
         key,
+        ttr_ms=ttr_ms(headers),
+        task_id=task_id_of(headers, properties),
+        dedup_id=dedup_id,
+        dedup_window_ms=dedup_window_ms,
     )
 
 
@@ -70,7 +76,7 @@ def _payload(
     meta = _dumps(
         [message.get("content-type"), message.get("content-encoding"), headers, kept, exchange, routing_key]
     ).encode()
-    return _HEAD.pack(_VERSION, len(meta)) + meta + _body(message.get("body"))
+    return HEAD.pack(VERSION, len(meta)) + meta + _body(message.get("body"))
 
 
 def _body(body: Any) -> bytes:
@@ -92,7 +98,7 @@ def _priority(properties: Mapping[str, Any], most_urgent_is_zero: bool) -> int:
 
 def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:
     """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours."""
-    content_type, content_encoding, headers, properties, exchange, routing_key, body = _open(delivery.payload)
+    content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
     redelivered = delivery.redeliveries > 0
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {
@@ -117,20 +123,36 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     }
 
 
-def _open(payload: bytes) -> tuple[Any, Any, dict[str, Any], dict[str, Any], str, str, bytes]:
+class Envelope(NamedTuple):
+    """A payload taken apart. The body is what the publisher's serializer made, as it is."""
+
+    content_type: Any
+    content_encoding: Any
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    exchange: str
+    routing_key: str
+    body: bytes
+
+
+def open_payload(payload: bytes) -> Envelope:
+    """Take a payload apart; never touches the body, which may be cut. Raises ``FormatError`` if it is not one of ours.
+
+    Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
+    """
     try:
-        version, length = _HEAD.unpack_from(payload)
-        start = _HEAD.size + length
-        meta = payload[_HEAD.size : start]
+        version, length = HEAD.unpack_from(payload)
+        start = HEAD.size + length
+        meta = payload[HEAD.size : start]
         decoded = (_loads_types if _MARKER in meta else _loads)(meta.decode())
         content_type, content_encoding, headers, properties, exchange, routing_key = decoded
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, struct.error) as error:
         raise _foreign(payload, str(error)) from error
-    if version != _VERSION or len(meta) != length:
+    if version != VERSION or len(meta) != length:
         raise _foreign(payload, "another version, or cut short")
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")
-    return content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:]
+    return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 
 
 def _foreign(payload: bytes, reason: str) -> FormatError:
@@ -155,3 +177,33 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
         headers[f"x-{which}-death-queue"] = death.queue
         headers[f"x-{which}-death-reason"] = death.reason
         headers[f"x-{which}-death-exchange"] = death.exchange
+
+
+#: What RabbitMQ, and we, call the fields of a death; others are details.
+_OF_A_DEATH = ("queue", "reason", "count", "time", "exchange", "routing-keys")
+_OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+
+
+def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
+    """The headers of a delivery as they were published, and the history that stood among them.
+
+    A history that a publisher has invented, and that does not look like one, is none.
+    """
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
+    kept.pop("x-delivery-count", None)
+    try:
+        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return kept, ()
+
+
+def _death(entry: Mapping[str, Any]) -> Death:
+    return Death(
+        entry["queue"],
+        entry["reason"],
+        int(entry["count"]),
+        int(entry["time"]) * 1000,
+        entry["exchange"],
+        tuple(entry["routing-keys"]),
+        {name: value for name, value in entry.items() if name not in _OF_A_DEATH},
+    )

@@ -4,6 +4,8 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
 * requeued or rejected: it leaves the table when the store has done it;
+* overdue: its time to run has passed, and it was handed back in the consumer's stead (``overdue.py``). It stays in the
+  table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
 * handed back, uncounted, with everything else the channel holds when it closes;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
   the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
@@ -29,6 +31,11 @@ __all__ = ["QoS"]
 
 logger = logging.getLogger(__name__)
 
+LATE = (
+    "delivery %r was settled after its time to run (x-ttr, x-consumer-timeout): the message had gone back to its "
+    "queue, and may run twice. This changes nothing; give such messages more time."
+)
+
 
 class QoS(virtual.QoS):
     """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
@@ -39,6 +46,8 @@ class QoS(virtual.QoS):
         self.prefetch_count = prefetch_count or 0
         self._delivered: dict[int, Lease] = {}  # type: ignore[assignment]
         self._messages: dict[int, weakref.ref[Any]] = {}
+        self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._late: set[int] = set()
         self._orphaned = False
 
     # -- room ------------------------------------------------------------------------------------------------------
@@ -68,8 +77,14 @@ class QoS(virtual.QoS):
 
     def drop(self, delivery_tag: int) -> None:
         """It is settled, or was no message after all."""
+        self._explanations.pop(delivery_tag, None)
         self._messages.pop(delivery_tag, None)
         self._delivered.pop(delivery_tag, None)
+        self._late.discard(delivery_tag)
+
+    def overdue(self, lease: Lease) -> None:
+        """The message was handed back without its consumer. From any thread."""
+        self._late.update([tag for tag, held in list(self._delivered.items()) if held == lease])
 
     def get(self, delivery_tag: int) -> Any:
         """The unsettled message of this tag. Raises ``KeyError``."""
@@ -86,22 +101,36 @@ class QoS(virtual.QoS):
         if lease is not None:
             self.channel.acknowledge(lease)
 
+    def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
+        """Why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
+
+        ``reason`` is that of a rejection; one that came back too often has its own.
+        """
+        if delivery_tag in self._delivered:
+            self._explanations[delivery_tag] = reason, details
+
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
         lease = self._delivered.get(delivery_tag)
-        if lease is None:
-            self._warn(delivery_tag)
+        if lease is None or delivery_tag in self._late:
+            self._pop(delivery_tag)
             return
         # Its room is free only when it is back in the store: the next claim finds it at its place.
-        self.channel.settle(lease, requeue=requeue)
+        reason, details = self._explanations.get(delivery_tag, ("rejected", {}))
+        self.channel.settle(lease, requeue=requeue, reason=reason, details=details)
         self.drop(delivery_tag)
         self.channel.on_room()
 
     def _pop(self, delivery_tag: int) -> Lease | None:
-        self._messages.pop(delivery_tag, None)
-        lease = self._delivered.pop(delivery_tag, None)
+        """Its lease; None if there is nothing to settle any more."""
+        lease, late = self._delivered.get(delivery_tag), delivery_tag in self._late
+        self.drop(delivery_tag)
         if lease is None:
             self._warn(delivery_tag)
+        elif late:
+            logger.warning(LATE, delivery_tag)
+            self.channel.on_room()
+            return None
         return lease
 
     @staticmethod
@@ -124,6 +153,9 @@ class QoS(virtual.QoS):
 
     def _hand_back(self, *, counted: bool) -> None:
         held = dict(self._delivered)
+        for tag in list(self._late):  # not ours any more
+            held.pop(tag, None)
+            self.drop(tag)
         try:
             self.channel.hand_back(list(held.values()), counted=counted)
         finally:  # else the client keeps them, to hand them back as soon as it can
@@ -137,6 +169,8 @@ class QoS(virtual.QoS):
     def orphan(self) -> None:
         """The connection is lost. Keep what is still worked on; hand back what nobody can settle any more."""
         unreferenced = []
+        for tag in list(self._late):
+            self.drop(tag)
         for tag, lease in list(self._delivered.items()):
             reference = self._messages.get(tag)
             message = None if reference is None else reference()

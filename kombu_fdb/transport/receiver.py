@@ -27,7 +27,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from time import monotonic
 
@@ -70,7 +70,7 @@ class Receiver:
         self._membership: Membership | None = None
         self._hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
-        self._cancels: deque[tuple[Subscription, threading.Event]] = deque()
+        self._cancels: deque[tuple[Subscription, bool, threading.Event]] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
         self._fruitless = 0
@@ -91,22 +91,31 @@ class Receiver:
             self._start()
         self._bell.ring()
 
-    def cancel(self, subscription: Subscription) -> None:
+    def cancel(self, subscription: Subscription, *, leave: bool = True) -> None:
         """End a consumer; what was claimed for it and not handed out goes back to its place, and its queue may vanish.
 
         The thread does it, between two claims; this waits for it, but not for long. Celery cancels from inside a signal
         handler, so no lock is taken here that the interrupted code may hold. Never raises.
         """
         done = threading.Event()
-        self._cancels.append((subscription, done))
+        self._cancels.append((subscription, leave, done))
         self._bell.ring()
         if not self.running or threading.current_thread() is self._thread:
             self._carry_out_cancels()
         else:
             done.wait(CANCEL_S)
 
+    def leave(self, subscription: Subscription) -> None:
+        """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        try:
+            self.unregister(subscription)
+        except StoreError:
+            self._client.later(partial(self.unregister, subscription))
+
     def next(self) -> Arrival | None:
         """The next message to hand out. Raises the error that ended the thread."""
+        if self.dispatch.resume():
+            self._bell.ring()
         arrival = self.dispatch.next()
         if arrival is None:
             if self._error is not None:
@@ -169,6 +178,8 @@ class Receiver:
             self._fail(error)
         finally:
             self._disarm(self._armed)
+            if self._membership is not None:
+                self._membership.consumed.pop(self, None)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, CONNECTION_ERRORS):
@@ -189,6 +200,7 @@ class Receiver:
         if now >= self._next_look:
             self._next_look = now + self._client.options.poll_interval * random.uniform(0.75, 1.0)
             self._disarm(self._armed)
+        membership.consumed[self] = self.dispatch.queues
         self._arm()
         plan = self.dispatch.plan(self._hungry, now)
         if plan.queues:
@@ -230,7 +242,9 @@ class Receiver:
         try:
             if len(ours) < len(pending):
                 self._client.ack([lease for lease in pending if lease.session != membership.session_id])
-            found = membership.claim(plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours)
+            found = membership.claim(
+                plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours, consumers=plan.consumers
+            )
         except BaseException:
             self._client.acks.extendleft(reversed(ours))
             raise
@@ -238,13 +252,26 @@ class Receiver:
         self._client.settled(ours)
         return found
 
-    def _hand_over(self, found: list[Delivery], leaseless: Iterable[str]) -> None:
+    def _hand_over(self, found: list[Delivery], leaseless: Collection[str]) -> None:
         homeless = self.dispatch.place(found)
+        self._begin_times_to_run(each for each in found if each.queue not in leaseless)
         self.arrived.ring()
         if homeless:
-            gone = set(leaseless)
-            lost = {each.lease for each in found if each.queue in gone}
+            lost = {each.lease for each in found if each.queue in leaseless}
             self._client.release_later([lease for lease in homeless if lease not in lost])
+
+    def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
+        """From the claim on: a loop that hangs must not keep what waits for it either."""
+        for each in found:
+            if each.ttr_ms:
+                self._client.watch(
+                    each,
+                    started=partial(self._has_begun, each.lease),
+                    gone=partial(self.dispatch.overdue, each.lease),
+                )
+
+    def _has_begun(self, lease: Lease) -> bool:
+        return not self.dispatch.withdraw(lease)
 
     def _flush_if_due(self, now: float) -> None:
         if not self._client.acks:
@@ -266,7 +293,8 @@ class Receiver:
         queues = sorted(wanted - self._hungry - self._armed.keys())
         if not queues:
             return
-        watches = self._client.engine.arm(queues)
+        session_id = b"" if self._membership is None else self._membership.session_id
+        watches = self._client.engine.arm(queues, session_id, self.dispatch.consumers)
         if watches is None:
             self._hungry.update(queues)
             return
@@ -313,11 +341,11 @@ class Receiver:
 
     def _carry_out_cancels(self) -> None:
         while self._cancels:
-            subscription, done = self._cancels.popleft()
+            subscription, leave, done = self._cancels.popleft()
             try:
                 self._client.release(self.dispatch.remove(subscription))
-                self.unregister(subscription)
-            except StoreError:
-                self._client.later(partial(self.unregister, subscription))
-            finally:
-                done.set()
+            except StoreError as error:  # the client does it as soon as it can
+                logger.debug("messages of a cancelled consumer can't be handed back yet: %s", error)
+            if leave:
+                self.leave(subscription)
+            done.set()

@@ -1,4 +1,4 @@
-"""When a message becomes due and when it expires, read from what its publisher wrote.
+"""When a message becomes due, when it expires and how long it may take, read from what its publisher wrote.
 
 ==================================== =======================================================================
 ``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
@@ -6,6 +6,7 @@
 ``DelaySeconds`` property or header  seconds, as for SQS and PGMQ
 ``expires`` header of a Celery task  ISO 8601: absolute, no delay extends it
 ``expiration`` property              milliseconds as a string, from when the message is due; "0" is legal
+``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
 ==================================== =======================================================================
 
 Several delays: the latest moment counts. Something that can't be read delays nothing: publishing a message at once is
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["due_ms", "expiry"]
+__all__ = ["due_ms", "expiry", "ttr_ms"]
 
 
 def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
@@ -47,6 +48,11 @@ def expiry(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tuple[i
         return max(0, int(float(expiration))), 0
     except (TypeError, ValueError, OverflowError):
         return None, 0
+
+
+def ttr_ms(headers: Mapping[str, Any]) -> int:
+    """The time to run; 0 for none."""
+    return _milliseconds(headers.get("x-ttr"), 1)
 
 
 def _moment_ms(value: Any) -> int | None:

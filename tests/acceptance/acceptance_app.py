@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
+from kombu import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
 
@@ -19,6 +20,7 @@ app.conf.update(
     broker_transport_options=json.loads(os.environ["ACCEPTANCE_OPTIONS"]),
     broker_connection_retry_on_startup=True,
     broker_connection_timeout=2.0,
+    task_queues=[Queue("celery", queue_arguments=json.loads(os.environ.get("ACCEPTANCE_QUEUE_ARGUMENTS", "{}")))],
     task_acks_late=True,
     task_ignore_result=True,
     worker_hijack_root_logger=False,

@@ -47,6 +47,8 @@ class Broker:
     directory: Path
     cluster: SingleNodeCluster | None = None
     options: dict[str, Any] = field(default_factory=lambda: {"session_ttl": 2.0, "sweep_interval": 0.3})
+    #: Of the default queue; to be set before anything starts.
+    queue_arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
@@ -55,6 +57,7 @@ class Broker:
             "ACCEPTANCE_BROKER": self.url,
             "ACCEPTANCE_DIRECTORY": str(self.directory),
             "ACCEPTANCE_OPTIONS": json.dumps(self.options),
+            "ACCEPTANCE_QUEUE_ARGUMENTS": json.dumps(self.queue_arguments),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
             "PYTHONUNBUFFERED": "1",
         }
@@ -79,12 +82,12 @@ class Broker:
 class Worker:
     """A process group of one Celery program."""
 
-    def __init__(self, broker: Broker, name: str, arguments: list[str]) -> None:
+    def __init__(self, broker: Broker, name: str, arguments: list[str], app: str = "acceptance_app") -> None:
         self.name = name
         self.log = broker.directory / f"{name}.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+                [sys.executable, "-m", "celery", "-A", app, *arguments],
                 env=broker.env,
                 cwd=broker.directory,
                 stdout=output,
@@ -133,9 +136,13 @@ def _until() -> Callable[..., Any]:
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """An empty broker; on FoundationDB a cluster of its own, because tests stop it."""
+    """An empty broker; on FoundationDB a cluster of its own, because tests stop it, unless the module can share one."""
     if request.param == "sqlite":
         yield Broker(f"fdb+sqlite:///{tmp_path}/broker.db", tmp_path)
+        return
+    if getattr(request.module, "SHARED_CLUSTER", False):
+        cluster = request.getfixturevalue("cluster")
+        yield Broker(f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}", tmp_path, cluster)
         return
     reason = fdb_unavailable_reason()
     if reason is not None:
@@ -150,9 +157,15 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
     """Starts workers; kills what is left of them after the test."""
     workers: list[Worker] = []
 
-    def start(*arguments: str, name: str | None = None, pool: str = "prefork", wait: bool = True) -> Worker:
+    def start(
+        *arguments: str,
+        name: str | None = None,
+        pool: str = "prefork",
+        wait: bool = True,
+        app: str = "acceptance_app",
+    ) -> Worker:
         name = name or f"w{len(workers)}"
-        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments])
+        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
         workers.append(worker)
         if wait:
             worker.wait_ready()
@@ -166,7 +179,7 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
 @pytest.fixture
 def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The application as a publisher, in this process."""
-    for name in ("ACCEPTANCE_BROKER", "ACCEPTANCE_DIRECTORY", "ACCEPTANCE_OPTIONS"):
+    for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):
         monkeypatch.setenv(name, broker.env[name])
     monkeypatch.syspath_prepend(str(HERE))
     sys.modules.pop("acceptance_app", None)
@@ -183,3 +196,28 @@ def engine(app: Any) -> Iterator[Any]:
     """To look into the store."""
     with app.app.connection_for_read() as connection:
         yield connection.default_channel.engine
+
+
+@pytest.fixture
+def tasks(app: Any) -> Iterator[Any]:
+    """The application with results, as a client in this process."""
+    sys.modules.pop("results_app", None)
+    import results_app
+
+    yield results_app
+    backend = results_app.app.backend
+    results_app.app.pool.force_close_all()
+    if backend._client is not None:
+        backend._client.detach(backend)
+    results_app.app.close()
+    sys.modules.pop("results_app", None)
+
+
+@pytest.fixture
+def work(start: Callable[..., Worker]) -> Callable[..., Worker]:
+    """Starts workers of the application with results."""
+
+    def work(*arguments: str, pool: str = "prefork") -> Worker:
+        return start("-c", "2", *arguments, pool=pool, app="results_app")
+
+    return work

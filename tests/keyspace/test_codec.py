@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +48,8 @@ deaths = st.lists(
     deaths,
     st.text(),
     st.integers(0, 10**9),
+    st.text(max_size=60),
+    st.integers(0, 9),
 )
 def test_records_round_trip(  # noqa: PLR0917
     message_id: bytes,
@@ -55,6 +60,8 @@ def test_records_round_trip(  # noqa: PLR0917
     history: tuple[Death, ...],
     key: str,
     ttr_ms: int,
+    task_id: str,
+    priority: int,
 ) -> None:
     value = encode_record(
         message_id,
@@ -65,9 +72,12 @@ def test_records_round_trip(  # noqa: PLR0917
         deaths=history,
         key=key,
         ttr_ms=ttr_ms,
+        task_id=task_id,
+        priority=priority,
     )
     record = decode_record(value)
-    assert record == (message_id, published, expires, count, 0, len(payload), payload, history, key, ttr_ms)
+    head = (message_id, published, expires, count, 0, len(payload), payload)
+    assert record == (*head, history, key, ttr_ms, task_id, priority)
     assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
 
 
@@ -102,6 +112,16 @@ def test_golden_bytes() -> None:
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
     value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
     assert value.hex() == (
-        "010003000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
+        "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
     assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"
+
+
+@pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
+def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
+    death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
+    head = encode_record(bytes(16), b"", published_ms=1, expires_ms=2)
+    extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
+    at = struct.calcsize(">BHHHB")
+    record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
+    assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from kombu_fdb.model import Lease, Publication
-from kombu_fdb.routing.tables import Exchange
+from kombu_fdb.queue.ageing import MOST_SLICES
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.costs import Cost, CountingDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.queue_conformance import Bench
@@ -96,6 +97,22 @@ def test_release_and_delay(bench: Bench, counted: CountingDatabase) -> None:
     assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 2)
 
 
+def test_replay(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 10)
+    bench.engine.reject([delivery.lease for delivery in bench.take()])
+    walk = bench.engine.walk("q.dead")
+    bench.engine.replay_part(walk, b"", 1)
+    paid = cost(counted, lambda: bench.engine.replay_part(walk, b"", 4))
+    assert (paid.point_reads, paid.range_reads, paid.rows) == (
+        2,
+        2,
+        4 + 1,
+    )  # is the queue there; letters, and if there are more
+    assert (paid.conflict_keys, paid.conflict_ranges) == (4, 0)
+    assert (paid.clears, paid.stamps, paid.sets, paid.atomics) == (4, 4 + 1, TOKEN, 2)
+    assert paid.round_trips == 4
+
+
 def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
     paid = cost(counted, lambda: bench.engine.beat(bench.session))
     assert (paid.point_reads, paid.writes, paid.round_trips) == (1, 1 + TOKEN, 3)
@@ -104,6 +121,71 @@ def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
 def test_a_store_that_answers_every_commit_gets_no_tokens(bench: Bench, counted: CountingDatabase) -> None:
     counted.commit_may_be_unknown = False
     assert cost(counted, lambda: bench.put(b"a")).sets == 0
+
+
+def declare(bench: Bench, **arguments: object) -> None:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    bench.engine.declare_queue(QueueDeclaration("q", arguments=named))
+    bench.put(b"the declaration is read once a second")
+    bench.engine.purge("q")
+
+
+def test_declaring_again_costs_one_read(bench: Bench, counted: CountingDatabase) -> None:
+    declaration = QueueDeclaration("q", arguments={"x-single-active-consumer": True, "x-max-length-bytes": 100})
+    bench.engine.declare_queue(declaration)
+    paid = cost(counted, lambda: bench.engine.declare_queue(declaration))
+    assert (paid.point_reads, paid.range_reads, paid.writes) == (1, 0, 0)
+
+
+def test_a_limited_queue_with_room_costs_one_read_at_publish(bench: Bench, counted: CountingDatabase) -> None:
+    for arguments in ({"max_length": 3}, {"max_length_bytes": 100}, {"max_length": 3, "max_length_bytes": 100}):
+        declare(bench, **arguments)
+        paid = cost(counted, lambda: bench.put(b"a"))
+        assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 0, 0)
+        assert (paid.stamps, paid.atomics, paid.sets) == (2, 1, TOKEN)
+        bench.engine.purge("q")
+
+
+@pytest.mark.parametrize("backlog", [10, 5_000])
+def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
+    bench.engine.publish([Publication("", "q", b"1234567890")] * backlog)
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length-bytes": backlog * 10}))
+    bench.engine._read(lambda tr: bench.engine.routing.max_load(tr, "q"))  # the declaration
+    paid = cost(counted, lambda: bench.put(b"1234567890" * 3))
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.conflict_keys) == (1, 2, 1 + 3, 3)
+    assert (paid.clears, paid.atomics) == (3, 1)
+
+
+def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench, counted: CountingDatabase) -> None:
+    declare(bench, single_active_consumer=True, consumer_timeout=1000)
+    other = bench.engine.open_session({})
+
+    def claim(session: bytes) -> list[Lease]:
+        return [each.lease for each in bench.engine.claim(session, ["q"], 8, consumers={"q": "tag"})]
+
+    claim(bench.session)
+    bench.put(*[b"a"] * 10)
+    paid = cost(counted, lambda: claim(bench.session))
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3 + 1, 1, 8, 4 + 1)
+    assert (paid.conflict_keys, paid.clears, paid.sets, paid.atomics) == (1 + 8 + 1, 8, 8 + TOKEN, 2)
+    paid = cost(counted, lambda: claim(other))
+    assert (paid.point_reads, paid.range_reads, paid.writes, paid.round_trips) == (4, 0, 0, 3)
+
+
+def test_ageing_reads_a_window_of_each_priority_in_one_round_trip(bench: Bench, counted: CountingDatabase) -> None:
+    bench.engine.change_control("q", ageing=1.0)
+    for priority in (0, 9):
+        bench.put(*[b"a"] * 10, priority=priority)
+    paid = cost(counted, lambda: bench.take(8))
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3, 10, 16, 4)
+
+
+def test_ageing_reads_few_windows_however_many_rivals_there_are(bench: Bench, counted: CountingDatabase) -> None:
+    bench.engine.change_control("q", ageing=1.0)
+    bench.engine.publish([Publication("", "q", b"a")] * 500)
+    for _ in range(20):
+        bench.engine._contention_of(["q"]).lost()
+    assert cost(counted, lambda: bench.take(8)).rows <= 8 * (MOST_SLICES + 1)
 
 
 @pytest.mark.parametrize("backlog", [0, 20_000])
@@ -121,3 +203,35 @@ def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatab
     assert (paid.point_reads, paid.round_trips) == (2, 3)
     paid = cost(counted, bench.engine.promote)
     assert paid.rows == (2 if backlog else 0)  # which queues wait; the head of one
+
+
+def test_a_task_id_costs_one_write_at_each_end(bench: Bench, counted: CountingDatabase) -> None:
+    publications = [Publication("", "q", b"a", task_id=f"t{number}") for number in range(10)]
+    paid = cost(counted, lambda: bench.engine.publish(publications))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (0, 0, 0, 0)
+    assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (10 + 10 + 1, 1, TOKEN, 2)
+    leases: list[Lease] = []
+    paid = cost(counted, lambda: leases.extend(delivery.lease for delivery in bench.take()))
+    assert (paid.clears, paid.sets, paid.round_trips) == (10, 10 + TOKEN, 4)
+    paid = cost(counted, lambda: bench.engine.ack(leases))
+    assert (paid.clears, paid.sets, paid.atomics, paid.round_trips) == (10 + 10, TOKEN, 1, 3)
+
+
+@pytest.mark.parametrize("backlog", [0, 20_000])
+def test_cancelling_reads_the_tasks_own_messages_only(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
+    for start in range(0, backlog, 2000):
+        bench.engine.publish([Publication("", "q", b"%d" % start, task_id=f"{start}-{n}") for n in range(2000)])
+    bench.engine.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
+    paid = cost(counted, lambda: bench.engine.find_task("t"))
+    assert (paid.rows, paid.point_reads, paid.round_trips) == (2, 2, 3)
+    paid = cost(counted, lambda: bench.engine.take_back("t"))
+    assert (paid.rows, paid.point_reads, paid.clears, paid.round_trips) == (2, 2, 2 + 2, 4)
+
+
+def test_a_dedup_id_costs_one_read_and_two_writes(bench: Bench, counted: CountingDatabase) -> None:
+    batch = [Publication("", "q", b"a", dedup_id=f"d{number}", dedup_window_ms=1000) for number in range(10)]
+    paid = cost(counted, lambda: bench.engine.publish(batch))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (10, 0, 10, 2 * 10 + TOKEN)
+    assert paid.round_trips == 3
+    paid = cost(counted, lambda: bench.engine.publish(batch))
+    assert (paid.point_reads, paid.writes, paid.round_trips) == (10, 0, 2)

@@ -8,6 +8,7 @@ import pytest
 
 from kombu_fdb.store.foundationdb import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 pytestmark = pytest.mark.foundationdb
@@ -21,6 +22,12 @@ def module_database(cluster: SingleNodeCluster) -> Iterator[FoundationDatabase]:
 
 
 class TestFoundationDB(QueueConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBLimits(LimitsConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kombu_fdb.store.protocol import Database
+from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 
 class TestMemory(QueueConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryLimits(LimitsConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

@@ -251,7 +251,70 @@ def door_while_a_rival_answers_it(bench: Bench) -> None:
     assert len(set(turns)) == len(turns), "two turns for one key"
 
 
+class Consumers:
+    """Two of a queue of which one is active."""
+
+    def __init__(self, bench: Bench) -> None:
+        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+        self.engine = bench.engine
+        self.sessions = {tag: bench.engine.open_session({}) for tag in ("one", "two")}
+        self.engines = {"one": bench.engine, "two": bench.another()}
+
+    def take(self, tag: str) -> list[Delivery]:
+        return self.engines[tag].claim(self.sessions[tag], ["q"], 1, consumers={"q": tag})
+
+    def cancel(self, tag: str) -> None:
+        self.engines[tag].remove_consumer(self.sessions[tag], "q", tag)
+
+    @property
+    def active(self) -> str:
+        found = self.engine.active_consumer("q")
+        return "" if found is None else found[1]
+
+
+def two_consumers_become_active(bench: Bench) -> None:
+    """The first one finds no message that they could meet at."""
+    consumers = Consumers(bench)
+    bench.put(b"a", b"b")
+    bench.engine.change_control("q", paused=True)
+
+    def meanwhile() -> None:
+        bench.engine.change_control("q", paused=False)
+        assert len(consumers.take("two")) == 1
+
+    during(bench, lambda: consumers.take("one"), meanwhile)
+    assert consumers.active == "two"
+
+
+def cancel_while_another_takes_over(bench: Bench) -> None:
+    consumers = Consumers(bench)
+    consumers.take("one")
+
+    def meanwhile() -> None:
+        consumers.engines["two"].leave(consumers.sessions["one"], ["one"])
+        consumers.take("two")
+
+    during(bench, lambda: consumers.cancel("one"), meanwhile)
+    assert consumers.active == "two"
+
+
+def session_ends_while_another_takes_over(bench: Bench) -> None:
+    consumers = Consumers(bench)
+    consumers.take("one")
+    bench.engine.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
+
+    def meanwhile() -> None:
+        consumers.engines["two"].remove_consumer(consumers.sessions["one"], "q", "one")
+        consumers.take("two")
+
+    during(bench, lambda: bench.engine.release_session(consumers.sessions["one"]), meanwhile)
+    assert consumers.active == "two"
+
+
 GUARDS: dict[Race, str] = {
+    two_consumers_become_active: "consumers become active without a look at each other",
+    cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
+    session_ends_while_another_takes_over: "a session leaves without a look at who is active",
     release_while_the_key_is_emptied: "a key goes idle without a look at its whole range",
     ack_while_the_key_is_parked: "a key is parked without a look at what ends meanwhile",
     two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",

@@ -41,10 +41,10 @@ def test_a_seed_is_a_history() -> None:
 
 
 def test_every_guarantee_has_a_broken_twin() -> None:
-    assert {each.guarantee for each in TWINS.values()} == GUARANTEES
+    assert {each.guarantee for each in TWINS.values() if each.profile} == GUARANTEES
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", [name for name, each in TWINS.items() if each.profile])
 def test_the_simulation_catches_a_missing_guard(name: str) -> None:
     with twin(name) as broken:
         assert seeds_needed(broken.profile, broken.guarantee) <= MOST_SEEDS

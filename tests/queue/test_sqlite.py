@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 
@@ -20,6 +21,12 @@ def module_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sqlite
 
 
 class TestSqlite(QueueConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteLimits(LimitsConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

@@ -70,6 +70,26 @@ class TestOnce:
         assert bench.engine.reject([delivery.lease]) == [True]
         assert bench.counts("q.dead") == (1, 0, 0)
 
+    def test_replay(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a", b"b")
+        bench.engine.reject([each.lease for each in bench.take()])
+        lose(bench, faults)
+        assert bench.engine.replay("q", 10) == 2
+        assert (bench.counts(), bench.counts("q.dead")) == ((2, 0, 0), (0, 0, 0))
+
+    def test_discard(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        bench.put(b"a", b"b")
+        bench.engine.reject([each.lease for each in bench.take()])
+        lose(bench, faults)
+        assert bench.engine.discard_part(bench.engine.walk("q.dead"), b"", 1).moved == 1
+        assert bench.counts("q.dead") == (1, 0, 0)
+
+    def test_bury_copy(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        lose(bench, faults)
+        bench.engine.bury_copy("q", Publication("", "q", b"a"))
+        assert bench.counts("q.dead") == (1, 0, 0)
+        bench.check()
+
     def test_promote(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)

@@ -94,7 +94,7 @@ def broker(another: Callable[..., Broker]) -> Broker:
 @pytest.fixture
 def bench(store: Store) -> Iterator[Bench]:
     database = store.database()
-    bench = Bench(database)
+    bench = Bench(database, task_ids=True)
     yield bench
     bench.check()
     bench.clean()
@@ -114,8 +114,8 @@ def asleep() -> Callable[[Broker], threading.Event]:
     def asleep(broker: Broker) -> threading.Event:
         event, arm = threading.Event(), broker.engine.arm
 
-        def arm_and_tell(queues: Any) -> Any:
-            watches = arm(queues)
+        def arm_and_tell(*arguments: Any) -> Any:
+            watches = arm(*arguments)
             if watches is not None:
                 event.set()
             return watches

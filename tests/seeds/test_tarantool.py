@@ -105,11 +105,11 @@ def test_fifottl_ttr_begins_anew_with_extend_and_ends_with_the_task(broker):
     tube = broker.queue("tube")
     tube.put("task", ttr=1000)
     job = tube.take(0)
-    timers = broker._overdue._due
+    timers = broker.client._overdue._timers
     (before,) = timers.values()
     job.extend()
     (after,) = timers.values()
-    assert after > before
+    assert after.due > before.due
     job.ack()
     assert not timers
 
@@ -202,6 +202,21 @@ def test_take_waits_for_a_task(another, threads, asleep):
     assert waiting.wait(PATIENCE_S)
     another().queue("tube").put("task")
     assert taken.result(PATIENCE_S).payload == b"task"
+
+
+def test_waiting_consumers_are_visible_with_their_next_heartbeat(another, threads, asleep):
+    consumer = another(session_ttl=0.6)
+    waiting = asleep(consumer)
+    taken = threads.submit(consumer.queue("tube").take, PATIENCE_S)
+    assert waiting.wait(PATIENCE_S)
+    looker = another()
+    while not (found := looker.queue("tube").consumers()):
+        pass
+    assert found == [consumer.client.membership().session_id]
+    looker.queue("tube").put("task")
+    taken.result(PATIENCE_S).ack()
+    while looker.queue("tube").consumers():
+        pass
 
 
 def test_ack(broker):

@@ -56,6 +56,21 @@ def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]
     assert bench.count() == len(script)
 
 
+@pytest.mark.parametrize("fault", RETRYABLE)
+def test_what_may_happen_twice_runs_again_without_a_token(fault: Fault) -> None:
+    bench = Bench()
+    bench.faults.at_commits(fault, fault)
+
+    def set_once(tr: Transaction) -> bool:
+        if tr.get(N) is None:
+            tr.set(N, struct.pack("<q", 1))
+        return True
+
+    assert bench.retry.repeat(set_once, timeout_s=60)
+    assert bench.count() == 1
+    assert [key for key, _ in bench.database.items()] == [N]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_long_life_among_faults(seed: int) -> None:
     rates = dict.fromkeys((*RETRYABLE, Fault.TOO_OLD), 0.15)

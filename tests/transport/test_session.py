@@ -35,6 +35,13 @@ def beats_of(engine: Engine) -> dict[bytes, bytes]:
     return {session_id: beat for session_id, beat, _ttl_s in engine.beats()}
 
 
+def test_the_heartbeat_tells_which_queues_are_consumed(connect: Any, until: Any) -> None:
+    connection = connect(session_ttl=0.5, sweep_interval=0.1)
+    hold(connection, 1, until)
+    client = connection.default_channel.client
+    until(lambda: client.engine.consumers("q") == [client.membership().session_id])
+
+
 def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     other = connect(session_ttl=0.5, sweep_interval=0.1, ack_delay_ms=2.5)

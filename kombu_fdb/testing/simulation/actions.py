@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LeaseLost, StoreError
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, Lease, Publication, QueueControl
 from kombu_fdb.testing.faults import Fault
@@ -329,7 +330,7 @@ def garble(world: World, frame: Frame) -> None:
     tr = _process(frame).link.begin(timeout_s=1.0)
     try:
         tr.set_versionstamped_key(keys.ready_prefix(queue, 0), b"\0\0", value)
-        tr.add(keys.count(queue, "ready"), 1)
+        tr.add(keys.count(queue, "ready"), encode_amount(1, len(value)), width=AMOUNT_BYTES)
         tr.set_versionstamped_value(keys.bell(queue))
         tr.commit()
     finally:

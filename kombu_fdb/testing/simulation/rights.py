@@ -19,7 +19,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("new", "moved"): frozenset({"publish", "claim", "reject", "release", "duties", "close"}),
     ("ready", "leased"): frozenset({"claim"}),
     ("ready", "gone"): frozenset({"claim", "publish", "purge", "delete", "drop", "duties", "replay"}),
-    ("ready", "moved"): frozenset({"claim", "publish", "replay"}),
+    ("ready", "moved"): frozenset({"claim", "publish", "replay", "duties"}),
     ("delayed", "ready"): frozenset({"duties", "promote"}),
     ("delayed", "gone"): frozenset({"purge", "delete", "drop", "duties"}),
     ("leased", "gone"): frozenset({"ack", "claim", "delete", "reject", "release", "duties"}),
@@ -36,8 +36,10 @@ REASONS = {
     "publish": ("maxlen",),
     "reject": ("rejected",),
     "release": ("delivery_limit",),
-    "duties": ("delivery_limit",),
+    "duties": ("delivery_limit", "maxlen"),
 }
+#: Arguments of queues that the duties delete, or trim.
+TRIMMED = ("x-expires", "x-max-length")
 
 
 class Judge:
@@ -132,7 +134,7 @@ class Judge:
         may = {
             "claim": expired or held,
             "publish": "x-max-length" in self._queues.get(queue, {}),
-            "duties": queue.endswith(DEAD_SUFFIX) or "x-expires" in self._queues.get(queue, {}),
+            "duties": queue.endswith(DEAD_SUFFIX) or not self._queues.get(queue, {}).keys().isdisjoint(TRIMMED),
             "replay": expired,
             "release": queue.endswith(DEAD_SUFFIX),
             "reject": queue.endswith(DEAD_SUFFIX),

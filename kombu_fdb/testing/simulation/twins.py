@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.queue import claim, control, deadletter, delay, fair, limits, publish, session, settle, sweep
+from kombu_fdb.queue import claim, control, deadletter, delay, fair, limits, publish, session, settle, single, sweep
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
@@ -193,6 +193,10 @@ TWINS: dict[str, Twin] = {
     "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "limits", *_careless("_exclude_rivals")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("_load_limits")),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_free_parked")),
+    # Single active consumers: no profile yet, the races of tests/queue/test_races.py show them.
+    "consumers become active without a look at each other": Twin("ONE-ACTIVE", "", *_blind(single, "admitted")),
+    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave")),
+    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave_all")),
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
     "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),

@@ -1,0 +1,94 @@
+"""``celery -A proj fdb COMMAND`` and ``python -m celery_fdb --broker URL COMMAND``.
+
+Celery imports this at every start, also of a worker: so each command is imported when it is called for, and nothing in
+one of them can break ``celery`` itself.
+
+Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 the store can't be reached. ``--json`` of each command
+prints one document.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup
+
+__all__ = ["LazyGroup", "fdb", "json_object"]
+
+
+class LazyGroup(DYMGroup):
+    """A group whose commands stand in other modules, which are imported when they are needed."""
+
+    def __init__(self, *arguments: Any, homes: dict[str, str] | None = None, **settings: Any) -> None:
+        """``homes``: the module of each command, in this package; there it has its own name, or an underscore more."""
+        super().__init__(*arguments, **settings)
+        self.homes = homes or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(self.homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in self.homes:
+            return None
+        module = import_module(f"{__name__}.{self.homes[cmd_name]}")
+        name = cmd_name.replace("-", "_")
+        found = getattr(module, name + "_", None) or getattr(module, name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+HOMES = {
+    "status": "look",
+    "top": "top",
+    "queues": "look",
+    "keys": "look",
+    "sessions": "look",
+    "peek": "messages",
+    "find": "messages",
+    "cancel": "messages",
+    "pause": "work",
+    "resume": "work",
+    "limit": "work",
+    "dead": "dead",
+    "move": "messages",
+    "purge": "messages",
+    "export": "transfer",
+    "import": "transfer",
+    "metrics": "metrics",
+    "doctor": "doctor",
+}
+
+
+def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    """The callback of options that take a JSON object; {} for none."""
+    del ctx
+    try:
+        parsed = json.loads(value or "{}")
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise click.BadParameter('not a JSON object, such as {"cluster_file": "/etc/app.cluster"}', param=param)
+    return parsed
+
+
+@click.group(cls=LazyGroup, homes=HOMES)
+@click.option("--broker", metavar="URL", help="The broker's URL; default: the app's broker_url.")
+@click.option(
+    "--broker-options", metavar="JSON", callback=json_object, help="Its options; default: broker_transport_options."
+)
+@click.pass_context
+def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) -> None:
+    """Look into a celery-fdb broker and work on it.
+
+    Every command has --json. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 store unreachable.
+    """
+    from celery_fdb.cli.where import Where
+
+    # Celery's own context object has the app and the wish for no colours; stand-alone there is none.
+    parent = ctx.obj
+    ctx.obj = Where(getattr(parent, "app", None), broker, broker_options, no_color=getattr(parent, "no_color", False))

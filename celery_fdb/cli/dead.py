@@ -1,0 +1,185 @@
+"""``dead list|show|replay|discard``: what failed for good, and why; bring it back, or let it go."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from celery_fdb.cli.look import known
+from celery_fdb.cli.messages import body_option, shown
+from celery_fdb.cli.progress import bar
+from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
+from celery_fdb.cli.work import RATE
+from celery_fdb.overview import look
+from kombu_fdb.deadletters import DeadLetters
+from kombu_fdb.errors import QueueNotFound
+from kombu_fdb.model import Peeked
+from kombu_fdb.queue.deadletter import DEAD_SUFFIX
+
+__all__ = ["dead"]
+
+
+@click.group()
+def dead() -> None:
+    """Dead letters: what failed for good, and why; replay or discard it.
+
+    QUEUE is the queue they died in: their own is QUEUE.dead. For those of a dead-letter exchange name the queue it
+    leads to, and say --in.
+    """
+
+
+def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Which ones: all of the given conditions must hold."""
+    options = (
+        click.option("--in", "in_queue", is_flag=True, help="QUEUE is where the dead letters are."),
+        click.option("--reason", help="As rejected, expired, delivery_limit, maxlen, malformed."),
+        click.option("--task", help="A Celery task's name."),
+        click.option("--key", help="The fairness key."),
+        click.option("--error", help="The class of the exception."),
+        click.option("--older-than", type=float, metavar="SECONDS", help="Since the last death."),
+        click.option("--younger-than", type=float, metavar="SECONDS", help="Since the last death."),
+    )
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
+
+
+def _letters(run: Run, queue: str, *, in_queue: bool) -> DeadLetters:
+    """Raises ``QueueNotFound``."""
+    known(run, queue)
+    return run.broker.dead_letters(queue if in_queue else queue + DEAD_SUFFIX)
+
+
+def _given(conditions: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in conditions.items() if value is not None}
+
+
+@command("list")
+@click.argument("queue", required=False)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="The oldest so many.")
+@click.option("--by", type=click.Choice(["reason", "task", "key", "queue", "error"]), help="Count them instead.")
+@_conditions
+@body_option
+def list_(
+    run: Run, *, queue: str | None, limit: int, by: str | None, in_queue: bool, body: bool, **conditions: Any
+) -> Answer:
+    """How many dead letters each queue has; with QUEUE, those of it, the oldest first."""
+    if queue is None:
+        having = {view.name: view.dead for view in look(run.broker).live_queues if view.dead}
+        return Answer(having, [table("queue >dead", having.items())])
+    letters = _letters(run, queue, in_queue=in_queue)
+    if by is not None:
+        counts = dict(letters.count(by, **_given(conditions)).most_common())
+        return Answer(counts, [table(f"{by} >dead", counts.items())])
+    return shown(letters.list(limit, **_given(conditions)), body=body)
+
+
+@command()
+@click.argument("queue")
+@click.argument("message_id", metavar="ID")
+@click.option("--in", "in_queue", is_flag=True, help="QUEUE is where the dead letters are.")
+@body_option
+def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
+    """One dead letter with its whole history. ID as the list shows it, or its task's id."""
+    answer = shown([_find(run, _letters(run, queue, in_queue=in_queue), message_id)], body=body)
+    deaths = answer.document[0]["deaths"]
+    return Answer(answer.document[0], [*answer.shown, *(line for each in deaths for line in _story(each))])
+
+
+def _story(death: dict[str, Any]) -> Iterator[str]:
+    """One death in lines; a traceback stays readable."""
+    times = "" if death["count"] == 1 else f", {death['count']} times"
+    at = datetime.fromtimestamp(death["time"], UTC).isoformat(sep=" ", timespec="seconds")
+    yield ""
+    yield clean(f"{death['reason']} in {death['queue']}{times}, the last time at {at}")
+    for name, value in death["details"].items():
+        first, *others = str(value).splitlines() or [""]
+        yield clean(f"  {name}: {first}")
+        yield from (f"    {clean(line)}" for line in others)
+
+
+@command()
+@click.argument("queue")
+@id_arguments
+@_conditions
+@click.option("--limit", type=click.IntRange(1), help="The oldest so many; default: all.")
+@click.option("--to", help="Another queue than the one they died in.")
+@click.option("--rate", type=RATE, help="At most so many a second, or 100/m, 1000/h.")
+def replay(
+    run: Run,
+    *,
+    queue: str,
+    ids: tuple[str, ...],
+    in_queue: bool,
+    limit: int | None,
+    to: str | None,
+    rate: float | None,
+    **conditions: Any,
+) -> Answer:
+    """Bring dead letters back to the queue they died in: those with the IDs, or all for which the conditions hold.
+
+    Ctrl-C ends it between two messages: those replayed are back, the others stay.
+    """
+    letters = _letters(run, queue, in_queue=in_queue)
+    wanted = _wanted(run, letters, ids, _given(conditions))
+    count = 0
+    try:
+        with bar(run, "replay", None) as advance:
+            for each in wanted:
+                count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
+    except QueueNotFound as error:
+        fix = "Start its worker, so that it is declared, or say --to. The dead letters are where they were."
+        raise QueueNotFound(error.text, **{**error.attributes, "fix": fix}) from None
+    return Answer({"queue": queue, "replayed": count}, [f"replayed {count:,} message(s)"])
+
+
+@command()
+@click.argument("queue")
+@id_arguments
+@_conditions
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+def discard(
+    run: Run, *, queue: str, ids: tuple[str, ...], in_queue: bool, everything: bool, yes: bool, **conditions: Any
+) -> Answer:
+    """Delete dead letters for good: those with the IDs, those for which the conditions hold, or --all."""
+    given = _given(conditions)
+    if everything == bool(ids or given):
+        raise click.UsageError("name the IDs, or conditions, or say --all")
+    letters = _letters(run, queue, in_queue=in_queue)
+    wanted = _wanted(run, letters, ids, given)
+    if not yes:
+        number = sum(letters.count(**each).total() for each in wanted)
+        run.confirm(f"Delete {number:,} dead letter(s) of {clean(queue)} for good?", yes=yes)
+    count = sum(letters.discard(**each) for each in wanted)
+    return Answer({"queue": queue, "discarded": count}, [f"discarded {count:,} message(s)"])
+
+
+def _wanted(run: Run, letters: DeadLetters, ids: tuple[str, ...], given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conditions of one walk, or of one walk for each id. Raises ``Refused`` for an id that is not there."""
+    if not ids:
+        return [given]
+    return [{**given, "message_id": _find(run, letters, each).message_id} for each in ids]
+
+
+def _find(run: Run, letters: DeadLetters, wanted: str) -> Peeked:
+    """By its id, or by its task's. Raises ``Refused``."""
+    of_task = [each for each in run.broker.find(wanted) if each.queue == letters.dead_queue]
+    if of_task:
+        return of_task[0]
+    try:
+        found = letters.get(bytes.fromhex(wanted))
+    except ValueError:
+        found = None
+    if found is None:
+        raise Refused("no such dead letter", queue=letters.dead_queue, id=wanted, fix="`dead list` lists them.")
+    return found
+
+
+for each in (list_, show, replay, discard):
+    dead.add_command(each)

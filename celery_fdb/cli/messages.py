@@ -1,0 +1,166 @@
+"""``peek``, ``find``, ``cancel``, ``move`` and ``purge``: single messages, and all of a queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from celery_fdb.cli.look import known
+from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, table
+from celery_fdb.message import describe
+from celery_fdb.overview import QueueView
+from kombu_fdb.model import Peeked
+
+__all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
+
+body_option = click.option(
+    "--body", is_flag=True, help="Show headers and body too. JSON and text only; nothing is ever unpickled."
+)
+
+
+@command()
+@click.argument("queue")
+@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option("--key", help="Of this fairness key only.")
+@click.option(
+    "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
+)
+@body_option
+def peek(run: Run, *, queue: str, limit: int, key: str | None, state: str, body: bool) -> Answer:
+    """What a consumer of QUEUE would get next, without taking it."""
+    known(run, queue)
+    engine = run.broker.engine
+    if state == "ready":
+        found = engine.peek(queue, limit, key=key)
+    else:
+        every = engine.delayed(queue, limit) if state == "delayed" else engine.taken(queue)
+        found = [each for each in every if key in {None, each.key}][:limit]
+    return shown(found, body=body)
+
+
+@command()
+@click.argument("task_id")
+@body_option
+def find(run: Run, *, task_id: str, body: bool) -> Answer:
+    """Where the task TASK_ID is: its messages in every queue and state."""
+    found = run.broker.find(task_id)
+    if not found:
+        raise _no_task(task_id)
+    return shown(found, body=body)
+
+
+def _no_task(task_id: str) -> Refused:
+    return Refused("no message of this task is stored", task_id=task_id, fix="It is done, or it was never sent here.")
+
+
+def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
+    """Messages as an answer."""
+    described = [describe(each, body=body) for each in found]
+    parts: list[RenderableType] = [message_table(described)]
+    if body:
+        parts += [line for each in described for line in ("", *_content_lines(each))]
+    return Answer(described, parts)
+
+
+def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
+    return table(
+        "id queue state key task task_id >age >due_in >tries >size note",
+        [
+            (
+                *(each["id"], each["queue"], each["state"], each["key"], each["task"], each["task_id"]),
+                *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"] + 1, each["size"]),
+                _note(each),
+            )
+            for each in described
+        ],
+    )
+
+
+def _note(described: dict[str, Any]) -> str:
+    if described["owner"]:
+        return f"held by session {described['owner'][:12]}"
+    return f"died: {described['deaths'][0]['reason']}" if described["deaths"] else ""
+
+
+def _content_lines(described: dict[str, Any]) -> list[str]:
+    content = described["content"]
+    return [
+        f"{described['id']} {content['content_type'] or ''}",
+        *(f"  {name}: {clean(str(value))}" for name, value in content["headers"].items() if value is not None),
+        f"  body: {clean(json.dumps(content['body'], ensure_ascii=False, default=str))}",
+    ]
+
+
+@command()
+@click.argument("task_id")
+def cancel(run: Run, *, task_id: str) -> Answer:
+    """Take the task TASK_ID out of the store, if no worker has begun it; needs no worker.
+
+    With an app, its result becomes REVOKED.
+    """
+    count = _cancel(run, task_id)
+    if count:
+        return Answer({"task_id": task_id, "cancelled": count}, [f"cancelled: {count} message(s) deleted"])
+    if run.broker.find(task_id):
+        raise Refused(
+            "a worker holds this task", task_id=task_id, fix=f"celery control terminate TERM {task_id} ends it there."
+        )
+    raise _no_task(task_id)
+
+
+def _cancel(run: Run, task_id: str) -> int:
+    app = run.where.app_of_broker
+    if app is None:
+        return run.broker.cancel(task_id)
+    from celery_fdb.control import Control
+
+    return Control(app=app).cancel(task_id)
+
+
+@command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--limit", type=click.IntRange(1), help="So many; default: all.")
+@click.option("--key", help="Ready ones of this fairness key only.")
+@click.option("--new", is_flag=True, help="TARGET may be a queue that nobody has declared.")
+def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
+    """Move the ready and delayed messages of SOURCE to the end of TARGET, as they are."""
+    known(run, source)
+    if not new:
+        _check_room(known(run, target), known(run, source), limit)
+    count = run.broker.engine.move(source, target, limit, key=key)
+    return Answer({"source": source, "target": target, "moved": count}, [f"moved {count:,} message(s)"])
+
+
+def _check_room(target: QueueView, source: QueueView, limit: int | None) -> None:
+    """Nothing may be trimmed away by the target's own maximum. Raises ``Refused``."""
+    coming = min(source.ready + source.delayed, limit or source.ready + source.delayed)
+    most = target.arguments.get("x-max-length")
+    most_bytes = target.arguments.get("x-max-length-bytes")
+    if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
+        raise Refused(
+            "the target takes only so many messages",
+            target=target.name,
+            coming=coming,
+            ready=target.ready,
+            max_length=most,
+            max_length_bytes=most_bytes,
+            fix="Declare it without that argument, or move fewer with --limit.",
+        )
+
+
+@command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+def purge(run: Run, *, queue: str, yes: bool) -> Answer:
+    """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
+    view = known(run, queue)
+    number = view.ready + view.delayed
+    if number:
+        run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
+    count = run.broker.engine.purge(queue)
+    return Answer({"queue": queue, "deleted": count}, [f"deleted {count:,} message(s)"])

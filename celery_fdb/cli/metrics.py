@@ -1,0 +1,56 @@
+"""``metrics``: the Prometheus endpoint, or its text once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import click
+
+from celery_fdb.cli.terminal import Answer, Refused, Run, command
+
+__all__ = ["metrics"]
+
+
+@command()
+@click.option("--port", type=click.IntRange(0, 65_535), default=9808, show_default=True, help="0 for any free one.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="0.0.0.0 to be scraped from other hosts.")
+@click.option("--keys", type=click.IntRange(0), default=10, show_default=True, help="So many series of keys a queue.")
+@click.option("--once", is_flag=True, help="Print the metrics and leave.")
+def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answer | None:
+    """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics, until it is told to end."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+        from celery_fdb.metrics import BrokerCollector
+    except ImportError as error:
+        raise Refused("prometheus-client is not installed", fix='pip install "celery-fdb[metrics]"') from error
+    run.where.location()  # wrong usage is told now, an unreachable store at each scrape
+    collector = BrokerCollector(run.where.open, keys=keys)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    if once:
+        text = generate_latest(registry).decode()
+        collector.close()
+        return Answer({"metrics": text}, [text.rstrip()])
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise Refused(
+            "the address can't be served", address=address, port=port, reason=error.strerror, fix="Name another --port."
+        ) from error
+    click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)
+    _wait_for_the_end()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    collector.close()
+    return None
+
+
+def _wait_for_the_end() -> None:
+    """Ctrl-C, or what a service manager sends."""
+    end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: end.set())
+    end.wait()

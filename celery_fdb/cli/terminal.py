@@ -1,0 +1,182 @@
+"""How commands speak: tables for people, one JSON document for programs, one line and an exit code for errors."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from celery_fdb.cli.where import Where
+from kombu_fdb import Broker
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, OptionError, StoreError
+
+__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "number", "table"]
+
+DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
+#: Columns when the output is no terminal.
+WIDE = 200
+#: ``user:password@``, in whatever an error quotes.
+SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
+
+
+class Answer(NamedTuple):
+    """``document``: for --json; ``shown``: for people."""
+
+    document: Any
+    shown: Sequence[RenderableType] = ()
+    code: int = DONE
+
+
+class Refused(KombuFDBError):
+    """What was asked for was not done, and nothing was changed."""
+
+    text = "refused"
+
+
+class Run:
+    """One run of a command."""
+
+    def __init__(self, where: Where, *, as_json: bool) -> None:
+        self.where = where
+        self.as_json = as_json
+        self._open = ExitStack()
+        self._broker: Broker | None = None
+
+    @functools.cached_property
+    def console(self) -> Console:
+        """Standard output, which takes all text as it is: nothing stored in a queue is markup."""
+        return _console(self.where, stderr=False)
+
+    @functools.cached_property
+    def errors(self) -> Console:
+        """Standard error: also for progress."""
+        return _console(self.where, stderr=True)
+
+    @property
+    def broker(self) -> Broker:
+        """Opened when first asked for. Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
+        if self._broker is None:
+            self._broker = self.also(self.where)
+        return self._broker
+
+    def also(self, where: Where) -> Broker:
+        """Another broker, closed with the run."""
+        return self._open.enter_context(where.open())
+
+    def close(self) -> None:
+        self._open.close()
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Raises ``click.Abort`` unless ``yes`` was said, or is now."""
+        if not yes:
+            click.confirm(question, abort=True, err=True)
+
+
+def _console(where: Where, *, stderr: bool) -> Console:
+    console = Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    return console
+
+
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer | None]], click.Command]:
+    """Make a function a command: it is given the ``Run`` and its options. What it returns is printed."""
+
+    def decorate(function: Callable[..., Answer | None]) -> click.Command:
+        @functools.wraps(function)
+        def run(where: Where, /, *, as_json: bool, **options: Any) -> None:
+            sys.exit(_run(function, Run(where, as_json=as_json), options))
+
+        as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+        made: click.Command = click.command(name or function.__name__.strip("_"), **settings)(
+            as_json(click.pass_obj(run))
+        )
+        return made
+
+    return decorate
+
+
+def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, Any]) -> int:
+    try:
+        answer = function(run, **options)
+        if answer is None:
+            return DONE
+        _print(run, answer)
+        return answer.code
+    except KombuFDBError as error:
+        return _complain(run, error)
+    finally:
+        run.close()
+
+
+def _print(run: Run, answer: Answer) -> None:
+    if run.as_json:
+        click.echo(json.dumps(answer.document, default=str))
+        return
+    for each in answer.shown:
+        run.console.print(each)
+
+
+def _complain(run: Run, error: KombuFDBError) -> int:
+    """One line that names the fix."""
+    code = _code(error)
+    text = clean(SECRET.sub("**", str(error)))
+    if run.as_json:
+        click.echo(json.dumps({"error": text, "kind": type(error).__name__, "code": code}))
+    else:
+        click.echo(f"Error: {text}", err=True)
+    return code
+
+
+def _code(error: KombuFDBError) -> int:
+    if isinstance(error, OptionError):
+        return WRONG_USAGE
+    if isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
+        return UNREACHABLE
+    return NOT_DONE
+
+
+# -- pieces of tables ----------------------------------------------------------------------------------------------
+
+
+def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
+    """``headings``: names between spaces, with ``_`` for a space in a name and ``>`` in front of columns of numbers."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings.split():
+        justify = "right" if heading.startswith(">") else "left"
+        made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type] # one of the two
+    for row in rows:
+        made.add_row(*[clean(number(cell)) for cell in row])
+    return made
+
+
+def number(value: Any) -> str:
+    """A cell's text: whole numbers with separators, nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def clean(text: str) -> str:
+    """Without control characters: a queue's or a task's name must not command somebody's terminal."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
+def age(seconds: float | None) -> str:
+    """Two units at most: ``4.2 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for size, unit, smaller_size, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} {seconds % size // smaller_size:.0f} {smaller}"
+    raise AssertionError

@@ -1,0 +1,65 @@
+"""Which broker a command is about: the one named on the command line, else the app's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from kombu_fdb import Broker, OptionError
+from kombu_fdb.location import SCHEMES, Location, locate, parse_url
+from kombu_fdb.options import parse_options
+
+__all__ = ["Where"]
+
+NAME_IT = "Name the broker: --broker fdb+sqlite:////path/broker.db, or celery -A with an app whose broker_url it is."
+
+
+@dataclass
+class Where:
+    """``app``: a Celery app, or None."""
+
+    app: Any = None
+    url: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    no_color: bool = False
+
+    def resolve(self) -> tuple[str, dict[str, Any]]:
+        """URL and options. Raises ``OptionError``."""
+        if self.url is not None:
+            return self.url, dict(self.options)
+        if self.app is None:
+            raise OptionError("no broker named", fix=NAME_IT)
+        configured = dict(self.app.conf.broker_transport_options or {})
+        return _ours(self.app.conf.broker_read_url or self.app.conf.broker_url), {**configured, **self.options}
+
+    @property
+    def app_of_broker(self) -> Any:
+        """The app, if the broker is its own."""
+        return self.app if self.url is None else None
+
+    def error(self, message: str, **_style: Any) -> None:
+        """Celery calls it for options in the wrong place."""
+        click.echo(message, err=True)
+
+    def location(self) -> Location:
+        """Raises ``OptionError``."""
+        url, options = self.resolve()
+        return locate(parse_url(url), parse_options(options))
+
+    def open(self) -> Broker:
+        """Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
+        url, options = self.resolve()
+        return Broker.open(url, **options)
+
+
+def _ours(configured: Any) -> str:
+    """The first URL of a failover list that is one of ours."""
+    urls = configured.split(";") if isinstance(configured, str) else list(configured or ())
+    for url in urls:
+        if url.partition("://")[0] in SCHEMES:
+            return str(url)
+    schemes = ", ".join(url.partition("://")[0] + "://" for url in urls) or "not set"
+    raise OptionError("the app's broker is not one of celery-fdb's", broker_url=schemes, fix=NAME_IT)

@@ -1,0 +1,108 @@
+"""``pause``, ``resume`` and ``limit``: how queues and keys are worked on, changed while everything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from celery_fdb.cli.look import known
+from celery_fdb.cli.terminal import Answer, Run, command, table
+from kombu_fdb.model import KeyLimits
+
+__all__ = ["limit", "pause", "resume"]
+
+UNITS_S = {"s": 1, "m": 60, "h": 3_600}
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+def pause(run: Run, *, queue: str, key: str | None) -> Answer:
+    """Hand out no more messages of QUEUE, or of one KEY of it. What is being worked on goes on."""
+    return _switch(run, queue, key, paused=True)
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+def resume(run: Run, *, queue: str, key: str | None) -> Answer:
+    """The counterpart of pause; waiting consumers are woken."""
+    return _switch(run, queue, key, paused=False)
+
+
+def _switch(run: Run, queue: str, key: str | None, *, paused: bool) -> Answer:
+    known(run, queue)
+    target = run.broker.queue(queue)
+    (target.pause if paused else target.resume)(key)
+    what = queue if key is None else f"key {key} of {queue}"
+    return Answer({"queue": queue, "key": key, "paused": paused}, [f"{what} is {'paused' if paused else 'at work'}"])
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers
+    """Messages per second, or as Celery writes rates: 10/s, 100/m, 1000/h."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number, _, unit = str(value).partition("/")
+        try:
+            return float(number) / UNITS_S[unit or "s"]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is no rate such as 10, 100/m or 1000/h", param, ctx)
+
+
+class OrNone(click.ParamType):  # type: ignore[type-arg]
+    """What another type takes, or ``none`` to take the limit away."""
+
+    def __init__(self, inner: click.ParamType) -> None:  # type: ignore[type-arg]
+        self.inner = inner
+        self.name = f"{inner.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "none" else self.inner.convert(value, param, ctx)
+
+
+RATE = Rate()
+INTEGER_OR_NONE = OrNone(click.INT)
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+@click.option("--weight", type=int, help="Messages per turn.")
+@click.option("--max-in-flight", type=INTEGER_OR_NONE, help="How many may be leased at a time.")
+@click.option("--rate", type=OrNone(RATE), help="Messages a second over all consumers, or 100/m, 1000/h.")
+@click.option("--burst", type=int, help="How many may come at once within the rate.")
+@click.option("--capacity", type=INTEGER_OR_NONE, help="Ready messages, beyond which publishing is refused.")
+@click.option("--priority", type=INTEGER_OR_NONE, help="Of the whole key, 0 to 9 (9 the most urgent).")
+@click.option("--remove", is_flag=True, help="What holds for every key holds for this one again.")
+def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
+    """Show or change what KEY of QUEUE may do; without KEY, what every key without limits of its own may do.
+
+    Only what is named changes; none takes a limit away. It counts from the next message on.
+    """
+    known(run, queue)
+    changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
+    if remove and (changes or key is None):
+        raise click.UsageError("--remove takes a KEY and no other option")
+    target = run.broker.queue(queue)
+    if remove and key is not None:
+        target.unlimit(key)
+    elif changes and key is None:
+        target.limit_every_key(**changes)
+    elif changes:
+        target.limit(str(key), **changes)
+    return _limits(queue, key, _read(run, queue, key))
+
+
+def _read(run: Run, queue: str, key: str | None) -> KeyLimits:
+    engine = run.broker.engine
+    return engine.control(queue).every_key if key is None else engine.limits(queue, key)
+
+
+def _limits(queue: str, key: str | None, limits: KeyLimits) -> Answer:
+    fields = dataclasses.asdict(limits)
+    rows = [(name, "none" if value is None else str(value)) for name, value in fields.items()]
+    return Answer({"queue": queue, "key": key, "limits": fields}, [table("limit value", rows)])

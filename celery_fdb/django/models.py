@@ -1,0 +1,69 @@
+"""Names for what is in the store: Django hangs permissions, admin pages and log entries on models.
+
+``managed = False`` and no migrations: there is no table, and nobody may query one. ``migrate`` makes the permissions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+__all__ = ["MANAGE", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session", "allows"]
+
+VIEW = "celery_fdb.view_queue"
+MANAGE = "celery_fdb.manage_queue"
+VIEW_BODY = "celery_fdb.view_body"
+
+
+def allows(request: HttpRequest, permission: str) -> bool:
+    """Whether the user may."""
+    user: Any = request.user
+    return bool(user.has_perm(permission))
+
+
+class Queue(models.Model):
+    """A queue of the broker."""
+
+    name: models.CharField[str, str] = models.CharField(_("name"), max_length=255, primary_key=True)
+
+    class Meta:
+        managed = False
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("manage_queue", _("Can pause and resume queues, cancel messages, replay and discard dead letters")),
+            ("view_body", _("Can see the bodies and arguments of messages")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class DeadLetter(models.Model):
+    """The admin's entry for the queues of dead letters; permissions are those of :class:`Queue`."""
+
+    class Meta:
+        managed = False
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class Session(models.Model):
+    """A consumer process; permissions are those of :class:`Queue`."""
+
+    class Meta:
+        managed = False
+        verbose_name = _("session")
+        verbose_name_plural = _("sessions")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.pk)

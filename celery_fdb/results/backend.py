@@ -1,0 +1,307 @@
+"""Celery's face of the result store: states, results, groups, waiting. Chords are in ``firing.py``.
+
+Model. One backend per application and process, for all its threads. It opens the process's client of the store when it
+is first used, the same one that the broker uses if URL and options are the same, and in a forked child one of the
+child's own.
+
+What happens when the store does not answer: what *reads* a state raises ``StoreUnavailable`` after
+``operation_timeout``; what *waits* goes on waiting, up to its own timeout; what *writes* is repeated as
+``retry_policy`` says (about two minutes by default), and then as ``result_backend_always_retry`` says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
+from time import monotonic
+from typing import Any, TypeVar
+
+from celery import states
+from celery.backends.base import BaseBackend
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import result_from_tuple
+from celery.utils.log import get_logger
+from kombu.utils.encoding import bytes_to_str, ensure_bytes
+from kombu.utils.functional import retry_over_time
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_fdb.results.address import full_url, settings_of
+from celery_fdb.results.chords import Return
+from celery_fdb.results.errors import ResultTooLarge
+from celery_fdb.results.firing import ChordSupport
+from celery_fdb.results.janitor import Janitor
+from celery_fdb.results.layout import LAST_PLACE, Part
+from celery_fdb.results.records import INLINE_BYTES, Record
+from celery_fdb.results.store import Outcome, ResultStore, Sighting
+from celery_fdb.results.waiting import Waiting
+from kombu_fdb.client import Client, client_for
+from kombu_fdb.clock import SystemClock
+from kombu_fdb.errors import CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld
+
+__all__ = ["FdbBackend"]
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+#: Calling again may help.
+RETRYABLE = (StoreUnavailable, CommitUnknown, Conflict, TransactionTooOld)
+
+
+class FdbBackend(ChordSupport, BaseBackend):
+    """``fdb://`` and ``fdb+sqlite://``."""
+
+    supports_native_join = True
+    supports_result_compression = True
+    supports_failure_expires = True
+
+    def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+        """Raises ``OptionError`` for a URL or option that can't be right; touches no store."""
+        super().__init__(app, url=full_url(url), **kwargs)
+        self.thread_safe = True  # one for all threads
+        self.failure_expires = self._seconds(app.conf.get("result_failure_expires"), self.expires)
+        self.chord_expires = self._seconds(app.conf.get("result_chord_expires"), self.expires)
+        self.location, self.options, self._client_options, policy = settings_of(app.conf, self.url)
+        self.retry_policy = {**BaseBackend.retry_policy, **policy}
+        self._clock = SystemClock()
+        self._client: Client | None = None
+        self._store: ResultStore | None = None
+        self.janitor = Janitor(self)
+
+    def _seconds(self, value: Any, default: float | None) -> float | None:
+        return default if value is None else self.prepare_expires(value)
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Client:
+        """The process's client of the store, opened. Raises ``StoreUnavailable``."""
+        return self._attached(self.options.connect_timeout)
+
+    def _attached(self, timeout_s: float) -> Client:
+        client = self._client
+        if client is None or client.pid != os.getpid():
+            client = client_for(self.location, self._client_options)
+            client.attach(self, timeout_s=timeout_s)
+            self._client, self._store = client, None
+        return client
+
+    @property
+    def store(self) -> ResultStore:
+        """Raises ``StoreUnavailable``."""
+        client = self.client
+        store = self._store
+        if store is None:
+            store = self._open(client)
+            self._store = store
+        return store
+
+    def _open(self, client: Client) -> ResultStore:
+        timeout_s = self.options.operation_timeout
+        return ResultStore(client.database, self.location.namespace, clock=self._clock, timeout_s=timeout_s)
+
+    def ensure(self, verb: Callable[[], T]) -> T:
+        """Repeat a write as ``retry_policy`` says."""
+        found: T = retry_over_time(verb, RETRYABLE, errback=_log_retry, **self.retry_policy)
+        return found
+
+    def exception_safe_to_retry(self, exc: BaseException) -> bool:
+        return isinstance(exc, RETRYABLE)
+
+    def as_uri(self, include_password: bool = False) -> str:
+        """The URL; the id of a cluster is as good as a password and is masked."""
+        if include_password or self.url.startswith("fdb+sqlite"):
+            return str(self.url)
+        return str(maybe_sanitize_url(self.url)).removesuffix("/") if "@" in self.url else str(self.url)
+
+    def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "url": self.url, "expires": self.expires})
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        """A success is not overwritten: what comes after it is of a run that was given up."""
+        meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
+        meta["task_id"] = task_id = _text(task_id)
+        payload = self._encode_checked(meta)
+        returned = self._returned(request, task_id, state, result, stored=payload)
+        expires = self.failure_expires if state == states.FAILURE else self.expires
+        # The last part of a chord reads the results of the others.
+        moments = (expires, self.chord_expires) if returned is not None else (expires,)
+        outcome = Outcome(state, payload, self._moment(*moments))
+        self.ensure(lambda: self.store.store(task_id, outcome, returned))
+        return result
+
+    def _returned(
+        self, request: Any, task_id: str, state: str, result: Any, *, stored: bytes | None = None
+    ) -> Return | None:
+        """The part of a chord that this is, if it is one and has returned. ``result`` is encoded for storage."""
+        if request is None or not request.chord or not request.group or state not in self.READY_STATES:
+            return None
+        if not task_id or request.id != task_id:
+            return None
+        index = request.group_index
+        part = Part(request.group, LAST_PLACE if index is None else index, task_id)
+        if stored is not None and len(stored) > INLINE_BYTES:
+            return Return(part, state, None)
+        return Return(part, state, self._encode_checked(result))
+
+    def _encode_checked(self, value: Any) -> bytes:
+        payload: bytes = ensure_bytes(self.encode(value))
+        if len(payload) > self.options.max_message_size:
+            raise ResultTooLarge(
+                f"the result is too large (size={len(payload)}, max_message_size={self.options.max_message_size}). "
+                "Store the data elsewhere and return a reference, or raise max_message_size in "
+                "result_backend_transport_options (9,000,000 at most)."
+            )
+        return payload
+
+    def _moment(self, *seconds: float | None) -> int:
+        """When the longest of these has passed, in milliseconds; 0 (never) if one of them is None or 0."""
+        if not all(seconds):
+            return 0
+        return self._clock.wall_ms() + max(1, int(1000 * max(each for each in seconds if each)))
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        record = self.store.load(_text(task_id))
+        if record is None:
+            return {"status": states.PENDING, "result": None}
+        return self._meta(record)
+
+    def _meta(self, record: Record) -> dict[str, Any]:
+        meta: dict[str, Any] = self.decode_result(record.payload)
+        return meta
+
+    def task_result_exists(self, task_id: str) -> bool:
+        return self.store.exists(_text(task_id))
+
+    def _forget(self, task_id: str) -> None:
+        self.ensure(lambda: self.store.forget(_text(task_id)))
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _save_group(self, group_id: str, result: Any) -> Any:
+        payload = self._encode_checked({"result": result.as_tuple()})
+        self.ensure(lambda: self.store.save_group(_text(group_id), payload, self._moment(self.expires)))
+        return result
+
+    def _restore_group(self, group_id: str) -> dict[str, Any] | None:
+        record = self.store.load_group(_text(group_id))
+        if record is None:
+            return None
+        meta: dict[str, Any] = self.decode(record.payload)
+        meta["result"] = result_from_tuple(meta["result"], self.app)
+        return meta
+
+    def _delete_group(self, group_id: str) -> None:
+        self.ensure(lambda: self.store.delete_group(_text(group_id)))
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def get_many(
+        self,
+        task_ids: Iterable[str],
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[Any], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        max_iterations: int | None = None,
+        READY_STATES: frozenset[str] = states.READY_STATES,  # noqa: N803
+    ) -> Generator[tuple[str, dict[str, Any]]]:
+        """Yield ``(id, meta)`` of each task as it becomes ready. ``interval``: how often ``on_interval`` is called.
+
+        ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        ids = {_text(task_id) for task_id in task_ids}
+        cached = {task_id: meta for task_id in ids if (meta := self._cached(task_id, READY_STATES)) is not None}
+        yield from cached.items()
+        waiting = Waiting(self._look, ids - cached.keys())
+        rounds = 0
+        try:
+            while waiting.left:
+                while changed := waiting.changes(deadline):
+                    for task_id, record in changed:
+                        meta = self._meta(record)
+                        if on_message is not None:
+                            on_message(meta)
+                        if record.state in READY_STATES:
+                            self._cache[task_id] = meta
+                            yield task_id, meta
+                rounds += 1
+                if rounds == max_iterations or not waiting.left:
+                    break
+                if deadline is not None and monotonic() >= deadline:
+                    raise CeleryTimeoutError("The operation timed out.")
+                if on_interval is not None:
+                    on_interval()
+                waiting.sleep(deadline, None if on_interval is None else max(interval or 0.5, 0.05))
+        finally:
+            waiting.close()
+
+    def _cached(self, task_id: str, ready: Collection[str]) -> dict[str, Any] | None:
+        try:
+            meta: dict[str, Any] = self._cache[task_id]
+        except KeyError:
+            return None
+        return meta if meta["status"] in ready else None
+
+    def _look(self, task_ids: Any, timeout_s: float) -> list[Sighting]:
+        self._attached(min(timeout_s, self.options.connect_timeout))
+        return self.store.look(task_ids, timeout_s=timeout_s)
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[[Any], Any] | None = None,
+    ) -> dict[str, Any]:
+        """The meta of one task when it is ready. Raises Celery's ``TimeoutError``."""
+        self._ensure_not_eager()
+        with closing(self.get_many([task_id], timeout, interval, no_ack, on_message, on_interval)) as found:
+            return next(meta for _, meta in found)
+
+    def wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[Any], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        callback: Callable[..., Any] | None = None,
+        propagate: bool = True,
+    ) -> Any:
+        meta = self.wait_for(result.id, timeout, interval, no_ack, on_interval, on_message)
+        result._maybe_set_cache(meta)
+        return result.maybe_throw(propagate=propagate, callback=callback)
+
+    # -- expiry ------------------------------------------------------------------------------------------------------
+
+    def cleanup(self) -> None:
+        """Delete all that has expired. ``celery beat`` has it done each day; workers do it all the time."""
+        self.store.sweep()
+
+    def process_cleanup(self) -> None:
+        """After each task: now and then sweep a little."""
+        self.janitor.now_and_then()
+
+
+def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -> float:
+    seconds = float(next(intervals))
+    logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
+    return seconds
+
+
+def _text(id_: Any) -> str:
+    """An id as it stands in a key: users also give a ``uuid.UUID`` or bytes."""
+    if not id_:
+        raise ValueError(f"an id must not be empty, got {id_!r}")
+    return str(bytes_to_str(id_))

@@ -1,0 +1,266 @@
+"""Chords: count the parts in the store, and publish the body exactly once. Guarantees CHORD-ONCE and CHORD-SURE.
+
+Model. A chord is *open* from ``apply_chord``, before the first header task is published. Each header task that returns
+adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs, and parts
+that return at the same time do not conflict. The size becomes known when the last header task is about to be published.
+In a transaction of its own, each part then looks whether the chord is *complete*; the first to find it so *claims* it.
+Whoever claimed it publishes the body and deletes the chord, in one transaction; then the chord is *over*, and there is
+nothing left of it.
+
+What happens at each failure:
+
+* a header task runs twice (its worker died, its ack came too late): its part is there, nothing is counted.
+* the worker dies before its part is stored: no result is there either; the redelivered task runs again.
+* it dies after the last part, before the body is published: the redelivered task finds the chord unclaimed, or claimed
+  by its own part, and goes on at once. If nobody redelivers it (``acks_late`` off, or Celery takes it for done),
+  workers look at every open chord now and then, and publish what is complete and abandoned.
+* two publish at the same time (a frozen worker thaws): both delete the chord, so one of the transactions conflicts,
+  finds it over and publishes nothing.
+* the answer of that commit is lost: the engine's retry finds its own token, or somebody looks at the chord later.
+* the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
+
+If the broker is another store than the result backend there is no common transaction: the body is published first, and
+deleted then. It can be published twice if the worker dies in between; it is never lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from celery_fdb.results import expiry, records
+from celery_fdb.results.layout import Part, ResultKeys
+from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = [
+    "CLAIM_MS",
+    "LOOK_ROWS",
+    "Chord",
+    "ChordOver",
+    "Return",
+    "Turn",
+    "abandoned",
+    "add",
+    "claim",
+    "enlarge",
+    "expire",
+    "finish",
+    "open_",
+    "parts",
+]
+
+#: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
+CLAIM_MS = 10_000
+#: The longest pause between two looks at an open chord, in milliseconds; the first ones are shorter.
+LONGEST_LOOK_MS = 600_000
+#: Chords looked at in one transaction.
+LOOK_ROWS = 20
+#: Rows of parts read in one transaction; each has up to 90,000 bytes, and one part up to 101 rows.
+PART_ROWS = 200
+#: Before the state of a part whose payload stands in the record of its task.
+ELSEWHERE = "@"
+
+_COUNT = struct.Struct("<q")
+
+
+class ChordOver(KombuFDBError):
+    """Somebody else has published the chord's body."""
+
+    text = "the chord is over"
+
+
+class Turn(Enum):
+    """What a header task that has returned is to do."""
+
+    PUBLISH = "publish the body"
+    NOTHING = "others have not returned yet, or somebody else publishes"
+    ADD = "add its part first"
+    LATE = "the chord is over, or has expired"
+
+
+@dataclass
+class Chord:
+    """What stands in the store beside the parts and their number. Times in milliseconds; 0 for never."""
+
+    expires_ms: int
+    opened_ms: int
+    #: When somebody has to look at it.
+    look_ms: int
+    size: int | None = None
+    #: Ids of header tasks that joined while it ran (``add_to_chord``).
+    joined: tuple[str, ...] = ()
+    #: Place and task id of the part whose worker publishes the body.
+    claimed_by: tuple[int, str] | None = None
+
+    def is_complete(self, returned: int) -> bool:
+        return self.size is not None and returned >= self.size + len(self.joined)
+
+
+@dataclass(frozen=True)
+class Return:
+    """What a header task came back with. ``payload`` is None if it stands in the record of the task."""
+
+    part: Part
+    state: str
+    payload: bytes | None
+
+
+def _read(tr: Transaction, keys: ResultKeys, group_id: str) -> Chord | None:
+    value = tr.get(keys.chord(group_id))
+    return None if value is None else _decode(value)
+
+
+def _decode(value: bytes) -> Chord:
+    fields = decode_json(value)
+    claimed_by = fields["claimed_by"]
+    fields["claimed_by"] = None if claimed_by is None else (claimed_by[0], claimed_by[1])
+    return Chord(**{**fields, "joined": tuple(fields["joined"])})
+
+
+def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
+    tr.set(keys.chord(group_id), encode_json(asdict(chord)))
+
+
+def _number(value: bytes | None) -> int:
+    return 0 if value is None else int(_COUNT.unpack(value)[0])
+
+
+def open_(
+    tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
+) -> None:
+    """Begin a chord; an earlier run of the same frozen one is forgotten."""
+    before = _read(tr, keys, group_id)
+    if before is not None:
+        _delete(tr, keys, group_id, before)
+    chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
+    _write(tr, keys, group_id, chord)
+    tr.set(keys.look(chord.look_ms, group_id), b"")
+    expiry.move(tr, keys, "chord", group_id, 0, expires_ms)
+    if body is not None:
+        records.write(tr, keys.body(group_id), "", body, expires_ms=0)
+
+
+def enlarge(
+    tr: Transaction, keys: ResultKeys, group_id: str, *, size: int | None = None, joined: str | None = None
+) -> None:
+    """Say how many header tasks there are, or that another one joined."""
+    chord = _read(tr, keys, group_id)
+    if chord is None:
+        return
+    chord.size = chord.size if size is None else size
+    if joined is not None and joined not in chord.joined:
+        chord.joined += (joined,)
+    _write(tr, keys, group_id, chord)
+
+
+def add(tr: Transaction, keys: ResultKeys, returned: Return) -> None:
+    """Add a part, if it is not there, of a chord that is not over."""
+    part = returned.part
+    chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
+    if chord is None or known is not None:
+        return
+    if returned.payload is None:
+        records.write(tr, keys.part(part), ELSEWHERE + returned.state, b"", expires_ms=0)
+    else:
+        records.write(tr, keys.part(part), returned.state, returned.payload, expires_ms=0)
+    tr.add(keys.returned(part.group_id), 1)
+
+
+def claim(tr: Transaction, keys: ResultKeys, part: Part, now_ms: int) -> Turn:
+    """Whose turn it is when a part has been added. Writes only if the chord is complete."""
+    value, known, returned = tr.get_many([keys.chord(part.group_id), keys.part(part), keys.returned(part.group_id)])
+    if value is None:
+        return Turn.LATE
+    if known is None:
+        return Turn.ADD
+    chord = _decode(value)
+    if not chord.is_complete(_number(returned)) or chord.claimed_by not in {None, part[1:]}:
+        return Turn.NOTHING
+    chord.claimed_by = part.place, part.task_id
+    _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
+    return Turn.PUBLISH
+
+
+def _look_later(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:
+    tr.clear(keys.look(chord.look_ms, group_id))
+    chord.look_ms = look_ms
+    tr.set(keys.look(look_ms, group_id), b"")
+    _write(tr, keys, group_id, chord)
+
+
+def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
+    """Look at the chords whose time has come. Returns those that are complete: the caller has to publish them now.
+
+    If the answer of the commit is lost, they are found again at their next look.
+    """
+    found = []
+    for key, _ in tr.get_range(*keys.looks_until(now_ms), limit=LOOK_ROWS):
+        group_id = keys.split_look(key)
+        value, returned = tr.get_many([keys.chord(group_id), keys.returned(group_id)])
+        if value is None:  # expired
+            tr.clear(key)
+            continue
+        chord = _decode(value)
+        complete = chord.is_complete(_number(returned))
+        pause_ms = CLAIM_MS if complete else min(max(now_ms - chord.opened_ms, CLAIM_MS), LONGEST_LOOK_MS)
+        _look_later(tr, keys, group_id, chord, now_ms + pause_ms)
+        if complete:
+            found.append(group_id)
+    return found
+
+
+def parts(
+    tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes | None = None
+) -> tuple[list[Return], bytes | None]:
+    """Some of what the header tasks came back with, in the order of the header, and where to go on; None at the end.
+
+    Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.
+    """
+    if tr.get(keys.chord(group_id), snapshot=True) is None:
+        raise ChordOver(group_id=group_id)
+    first, end = keys.parts(group_id)
+    rows = tr.get_range(begin or first, end, limit=PART_ROWS, snapshot=True)
+    found: list[Return] = []
+    at = 0
+    while at < len(rows):
+        key, value = rows[at]
+        record = records.decode(value)
+        behind = at + 1 + record.chunks
+        if behind > len(rows) == PART_ROWS:
+            return found, key  # its chunks are beyond what was read
+        if record.chunks:
+            record = records.join(record, rows[at + 1 : behind])
+        found.append(_returned(keys, group_id, key, record))
+        at = behind
+    return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
+
+
+def _returned(keys: ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
+    part = Part(group_id, *keys.split_part(group_id, key))
+    if record.state.startswith(ELSEWHERE):
+        return Return(part, record.state.removeprefix(ELSEWHERE), None)
+    return Return(part, record.state, record.payload)
+
+
+def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
+    """The body is published in this transaction. Raises ``ChordOver`` if it was before."""
+    chord = _read(tr, keys, group_id)
+    if chord is None:
+        raise ChordOver(group_id=group_id)
+    _delete(tr, keys, group_id, chord)
+
+
+def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
+    """Delete a chord, complete or not."""
+    chord = _read(tr, keys, group_id)
+    if chord is not None:
+        _delete(tr, keys, group_id, chord)
+
+
+def _delete(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
+    records.clear(tr, keys.chord(group_id))
+    expiry.move(tr, keys, "chord", group_id, chord.expires_ms, 0)
+    tr.clear(keys.look(chord.look_ms, group_id))

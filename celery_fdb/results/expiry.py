@@ -1,0 +1,24 @@
+"""What expires: an index by moment, in step with the records.
+
+Whoever writes a record that expires writes its entry in the same transaction, and clears the entry of the record it
+replaces: an entry in the index is never wrong, so the sweep (``sweep.py``) need not look at the record. It reads the
+entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
+
+Moments are by the wall clock of who stores, and are compared with that of who sweeps: they decide only when something
+is deleted.
+"""
+
+from __future__ import annotations
+
+from celery_fdb.results.layout import ResultKeys
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["move"]
+
+
+def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
+    """It expired at ``before_ms`` and now does at ``after_ms``; 0 for never."""
+    if before_ms and before_ms != after_ms:
+        tr.clear(keys.expiry(before_ms, kind, id_))
+    if after_ms and before_ms != after_ms:
+        tr.set(keys.expiry(after_ms, kind, id_), b"")

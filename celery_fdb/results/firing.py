@@ -1,0 +1,192 @@
+"""Chords, as Celery calls them: open, count, publish the body. What is guaranteed, and how, stands in ``chords.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery import states
+from celery.app.task import Context
+from celery.backends.base import _create_chord_error_with_cause
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.result import GroupResult, allow_join_result
+from celery.utils.functional import _regen
+from celery.utils.log import get_logger
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_fdb.results.chords import ChordOver, Return, Turn
+from kombu_fdb.errors import StoreError
+
+if TYPE_CHECKING:
+    from celery_fdb.results.store import ResultStore
+    from kombu_fdb.client import Client
+
+__all__ = ["ChordSupport"]
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class ChordSupport:
+    """The part of the backend that does chords."""
+
+    if TYPE_CHECKING:
+        app: Any
+        chord_expires: float | None
+        expires: float | None
+        encode: Any
+        decode: Any
+        encode_result: Any
+        decode_result: Any
+        exception_to_python: Any
+        chord_error_from_stack: Any
+
+        @property
+        def store(self) -> ResultStore: ...
+        @property
+        def client(self) -> Client: ...
+        def ensure(self, verb: Callable[[], T]) -> T: ...
+        def _moment(self, *seconds: float | None) -> int: ...
+        def _encode_checked(self, value: Any) -> bytes: ...
+        def _returned(self, request: Any, task_id: str, state: str, result: Any) -> Return | None: ...
+
+    # -- open --------------------------------------------------------------------------------------------------------
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        """Before the header is published. Forgets an earlier run of the same frozen chord."""
+        group_id, results = header_result_args[:2]
+        expires_ms = self._moment(self.chord_expires)
+        payload = self._encode_body(body)
+        self.ensure(lambda: self.store.open_chord(group_id, payload, expires_ms))
+        # A generator is not looked at: its tasks are made while they are published.
+        if not isinstance(results, _regen) and any(isinstance(each, GroupResult) for each in results):
+            # Groups inside of the header: their structure is needed when it is joined.
+            saved = self._encode_checked({"result": self.app.GroupResult(*header_result_args).as_tuple()})
+            self.ensure(lambda: self.store.save_group(group_id, saved, expires_ms))
+
+    def _encode_body(self, body: Any) -> bytes | None:
+        """None if only the tasks' serializer can encode it: then only a part's own task can publish it."""
+        try:
+            return self._encode_checked(body)
+        except (EncodeError, TypeError):
+            return None
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Before the last header task is published."""
+        self.ensure(lambda: self.store.enlarge_chord(group_id, size=chord_size))
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """``self.add_to_chord(signature)`` in a header task."""
+        self.ensure(lambda: self.store.enlarge_chord(chord_id, joined=result.id))
+
+    # -- count -------------------------------------------------------------------------------------------------------
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """A header task has returned; its part stands in the store already if its result does."""
+        returned = self._returned(request, request.id, state, self.encode_result(result, state))
+        if returned is None:
+            return
+        turn = self._claim(returned)
+        if turn is Turn.LATE:
+            logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
+        elif turn is Turn.PUBLISH:
+            self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
+
+    def _claim(self, returned: Return) -> Turn:
+        turn = self.ensure(lambda: self.store.claim_chord(returned.part))
+        if turn is Turn.ADD:  # there was no result to store it with
+            self.ensure(lambda: self.store.add_part(returned))
+            turn = self.ensure(lambda: self.store.claim_chord(returned.part))
+        return turn
+
+    # -- publish -----------------------------------------------------------------------------------------------------
+
+    def publish_body(self, group_id: str, callback: Any) -> None:
+        """Publish the body of a claimed chord, or report its failure; and delete the chord with it."""
+        try:
+            self._publish_or_fail(group_id, callback)
+        except ChordOver:
+            logger.info("Chord %s was published by another worker", group_id)
+        except (StoreError, OperationalError) as error:
+            logger.warning("The body of chord %s could not be published, will be tried again: %s", group_id, error)
+        except Exception as error:
+            logger.exception("Chord %s: the body can't be published", group_id)
+            chord_error = _create_chord_error_with_cause(f"Callback error: {error!r}", original_exc=error)
+            with self.client.engine.atomically(self.store.finishing(group_id)):
+                self._fail(callback, chord_error)
+
+    def _publish_or_fail(self, group_id: str, callback: Any) -> None:
+        header = GroupResult.restore(group_id, backend=self, app=self.app)
+        with self.client.engine.atomically(self.store.finishing(group_id)):
+            try:
+                results = self._join(group_id, header)
+            except ChordError as error:
+                logger.error("Chord %s raised: %s", group_id, error)  # noqa: TRY400 - the task's traceback is stored
+                self._fail(callback, error)
+            else:
+                self.app.amqp._retry_publish(callback.delay, results)
+        if header is not None:
+            header.delete(backend=self)
+
+    def _join(self, group_id: str, header: Any) -> list[Any]:
+        """The header's results in its order. Raises ``ChordError``, ``ChordOver``, ``StoreError``.
+
+        ``header``: as it was saved, if there are groups in it.
+        """
+        parts = self.ensure(lambda: self.store.parts(group_id))
+        values = [(each.part.task_id, self._value(each)) for each in parts]
+        if header is None:
+            return [value for _, value in values]
+        by_id = dict(values)
+        return [self._structured(each, by_id) for each in header.results]
+
+    def _value(self, returned: Return) -> Any:
+        value = self._stored_value(returned) if returned.payload is None else self.decode(returned.payload)
+        if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
+            value = self.exception_to_python(value)
+        if returned.state in states.PROPAGATE_STATES:
+            raise _create_chord_error_with_cause(
+                f"Dependency {returned.part.task_id} raised {value!r}", original_exc=value
+            )
+        return value
+
+    def _stored_value(self, returned: Return) -> Any:
+        task_id = returned.part.task_id
+        record = self.ensure(lambda: self.store.load(task_id))
+        if record is None:
+            raise ChordError(f"The result of dependency {task_id} was forgotten before the chord was complete")
+        return self.decode_result(record.payload)["result"]
+
+    def _structured(self, result: Any, values: dict[str, Any]) -> Any:
+        """Groups inside of the header, in lists of their own."""
+        if isinstance(result, GroupResult):
+            return [self._structured(each, values) for each in result.results]
+        if result.id in values:
+            return values[result.id]
+        with allow_join_result():
+            return result.get(timeout=self.app.conf.result_chord_join_timeout)
+
+    def _fail(self, callback: Any, error: ChordError) -> None:
+        self.chord_error_from_stack(callback, error)
+        options = callback.options
+        if options.get("chord") and options.get("task_id"):
+            # The body is a header task of another chord, which would wait for it for ever.
+            request = Context(
+                id=options["task_id"],
+                chord=options["chord"],
+                group=options.get("group_id"),
+                group_index=options.get("group_index"),
+            )
+            self.on_chord_part_return(request, states.FAILURE, error)
+
+    def publish_abandoned(self) -> None:
+        """Publish the bodies of chords whose last worker died, or could not reach the broker."""
+        for group_id in self.store.abandoned_chords():
+            body = self.store.chord_body(group_id)
+            if body is None:
+                logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
+            else:
+                logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
+                self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))

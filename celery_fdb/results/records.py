@@ -1,0 +1,90 @@
+"""The values: a record of a fixed head, the state's name and the encoded result; a large result in chunks of its own.
+
+The head says what every write has to know (state, moment of expiry, number of chunks), so that no write decodes what
+it replaces. Behind the head stands the versionstamp of the commit: no two versions of a record are equal, which is what
+a watch goes by.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.tuples import pack_int, range_of
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["INLINE_BYTES", "Record", "clear", "decode", "join", "read", "write"]
+
+#: Up to this size a result stands in its record, above it in chunks of this size. FoundationDB's limit is 100,000 B.
+INLINE_BYTES = 90_000
+
+RECORD_VERSION = 1
+#: version, chunks, length of the state, expires_ms, size
+_HEAD = struct.Struct(">BHHQI")
+_STAMP_BYTES = 10
+
+
+class Record(NamedTuple):
+    """``expires_ms`` is 0 for never. ``payload`` is empty as long as it stands in ``chunks``."""
+
+    state: str
+    payload: bytes
+    expires_ms: int
+    chunks: int
+    size: int
+    stamp: bytes
+
+
+def write(tr: Transaction, key: bytes, state: str, payload: bytes, *, expires_ms: int, ring: bool = False) -> None:
+    """Set a record that is not there, or was cleared. ``ring``: wake those who watch it."""
+    pieces = [] if len(payload) <= INLINE_BYTES else _pieces(payload)
+    name = state.encode()
+    head = _HEAD.pack(RECORD_VERSION, len(pieces), len(name), expires_ms, len(payload))
+    tail = name + (b"" if pieces else payload)
+    if ring:
+        tr.set_versionstamped_value(key, prefix=head, suffix=tail)
+    else:
+        tr.set(key, head + bytes(_STAMP_BYTES) + tail)
+    for number, piece in enumerate(pieces):
+        tr.set(key + pack_int(number), piece)
+
+
+def _pieces(payload: bytes) -> list[bytes]:
+    return [payload[start : start + INLINE_BYTES] for start in range(0, len(payload), INLINE_BYTES)]
+
+
+def decode(value: bytes) -> Record:
+    """Raises ``FormatError``."""
+    try:
+        version, chunks, name, expires_ms, size = _HEAD.unpack_from(value)
+    except struct.error as error:
+        raise FormatError("unreadable result", length=len(value)) from error
+    begin = _HEAD.size + _STAMP_BYTES
+    state, payload = value[begin : begin + name], value[begin + name :]
+    if version != RECORD_VERSION or len(payload) != (0 if chunks else size):
+        raise FormatError("unreadable result", version=version, length=len(value))
+    return Record(state.decode(), payload, expires_ms, chunks, size, value[_HEAD.size : begin])
+
+
+def read(tr: Transaction, key: bytes) -> Record | None:
+    """The record with its whole payload."""
+    value = tr.get(key)
+    if value is None:
+        return None
+    record = decode(value)
+    return join(record, tr.get_range(*range_of(key), limit=record.chunks)) if record.chunks else record
+
+
+def join(record: Record, rows: list[KeyValue]) -> Record:
+    """A record with its chunks."""
+    payload = b"".join([piece for _, piece in rows])
+    if len(rows) != record.chunks or len(payload) != record.size:
+        raise FormatError("a large result is incomplete", chunks=record.chunks, found=len(rows), size=record.size)
+    return record._replace(payload=payload)
+
+
+def clear(tr: Transaction, key: bytes) -> None:
+    """The record and all that stands behind it."""
+    tr.clear(key)
+    tr.clear_range(*range_of(key))

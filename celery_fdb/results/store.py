@@ -1,0 +1,201 @@
+"""The only door to the stored results: opens transactions and runs the verbs in them.
+
+Every verb may happen twice: it looks at what stands in the store, and finds there what an earlier run of unknown
+outcome has done. So no commit tokens are written (``Retry.repeat``); after ``CommitUnknown`` the caller calls again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from celery.states import READY_STATES, SUCCESS
+
+from celery_fdb.results import chords, expiry, records, sweep
+from celery_fdb.results.chords import Return, Turn
+from celery_fdb.results.layout import Part, ResultKeys
+from celery_fdb.results.records import Record
+from kombu_fdb.clock import Clock
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.store.protocol import Database, Transaction, Watch
+from kombu_fdb.store.retry import CommitTokens, Retry
+
+__all__ = ["Outcome", "ResultStore", "Sighting"]
+
+T = TypeVar("T")
+
+
+class Outcome(NamedTuple):
+    """A state to be stored. ``expires_ms``: moment by the wall clock, 0 for never."""
+
+    state: str
+    payload: bytes
+    expires_ms: int
+
+
+class Sighting(NamedTuple):
+    """A result as it stands, and a watch on it unless it is ready."""
+
+    record: Record | None
+    watch: Watch | None
+
+
+class ResultStore:
+    """Results, groups and chords of one namespace. Thread-safe.
+
+    ``timeout_s``: deadline of each call. Every method raises ``StoreUnavailable`` when it passes; ``CommitUnknown`` if
+    it passed in the commit: call again; ``LimitExceeded`` for what no transaction holds.
+    """
+
+    def __init__(self, database: Database, namespace: str, *, clock: Clock, timeout_s: float = 5.0) -> None:
+        self.keys = ResultKeys(namespace)
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random())
+
+    @staticmethod
+    def _no_token(slot: int) -> bytes:
+        raise AssertionError(slot)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def store(self, task_id: str, outcome: Outcome, returned: Return | None = None) -> bool:
+        """Set a task's state, and add its part to a chord, in one transaction. False if a success was kept instead."""
+
+        def body(tr: Transaction) -> bool:
+            stored = self._replace(tr, "task", task_id, outcome)
+            if returned is not None:
+                chords.add(tr, self.keys, returned)
+            return stored
+
+        return self._write(body)
+
+    def _replace(self, tr: Transaction, kind: str, id_: str, outcome: Outcome) -> bool:
+        key = self.keys.record(kind, id_)
+        value = tr.get(key)
+        old = None if value is None else records.decode(value)
+        if old is not None and old.state == SUCCESS and kind == "task":
+            return False
+        if old is not None and old.chunks:
+            tr.clear_range(*range_of(key))
+        expiry.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
+        records.write(tr, key, outcome.state, outcome.payload, expires_ms=outcome.expires_ms, ring=kind == "task")
+        return True
+
+    def load(self, task_id: str) -> Record | None:
+        return self._read(lambda tr: records.read(tr, self.keys.task(task_id)))
+
+    def exists(self, task_id: str) -> bool:
+        return self._read(lambda tr: tr.get(self.keys.task(task_id), snapshot=True)) is not None
+
+    def look(self, task_ids: Sequence[str], *, timeout_s: float) -> list[Sighting]:
+        """Several results as they stand now. What comes after that fires the watches."""
+
+        def body(tr: Transaction) -> list[Sighting]:
+            values = tr.get_many([self.keys.task(task_id) for task_id in task_ids], snapshot=True)
+            return [self._sight(tr, task_id, value) for task_id, value in zip(task_ids, values, strict=True)]
+
+        return self._retry.read(body, timeout_s=timeout_s)
+
+    def _sight(self, tr: Transaction, task_id: str, value: bytes | None) -> Sighting:
+        key = self.keys.task(task_id)
+        record = None if value is None else records.decode(value)
+        if record is not None and record.chunks:
+            record = records.join(record, tr.get_range(*range_of(key), limit=record.chunks, snapshot=True))
+        ready = record is not None and record.state in READY_STATES
+        return Sighting(record, None if ready else tr.watch(key))
+
+    def forget(self, task_id: str) -> None:
+        self._write(lambda tr: self._delete(tr, "task", task_id))
+
+    def _delete(self, tr: Transaction, kind: str, id_: str) -> None:
+        key = self.keys.record(kind, id_)
+        value = tr.get(key)
+        if value is None:
+            return
+        expiry.move(tr, self.keys, kind, id_, records.decode(value).expires_ms, 0)
+        records.clear(tr, key)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def save_group(self, group_id: str, payload: bytes, expires_ms: int) -> None:
+        self._write(lambda tr: self._replace(tr, "group", group_id, Outcome("", payload, expires_ms)))
+
+    def load_group(self, group_id: str) -> Record | None:
+        return self._read(lambda tr: records.read(tr, self.keys.group(group_id)))
+
+    def delete_group(self, group_id: str) -> None:
+        self._write(lambda tr: self._delete(tr, "group", group_id))
+
+    # -- chords ------------------------------------------------------------------------------------------------------
+
+    def open_chord(self, group_id: str, body: bytes | None, expires_ms: int) -> None:
+        """``body``: the signature, for whoever has to publish it if the worker of the last part can't."""
+        now_ms = self._now()
+        self._write(lambda tr: chords.open_(tr, self.keys, group_id, body, expires_ms=expires_ms, now_ms=now_ms))
+
+    def enlarge_chord(self, group_id: str, *, size: int | None = None, joined: str | None = None) -> None:
+        """``size``: how many header tasks there are; ``joined``: the id of one more."""
+        self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
+
+    def add_part(self, returned: Return) -> None:
+        """Without a result to be stored."""
+        self._write(lambda tr: chords.add(tr, self.keys, returned))
+
+    def claim_chord(self, part: Part) -> Turn:
+        """What the worker of a part is to do now."""
+        return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
+
+    def parts(self, group_id: str) -> list[Return]:
+        """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""
+        found, begin = self._read(lambda tr: chords.parts(tr, self.keys, group_id))
+        while begin is not None:
+            more, begin = self._parts_from(group_id, begin)
+            found += more
+        return found
+
+    def _parts_from(self, group_id: str, begin: bytes) -> tuple[list[Return], bytes | None]:
+        return self._read(lambda tr: chords.parts(tr, self.keys, group_id, begin))
+
+    def chord_body(self, group_id: str) -> bytes | None:
+        record = self._read(lambda tr: records.read(tr, self.keys.body(group_id)))
+        return None if record is None else record.payload
+
+    def finish_chord(self, group_id: str) -> None:
+        """Raises ``ChordOver`` if somebody else has."""
+        self._write(self.finishing(group_id))
+
+    def finishing(self, group_id: str) -> Callable[[Transaction], None]:
+        """The same as part of another transaction."""
+        return lambda tr: chords.finish(tr, self.keys, group_id)
+
+    def abandoned_chords(self) -> list[str]:
+        """Complete chords whose body was not published in time; the caller has to do it now."""
+        # Looked at first, without a write transaction: nearly always there are none.
+        rows = self._read(lambda tr: tr.get_range(*self.keys.looks_until(self._now()), limit=1, snapshot=True))
+        return self._write(lambda tr: chords.abandoned(tr, self.keys, self._now())) if rows else []
+
+    # -- expiry ------------------------------------------------------------------------------------------------------
+
+    def sweep(self, *, parts: int | None = None) -> int:
+        """Delete what has expired, in at most so many transactions. Returns how many results, groups and chords."""
+        total = done = 0
+        while parts is None or done < parts:
+            rows = self._read(lambda tr: tr.get_range(*self.keys.expired_until(self._now()), limit=1, snapshot=True))
+            if not rows:
+                break
+            total += self._write(lambda tr: sweep.sweep_part(tr, self.keys, self._now()))
+            done += 1
+        return total
+
+    # -- how ---------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return self._clock.wall_ms()
+
+    def _read(self, verb: Callable[[Transaction], T]) -> T:
+        return self._retry.read(verb, timeout_s=self._timeout_s)
+
+    def _write(self, verb: Callable[[Transaction], T]) -> T:
+        return self._retry.repeat(verb, timeout_s=self._timeout_s)

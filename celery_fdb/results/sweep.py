@@ -1,0 +1,25 @@
+"""Delete what has expired, in bounded parts. See ``expiry.py``."""
+
+from __future__ import annotations
+
+from celery_fdb.results import chords, records
+from celery_fdb.results.layout import ResultKeys
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["SWEEP_ROWS", "sweep_part"]
+
+#: Deleted in one transaction.
+SWEEP_ROWS = 200
+
+
+def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
+    """Delete up to :data:`SWEEP_ROWS` of what has expired. Returns how many."""
+    rows = tr.get_range(*keys.expired_until(now_ms), limit=SWEEP_ROWS)
+    for key, _ in rows:
+        _expires_ms, kind, id_ = keys.split_expiry(key)
+        if kind == "chord":
+            chords.expire(tr, keys, id_)
+        else:
+            records.clear(tr, keys.record(kind, id_))
+        tr.clear(key)
+    return len(rows)

@@ -1,0 +1,28 @@
+"""What stands in front of a kombu message's body.
+
+A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``. ``transport/envelope.py`` reads and
+writes all of it; the queue's tools only want to know the task.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+__all__ = ["HEAD", "VERSION", "headers_of"]
+
+VERSION = 1
+HEAD = struct.Struct(">BI")
+#: Content type and encoding come first in meta.
+_HEADERS = 2
+
+
+def headers_of(payload: bytes) -> dict[str, Any]:
+    """The headers of a kombu message; empty if the payload is no such message."""
+    try:
+        version, length = HEAD.unpack_from(payload)
+        headers = json.loads(payload[HEAD.size : HEAD.size + length])[_HEADERS] if version == VERSION else {}
+    except (struct.error, ValueError, RecursionError, LookupError, TypeError):
+        return {}
+    return headers if isinstance(headers, dict) else {}

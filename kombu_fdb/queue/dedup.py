@@ -1,0 +1,77 @@
+"""Dedup: one message, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
+
+A publication with a ``dedup_id`` reads ``("dedup", exchange, routing_key, dedup_id)``, serializably: of two publishers
+at once one has to run again, and then sees the other's. What it finds there, if the window is not over, makes it a
+duplicate: nothing is stored for it, and its publisher is told the same as the first one's. So a publisher that does not
+know whether its commit happened may simply publish again, and two schedulers may publish the same tick.
+
+The window counts from the first publication, by the publishers' wall clocks; a duplicate does not extend it, and the
+end of the message (acked, cancelled, dead) does not end it, as with SQS
+(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
+An id counts for one exchange and routing key. Entries that are over are cleared by the duties of the consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Publication
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["ENTRIES_PER_TRANSACTION", "clear_ended", "restore", "without_duplicates"]
+
+ENTRIES_PER_TRANSACTION = 500
+
+
+def without_duplicates(
+    tr: Transaction, keys: Keyspace, publications: Sequence[Publication], now_ms: int
+) -> list[Publication | None]:
+    """The publications in their order, None for each that is in the store already or was earlier in this list."""
+    entries = [_entry(keys, each) for each in publications if each.dedup_id]
+    if not entries:
+        return list(publications)
+    seen = {key for key, value in zip(entries, tr.get_many(entries), strict=True) if value and _end(value) > now_ms}
+    return [None if _is_duplicate(tr, keys, each, seen, now_ms) else each for each in publications]
+
+
+def _is_duplicate(tr: Transaction, keys: Keyspace, publication: Publication, seen: set[bytes], now_ms: int) -> bool:
+    if not publication.dedup_id:
+        return False
+    entry = _entry(keys, publication)
+    if entry in seen:
+        return True
+    seen.add(entry)
+    end_ms = now_ms + publication.dedup_window_ms
+    tr.set(entry, end_ms.to_bytes(8, "big"))
+    tr.set(keys.dedup_end(end_ms, publication.exchange, publication.routing_key, publication.dedup_id), b"")
+    return False
+
+
+def clear_ended(tr: Transaction, keys: Keyspace, now_ms: int) -> int:
+    """Clear up to :data:`ENTRIES_PER_TRANSACTION` entries whose window is over. Returns how many it looked at.
+
+    An id that was published again since has an entry with a later end, which stays.
+    """
+    ended = [key for key, _ in tr.get_range(*keys.dedup_ended(now_ms), limit=ENTRIES_PER_TRANSACTION, snapshot=True)]
+    entries = [keys.dedup_of(key) for key in ended]
+    for key, entry, value in zip(ended, entries, tr.get_many(entries), strict=True):
+        tr.clear(key)
+        if value is not None and _end(value) <= now_ms:
+            tr.clear(entry)
+    return len(ended)
+
+
+def restore(tr: Transaction, keys: Keyspace, entries_: Sequence[tuple[str, str, str, int]]) -> None:
+    """Windows of another store."""
+    for exchange, routing_key, dedup_id, end_ms in entries_:
+        tr.set(keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(8, "big"))
+        tr.set(keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
+
+
+def _entry(keys: Keyspace, publication: Publication) -> bytes:
+    return keys.dedup(publication.exchange, publication.routing_key, publication.dedup_id)
+
+
+def _end(value: bytes) -> int:
+    return int.from_bytes(value, "big")

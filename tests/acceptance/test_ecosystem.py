@@ -1,0 +1,156 @@
+"""Programs that teams run beside their workers, against our broker: Flower, celery's own commands, other pools."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+
+def celery(broker: Any, *arguments: str, fails: bool = False) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+        env=broker.env,
+        cwd=broker.directory,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stderr if fails else done.stdout
+
+
+@contextmanager
+def program(broker: Any, *arguments: str) -> Any:
+    """A program in the background, its output in a file."""
+    log = broker.directory / f"{arguments[0]}.out"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
+            env=broker.env,
+            cwd=broker.directory,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield process, log
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+# -- Flower ------------------------------------------------------------------------------------------------------------
+
+
+def test_flower_lists_workers_and_tasks(
+    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("flower") is None:
+        pytest.skip("flower is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("FLOWER_UNAUTHENTICATED_API", "true")
+    with program(broker, "flower", f"--port={port}", "--address=127.0.0.1") as (process, log):
+        until(lambda: ask(port, "/healthcheck") == "OK", say=log.read_text)
+        start("-c", "1", "-E", name="w")
+        until(lambda: "w@test" in (ask(port, "/api/workers?refresh=1") or ""), say=log.read_text)
+        task_id = app.note.delay("seen").id
+        until(lambda: task_id in json.loads(ask(port, "/api/tasks") or "{}"), say=log.read_text)
+        until(lambda: json.loads(ask(port, "/api/tasks"))[task_id]["state"] == "SUCCESS", say=log.read_text)
+        assert json.loads(ask(port, "/api/tasks"))[task_id]["worker"] == "w@test"
+        workers = json.loads(ask(port, "/api/workers?refresh=1"))
+        assert [queue["name"] for queue in workers["w@test"]["active_queues"]] == ["celery"]
+        for page in ("/workers", "/tasks"):
+            assert "<html" in (ask(port, page) or ""), page
+        assert "Traceback" not in log.read_text()
+        assert ask(port, "/broker") is None, "Flower counts messages in RabbitMQ and Redis only"
+        assert process.poll() is None
+        assert ask(port, "/healthcheck") == "OK"
+
+
+def ask(port: int, path: str) -> str | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.read().decode()
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return None
+
+
+# -- celery's commands -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_control_and_status_commands(broker: Any, start: Any, until: Any) -> None:
+    worker = start("-c", "1", name="w")
+    assert json.loads(celery(broker, "inspect", "ping", "--json"))["w@test"] == {"ok": "pong"}
+    assert "1 node online" in celery(broker, "status")
+    queues = json.loads(celery(broker, "inspect", "active_queues", "--json"))["w@test"]
+    assert [queue["name"] for queue in queues] == ["celery"]
+    assert "acceptance_app.note" in celery(broker, "inspect", "registered")
+    celery(broker, "control", "add_consumer", "more")
+    queues = json.loads(celery(broker, "inspect", "active_queues", "--json"))["w@test"]
+    assert {queue["name"] for queue in queues} == {"celery", "more"}
+    celery(broker, "call", "acceptance_app.note", "--args", '["called"]', "--queue", "more")
+    until(lambda: broker.marks("run", "called"), say=worker.log.read_text)
+    celery(broker, "control", "cancel_consumer", "more")
+    celery(broker, "call", "acceptance_app.note", "--args", '["waits"]', "--queue", "more")
+    assert "Purged 1 message" in celery(broker, "purge", "-f", "-Q", "more")
+    celery(broker, "control", "shutdown", fails=True)  # a worker that ends sends no reply, with any broker
+    assert worker.wait_end() == 0
+    assert "No nodes replied" in celery(broker, "inspect", "ping", "-t", "0.2", fails=True)
+
+
+def test_events_dump(broker: Any, app: Any, start: Any, until: Any) -> None:
+    with program(broker, "events", "--dump") as (_, log):
+        until(lambda: "evdump: starting capture" in log.read_text(), say=log.read_text)
+        start("-c", "1", "-E", name="w")
+        until(lambda: "w@test" in log.read_text(), say=log.read_text)
+        app.note.delay("seen")
+        until(lambda: "task succeeded" in log.read_text(), say=log.read_text)
+
+
+def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, until: Any) -> None:
+    folder = broker.directory
+    files = (f"--pidfile={folder}/%n.pid", f"--logfile={folder}/%n.log")
+    nodes = ("one@test", "two@test")
+
+    def multi(command: str, *more: str) -> None:
+        celery(broker, "multi", command, *nodes, *files, *more)
+
+    multi("start", "-c", "1", "-l", "INFO", "-A", "acceptance_app")
+    try:
+        until(lambda: all((folder / f"{name}.log").exists() for name in ("one", "two")))
+        until(lambda: len(app.app.control.ping(timeout=0.5) or []) == 2)
+        app.note.delay("multi")
+        until(lambda: broker.marks("run", "multi"))
+    finally:
+        multi("stopwait")
+    assert not list(folder.glob("*.pid"))
+
+
+# -- pools -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_prefork_children_publish_however_they_are_started(
+    broker: Any, app: Any, start: Any, until: Any, method: str
+) -> None:
+    """``worker_pool_start_method``: a spawned child imports everything anew."""
+    worker = start("-c", "2", "--", f"worker.pool_start_method={method}", name="w")
+    for number in range(3):
+        app.spread.delay(f"s{number}", 3)
+    names = [f"s{number}" for number in range(3)] + [f"s{n}-{m}" for n in range(3) for m in range(3)]
+    until(lambda: len(broker.marks("run")) >= len(names), say=worker.log.read_text)
+    assert broker.count("run") == dict.fromkeys(names, 1)
+    assert worker.stop() == 0

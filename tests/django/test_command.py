@@ -1,0 +1,49 @@
+"""``manage.py fdb`` gets this project's broker; the command line's own behaviour is tested in ``tests/cli``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command, get_commands, load_command_class
+
+from kombu_fdb import Broker
+
+
+def run(*arguments: str) -> int:
+    """As from the shell; the exit code."""
+    command = load_command_class(get_commands()["fdb"], "fdb")
+    with pytest.raises(SystemExit) as end:
+        command.run_from_argv(["manage.py", "fdb", *arguments])
+    return end.value.code  # type: ignore[return-value]  # click's
+
+
+@pytest.mark.parametrize("djangos", [[], ["--settings=x"], ["--settings", "x", "--pythonpath", "y"]])
+def test_it_shows_the_broker_of_the_settings(broker: Broker, capsys: Any, djangos: list[str]) -> None:
+    broker.queue("orders").put(b"x")
+    assert run(*djangos, "queues", "--json") == 0
+    assert "orders" in capsys.readouterr().out
+
+
+def test_call_command(broker: Broker, capsys: Any) -> None:
+    broker.queue("orders").put(b"x")
+    call_command("fdb", "queues", "--json")
+    assert any(each["name"] == "orders" for each in json.loads(capsys.readouterr().out))
+    with pytest.raises(CommandError, match="exit code 1"):
+        call_command("fdb", "peek", "nobody's")
+
+
+def test_exit_codes_are_those_of_the_command_line(broker: Broker, configure: Any) -> None:
+    assert run("peek", "nobody's") == 1
+    assert run("nonsense") == 2
+    configure(CELERY_FDB={"BROKER_URL": "fdb+sqlite:////nowhere/broker.db"})
+    assert run("status") == 3
+
+
+def test_unusable_settings_are_one_line(configure: Any, capsys: Any) -> None:
+    configure(CELERY_FDB={"PAGESIZE": 3})
+    assert run("status") == 2
+    assert "Did you mean PAGE_SIZE?" in capsys.readouterr().err
+    with pytest.raises(CommandError, match="Did you mean PAGE_SIZE"):
+        call_command("fdb", "status")

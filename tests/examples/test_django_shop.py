@@ -1,0 +1,280 @@
+"""The Django example as its README tells it: real worker, real web server, and a person in a real browser.
+
+``ADMIN_PICTURE=docs/django-admin.png pytest tests/examples/test_django_shop.py -k browser`` takes the documentation's
+picture anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("django", reason="Django is not installed")
+
+ROOT = Path(__file__).parents[2]
+SHOP = ROOT / "examples" / "django_shop"
+DEADLINE_S = 40.0
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
+
+
+def until(condition: Callable[[], Any], say: Callable[[], Any] | None = None) -> Any:
+    """Wait until ``condition`` is true; its value."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
+        time.sleep(0.02)
+    return value
+
+
+class Shop:
+    """The project in a directory of its own, and its processes."""
+
+    def __init__(self, directory: Path, broker: str) -> None:
+        self.directory = directory
+        self.env = {
+            **os.environ,
+            "SHOP_DIRECTORY": str(directory),
+            "CELERY_BROKER_URL": broker,
+            "PYTHONPATH": os.pathsep.join([str(SHOP), str(ROOT)]),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.env.pop("DJANGO_SETTINGS_MODULE", None)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def manage(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "manage.py", *arguments],
+            cwd=SHOP,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, name: str, *arguments: str) -> Path:
+        """A process in the background; its log."""
+        log = self.directory / f"{name}.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=SHOP,
+                env=self.env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return log
+
+    def start_worker(self, *arguments: str) -> None:
+        log = self.start(
+            "worker",
+            "-m",
+            "celery",
+            "-A",
+            "django_shop",
+            "worker",
+            "-n",
+            "worker@shop",
+            "-c",
+            "2",
+            "-l",
+            "INFO",
+            *arguments,
+        )
+        until(lambda: " ready." in log.read_text(), say=log.read_text)
+
+    def start_server(self) -> str:
+        """Its address."""
+        log = self.start("server", "manage.py", "runserver", "--noreload", "127.0.0.1:0")
+        found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), say=log.read_text)
+        return str(found[0])
+
+    def stop(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+    def query(self, sql: str) -> list[Any]:
+        with closing(sqlite3.connect(self.directory / "shop.sqlite3", timeout=20)) as connection:
+            return connection.execute(sql).fetchall()
+
+    def states(self) -> Counter[str]:
+        return Counter(state for (state,) in self.query("SELECT state FROM shop_order"))
+
+
+@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    broker = f"fdb+sqlite:///{tmp_path}/broker.db"
+    if request.param == "fdb":
+        cluster = request.getfixturevalue("cluster")
+        broker = f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+    shop = Shop(tmp_path, broker)
+    yield shop
+    shop.stop()
+
+
+def test_a_fresh_project_passes_djangos_checks(shop: Shop) -> None:
+    shop.manage("migrate", "-v", "0")
+    assert "no issues" in shop.manage("check")
+    assert "No changes detected" in shop.manage("makemigrations", "--check", "--dry-run")
+
+
+def test_the_shop_at_work(shop: Shop) -> None:
+    """Orders are paid, a failing payment ends in dead letters, unpaid ones are reminded when it is time."""
+    assert "46 orders" in shop.manage("open_shop", "--remind-after", "4")
+    placed_at = time.monotonic()
+    shop.start_worker()
+    until(lambda: shop.states() == {"paid": 45, "failed": 1}, say=shop.states)
+    status = shop.manage("fdb", "queues")
+    assert re.search(r"payments\s+0\s+0\s+0\s+1\s", status), status
+    (reminded,) = until(lambda: shop.query("SELECT customer_id FROM shop_order WHERE reminded_at IS NOT NULL"))
+    assert time.monotonic() - placed_at >= 1
+    assert shop.query(f"SELECT name FROM shop_customer WHERE id = {reminded[0]}") == [("Dunn",)]
+
+
+def test_one_customers_orders_do_not_keep_the_others_waiting(shop: Shop) -> None:
+    """Acme has placed its 40 orders first; all four customers have their turns."""
+    shop.manage("open_shop")
+    shop.start_worker("-P", "solo")
+    until(lambda: shop.states() == {"paid": 45, "failed": 1}, say=shop.states)
+    join = "shop_order JOIN shop_customer c ON c.id = customer_id WHERE paid_at IS NOT NULL"
+    paid = [name for (name,) in shop.query(f"SELECT name FROM {join} ORDER BY paid_at")]
+    assert Counter(paid) == {"Acme": 40, "Bell": 2, "Cole": 3}
+    assert Counter(paid[:8]) == {"Acme": 3, "Bell": 2, "Cole": 3}, "nobody waits for Acme's 40"
+
+
+# -- a person ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium with chromedriver here (Debian: apt install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--window-size=1180,820", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path}/profile")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    browser.implicitly_wait(10)
+    yield browser
+    browser.quit()
+
+
+class Person:
+    """Reads and clicks."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        self.browser = browser
+        self.address = address
+
+    def see(self) -> str:
+        return re.sub(r"\s+", " ", str(self.browser.find_element("tag name", "main").text))
+
+    def expect(self, pattern: str) -> None:
+        """Wait until the page shows it; a click returns before the next page is there."""
+        from selenium.common.exceptions import WebDriverException
+
+        def shown() -> bool:
+            with suppress(WebDriverException):  # the page is just being replaced
+                return re.search(pattern, self.see()) is not None
+            return False
+
+        until(shown, say=self.see)
+
+    def follow(self, text: str) -> None:
+        """A link in the page itself, or else in the sidebar."""
+        inside = self.browser.find_elements("xpath", f"//main//a[normalize-space()='{text}']")
+        (inside or self.browser.find_elements("link text", text))[0].click()
+
+    def press(self, label: str) -> None:
+        self.browser.find_element("xpath", f"//main//button[.='{label}'] | //main//input[@value='{label}']").click()
+
+    def write(self, name: str, text: str) -> None:
+        self.browser.find_element("name", name).send_keys(text)
+
+    def picture(self, path: str) -> None:
+        self.browser.save_screenshot(path)
+
+
+def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: Any) -> None:
+    shop.manage("open_shop")
+    shop.start_worker()
+    person = Person(browser, shop.start_server())
+    until(lambda: shop.states() == {"paid": 45, "failed": 1}, say=shop.states)
+
+    browser.get(person.address)
+    person.write("username", "admin")
+    person.write("password", "admin")
+    browser.find_element("css selector", "input[type=submit]").click()
+
+    person.follow("Queues")
+    person.expect(r"payments 0 0 0 1 ")
+    person.expect(r"reminders 0 46 0 0 ")
+    until(lambda: browser.find_elements("css selector", "td.trend polyline"))
+
+    person.follow("Dead letters")
+    person.follow("payments")
+    person.expect("Dead letters of payments")
+    person.follow("shop.tasks.charge")
+    person.expect(
+        r"in payments rejected 1 time Of shop\.tasks\.CardDeclined: the card of Dunn was declined .* Key Dunn"
+    )
+    if "ADMIN_PICTURE" in os.environ:
+        person.picture(os.environ["ADMIN_PICTURE"])
+    person.follow("Show body")
+    person.expect('"callbacks": null')
+    letter = browser.current_url
+
+    person.follow("Customers")
+    boxes = browser.find_elements("css selector", "input[name$=card_works]")
+    (unticked,) = [each for each in boxes if not each.is_selected()]
+    unticked.click()
+    person.press("Save")
+    person.expect("changed successfully")
+
+    browser.get(letter)
+    person.press("Replay")
+    person.expect("Are you sure[?]")
+    assert shop.states()["failed"] == 1
+    person.press("Yes, I’m sure")  # noqa: RUF001 - as Django writes it
+    person.expect("Replayed 1 dead letter to payments: shop.tasks.charge")
+    until(lambda: shop.states() == {"paid": 46}, say=shop.states)
+
+    assert shop.query("SELECT object_id, change_message FROM django_admin_log ORDER BY id DESC LIMIT 1")[0][0] == (
+        "payments.dead"
+    )
+    browser.get(f"{person.address}admin/")
+    person.follow("payments.dead")
+    browser.get(f"{person.address}admin/celery_fdb/queue/payments.dead/history/")
+    person.expect(r"admin Replayed 1 dead letter to payments: shop\.tasks\.charge [\w-]{36}")
+    errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [each for each in errors if "favicon.ico" not in each] == []

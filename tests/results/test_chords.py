@@ -1,0 +1,302 @@
+"""Chords, without a worker: what one would do is done by hand, so that it can die, freeze or repeat itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group, states
+from celery.app.trace import build_tracer
+from celery.exceptions import ChordError
+from kombu.exceptions import OperationalError
+
+from celery_fdb.results import FdbBackend, chords
+from celery_fdb.results.layout import LAST_PLACE
+from kombu_fdb.testing.clock import ManualClock
+
+MakeApp = Callable[..., Celery]
+
+
+def run_all(app: Celery, received: list[Any]) -> None:
+    """What a worker does with each, but without an ack."""
+    for each in received:
+        task = app.tasks[each.request.task]
+        build_tracer(task.name, task, app=app)(each.id, each.args, each.kwargs, each.fields)
+
+
+def header(app: Celery, number: int = 3) -> list[Any]:
+    return [app.tasks["add"].s(place, place) for place in range(number)]
+
+
+def test_the_body_is_published_with_the_headers_results_in_order(
+    app: Celery, backend: FdbBackend, receive: Any, scan: Any
+) -> None:
+    result = chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    run_all(app, received[::-1])
+    (body,) = receive(app)
+    assert (body.id, body.args) == (result.id, [[0, 2, 4]])
+    result.parent.forget()
+    assert scan(backend.store) == []
+
+
+def test_header_tasks_that_run_twice_publish_one_body(app: Celery, receive: Any) -> None:
+    chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    run_all(app, received + received[:2])
+    assert len(receive(app)) == 1
+    run_all(app, received)
+    assert receive(app) == []
+
+
+@pytest.mark.parametrize("died", ["before the look", "before the body was published"])
+@pytest.mark.parametrize("rescue", ["redelivery", "other worker"])
+def test_a_worker_that_dies_with_the_last_part_loses_no_chord(
+    app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, died: str, rescue: str, scan: Any
+) -> None:
+    result = chord(header(app))(app.tasks["total"].s())
+    *others, last = receive(app)
+    run_all(app, others)
+    with pytest.MonkeyPatch.context() as dying:
+        if died == "before the look":
+            dying.setattr(backend, "on_chord_part_return", lambda *_: None)
+        else:
+            dying.setattr(backend, "publish_body", lambda *_: None)
+        run_all(app, [last])
+    assert receive(app) == []
+    if rescue == "redelivery":
+        run_all(app, others)
+        run_all(app, [last])
+    else:
+        backend.janitor.look()
+        assert died == "before the look" or receive(app) == []
+        clock_of_backend.advance(chords.CLAIM_MS / 1000)
+        backend.janitor.look()
+    (body,) = receive(app)
+    assert (body.id, body.args) == (result.id, [[0, 2, 4]])
+    backend.janitor.look()
+    assert receive(app) == []
+    result.parent.forget()
+    assert scan(backend.store) == []
+
+
+def test_two_that_publish_at_the_same_time_publish_once(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    """A worker froze between its claim and the body; another took over; it thaws."""
+    chord(header(app, 2))(app.tasks["total"].s())
+    first, second = receive(app)
+    run_all(app, [first])
+    publish_body, callbacks = backend.publish_body, []
+    backend.publish_body = lambda *arguments: callbacks.append(arguments)  # type: ignore[method-assign]
+    run_all(app, [second])
+    join, results = backend._join, []
+
+    def join_while_the_other_publishes(*arguments: Any) -> Any:
+        results.append(join(*arguments))
+        if len(results) == 1:
+            publish_body(*callbacks[0])
+        return results[-1]
+
+    backend._join = join_while_the_other_publishes  # type: ignore[method-assign]
+    publish_body(*callbacks[0])
+    assert results == [[0, 2], [0, 2]]
+    assert len(receive(app)) == 1
+
+
+def test_results_that_are_ignored_still_make_a_chord(app: Celery, receive: Any) -> None:
+    signatures = [each.set(ignore_result=True) for each in header(app)]
+    chord(signatures)(app.tasks["total"].s())
+    received = receive(app)
+    assert all(each.request.ignore_result for each in received)
+    run_all(app, received)
+    assert receive(app)[0].args == [[0, 2, 4]]
+
+
+def test_large_results_of_a_header_are_stored_once(app: Celery, backend: FdbBackend, receive: Any, scan: Any) -> None:
+    chord(header(app, 2))(app.tasks["total"].s())
+    for each in receive(app):
+        backend.mark_as_done(each.id, "x" * 300_000, request=each.request)
+    (body,) = receive(app)
+    assert body.args == [["x" * 300_000] * 2]
+
+
+def test_a_large_result_that_was_forgotten_fails_the_chord(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    result = chord(header(app, 2))(app.tasks["total"].s())
+    first, second = receive(app)
+    backend.mark_as_done(first.id, "x" * 300_000, request=first.request)
+    app.AsyncResult(first.id).forget()
+    backend.mark_as_done(second.id, 1, request=second.request)
+    with pytest.raises(ChordError, match="forgotten"):
+        result.get(timeout=5, follow_parents=False)
+
+
+def test_a_failed_part_fails_the_body(app: Celery, backend: FdbBackend, receive: Any, scan: Any) -> None:
+    result = chord(header(app))(app.tasks["total"].s().on_error(app.tasks["report"].s()))
+    first, *others = receive(app)
+    backend.mark_as_failure(first.id, ValueError("broken"), request=first.request)
+    assert result.state == states.PENDING, "all have to return first"
+    run_all(app, others)
+    with pytest.raises(ChordError, match=r"Dependency .* raised ValueError\('broken'\)"):
+        result.get(timeout=5, follow_parents=False)
+    (errback,) = receive(app)
+    assert errback.request.task == "report"
+    run_all(app, others)
+    assert receive(app) == []
+    assert not [key for key in scan(backend.store) if b"chord" in key]
+
+
+def test_a_revoked_part_fails_the_body(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    result = chord(header(app))(app.tasks["total"].s())
+    first, *others = receive(app)
+    backend.mark_as_revoked(first.id, "terminated", request=first.request)
+    run_all(app, others)
+    with pytest.raises(ChordError, match="TaskRevokedError"):
+        result.get(timeout=5, follow_parents=False)
+
+
+def test_a_body_that_can_not_be_published_fails(app: Celery, receive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    monkeypatch.setattr(app.amqp, "_retry_publish", lambda *_: 1 / 0)
+    run_all(app, received)
+    with pytest.raises(ChordError, match="Callback error: ZeroDivisionError"):
+        result.get(timeout=5, follow_parents=False)
+
+
+def test_results_that_no_message_holds_fail_the_body(make_app: MakeApp, receive: Any) -> None:
+    app = make_app(broker_transport_options={"max_message_size": 100_000})
+    result = chord(header(app))(app.tasks["total"].s())
+    for each in receive(app):
+        app.backend.mark_as_done(each.id, "x" * 50_000, request=each.request)
+    with pytest.raises(ChordError, match="message is too large"):
+        result.get(timeout=5, follow_parents=False)
+
+
+def test_a_broker_that_is_down_is_waited_for(
+    app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OperationalError("down")
+
+    chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    with monkeypatch.context() as broken:
+        broken.setattr(app.amqp, "_retry_publish", fail)
+        run_all(app, received)
+    assert receive(app) == []
+    clock_of_backend.advance(chords.CLAIM_MS / 1000)
+    backend.janitor.look()
+    assert len(receive(app)) == 1
+
+
+def test_groups_inside_of_a_header_keep_their_shape(app: Celery, backend: FdbBackend, receive: Any, scan: Any) -> None:
+    add, total = app.tasks["add"], app.tasks["total"]
+    result = chord([add.s(5, 5), chain(add.s(1, 1), group(add.s(2), add.s(3)))], total.s()).apply_async()
+    first = receive(app)
+    run_all(app, first)
+    run_all(app, receive(app))
+    (body,) = receive(app)
+    assert (body.id, body.args) == (result.id, [[10, [4, 5]]])
+    result.parent.forget()
+    app.AsyncResult(first[1].id).forget()
+    for each in result.parent.results[1]:
+        each.forget()
+    assert scan(backend.store) == []
+
+
+@pytest.mark.parametrize("kind", ["group", "chain", "chord"])
+def test_bodies_of_several_messages_are_published_at_once(
+    app: Celery, backend: FdbBackend, receive: Any, kind: str
+) -> None:
+    total, errback = app.tasks["total"], app.tasks["errback"]
+    bodies = {
+        "group": group([total.s(), total.s(), total.s()]),
+        "chain": chain(total.s(), errback.s(), errback.s()),
+        "chord": chord([total.s(), total.s()], errback.s()),
+    }
+    chord(header(app, 2), bodies[kind]).apply_async()
+    received = receive(app)
+    publish, published = backend.client.engine._publish, []
+
+    def count(publications: Any, *arguments: Any, **options: Any) -> Any:
+        published.append(len(publications))
+        return publish(publications, *arguments, **options)
+
+    backend.client.engine._publish = count  # type: ignore[method-assign]
+    run_all(app, received)
+    assert published == [{"group": 3, "chain": 1, "chord": 2}[kind]]
+    assert all(each.args == [[0, 2]] for each in receive(app))
+
+
+def test_a_nested_chord_that_fails_fails_the_outer_one(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    inner = chord(header(app, 2), app.tasks["total"].s())
+    result = chord([app.tasks["add"].s(1, 1), inner], app.tasks["total"].s()).apply_async()
+    for each in receive(app):
+        backend.mark_as_failure(each.id, ValueError("broken"), request=each.request)
+    with pytest.raises(ChordError):
+        result.get(timeout=5, follow_parents=False)
+
+
+def test_a_header_of_a_generator(app: Celery, receive: Any) -> None:
+    chord(app.tasks["add"].s(place, place) for place in range(3))(app.tasks["total"].s())
+    run_all(app, receive(app))
+    assert receive(app)[0].args == [[0, 2, 4]]
+
+
+def test_a_header_of_two_hundred(app: Celery, receive: Any) -> None:
+    chord(header(app, 200))(app.tasks["total"].s())
+    run_all(app, receive(app))
+    assert receive(app)[0].args == [[2 * place for place in range(200)]]
+
+
+def test_a_task_joins_its_chord(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    chord(header(app, 2))(app.tasks["total"].s())
+    first, second = receive(app)
+    joining = (
+        app.tasks["add"]
+        .s(7, 7)
+        .set(group_id=first.request.group, group_index=None, chord=first.request.chord, task_id="joined")
+    )
+    backend.add_to_chord(first.request.group, joining.freeze())
+    run_all(app, [first, second])
+    assert receive(app) == []
+    joining.delay()
+    (third,) = receive(app)
+    assert third.request.group_index in {None, LAST_PLACE}
+    run_all(app, [third])
+    assert receive(app)[0].args == [[0, 2, 14]]
+
+
+def test_a_body_that_only_pickle_can_carry(make_app: MakeApp, receive: Any) -> None:
+    app = make_app(task_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["json"])
+    chord(header(app, 2))(app.tasks["errback"].s({1, 2}))
+    run_all(app, receive(app))
+    assert list(receive(app)[0].args) == [[0, 2], {1, 2}]
+
+
+def test_another_broker_gets_the_body_too(make_app: MakeApp, receive: Any, tmp_path: Path, scan: Any) -> None:
+    """Without a common transaction: published, then deleted."""
+    app = make_app(backend=f"fdb+sqlite:///{tmp_path}/other.db")
+    result = chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    run_all(app, received)
+    assert [each.args for each in receive(app)] == [[[0, 2, 4]]]
+    run_all(app, received)
+    assert receive(app) == []
+    result.parent.forget()
+    assert scan(app.backend.store) == []
+
+
+def test_a_part_that_comes_too_late_says_so(
+    app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO, "celery_fdb.results.firing")
+    chord(header(app))(app.tasks["total"].s())
+    received = receive(app)
+    clock_of_backend.advance(10 * 86_400)
+    backend.cleanup()
+    run_all(app, received)
+    assert "is over or has expired" in caplog.text
+    assert receive(app) == []

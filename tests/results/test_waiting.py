@@ -1,0 +1,150 @@
+"""``get`` and ``join``: woken by watches, in time, in every way Celery asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import AsyncResult, GroupResult
+
+from celery_fdb.results import FdbBackend
+from celery_fdb.results.waiting import MOST_WATCHES, Waiting
+
+
+def later(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def asleep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a waiting thread has looked, found nothing and sleeps: from then on only a watch can wake it."""
+    event, sleep = threading.Event(), Waiting.sleep
+
+    def tell(self: Waiting, deadline: float | None, longest_s: float | None = None) -> None:
+        event.set()
+        sleep(self, deadline, None)  # not even for on_interval
+
+    monkeypatch.setattr(Waiting, "sleep", tell)
+    return event
+
+
+def test_get_is_woken_by_the_result(app: Celery, backend: FdbBackend, asleep: threading.Event) -> None:
+    def store() -> None:
+        asleep.wait(10)
+        backend.mark_as_done("a", "x" * 200_000)
+
+    thread = later(store)
+    assert app.AsyncResult("a").get(timeout=20) == "x" * 200_000
+    thread.join()
+    assert backend.client.database.armed_watches == 0  # type: ignore[attr-defined]
+
+
+def test_hundreds_of_results_are_waited_for_at_once(app: Celery, backend: FdbBackend, asleep: threading.Event) -> None:
+    ids = [f"t{number}" for number in range(400)]
+
+    def store() -> None:
+        asleep.wait(10)
+        for number, task_id in enumerate(ids):
+            backend.mark_as_done(task_id, number)
+
+    thread = later(store)
+    result = GroupResult("g", [app.AsyncResult(task_id) for task_id in ids], app=app)
+    assert result.get(timeout=60) == list(range(400))
+    thread.join()
+    assert backend.client.database.armed_watches == 0  # type: ignore[attr-defined]
+
+
+def test_no_more_is_watched_than_a_client_may(
+    app: Celery, backend: FdbBackend, asleep: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MOST_WATCHES < 10_000
+    monkeypatch.setattr("celery_fdb.results.waiting.MOST_WATCHES", 10)
+    most: list[int] = []
+
+    def store() -> None:
+        asleep.wait(10)
+        for number in range(50):
+            most.append(backend.client.database.armed_watches)  # type: ignore[attr-defined]
+            backend.mark_as_done(f"t{number}", number)
+
+    thread = later(store)
+    result = GroupResult("g", [app.AsyncResult(f"t{number}") for number in range(50)], app=app)
+    assert result.get(timeout=60) == list(range(50))
+    thread.join()
+    assert max(most) <= 10
+
+
+def test_several_threads_wait_for_the_same_result(app: Celery, backend: FdbBackend) -> None:
+    found: list[Any] = []
+    threads = [later(lambda: found.append(app.AsyncResult("a").get(timeout=20))) for _ in range(8)]
+    backend.mark_as_done("a", 1)
+    for thread in threads:
+        thread.join()
+    assert found == [1] * 8
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_get_gives_up_in_time(app: Celery, timeout: float) -> None:
+    begun = time.monotonic()
+    with pytest.raises(CeleryTimeoutError):
+        app.AsyncResult("a").get(timeout=timeout)
+    with pytest.raises(CeleryTimeoutError):
+        GroupResult("g", [app.AsyncResult("a")], app=app).get(timeout=timeout)
+    assert time.monotonic() - begun < 5
+
+
+def test_what_is_ready_is_returned_even_without_time(app: Celery, backend: FdbBackend) -> None:
+    backend.mark_as_done("a", 1)
+    assert app.AsyncResult("a").get(timeout=0) == 1
+
+
+def test_on_message_is_told_of_every_state(app: Celery, backend: FdbBackend) -> None:
+    told: list[str] = []
+    progressed = threading.Event()
+
+    def on_message(meta: dict[str, Any]) -> None:
+        told.append(meta["status"])
+        progressed.set()
+
+    def store() -> None:
+        backend.store_result("a", {"done": 1}, "PROGRESS")
+        progressed.wait(10)
+        backend.mark_as_done("a", 2)
+
+    thread = later(store)
+    assert app.AsyncResult("a").get(timeout=20, on_message=on_message) == 2
+    thread.join()
+    assert told == ["PROGRESS", states.SUCCESS]
+
+
+def test_on_interval_is_called_meanwhile(app: Celery) -> None:
+    called: list[int] = []
+    with pytest.raises(CeleryTimeoutError):
+        result = GroupResult("g", [app.AsyncResult("a")], app=app)
+        result.get(timeout=0.6, interval=0.1, on_interval=lambda: called.append(1))
+    assert len(called) >= 2
+
+
+def test_a_chain_fails_as_soon_as_its_parent_does(app: Celery, backend: FdbBackend) -> None:
+    child = AsyncResult("child", app=app, parent=AsyncResult("parent", app=app))
+    thread = later(lambda: backend.mark_as_failure("parent", ValueError("first")))
+    with pytest.raises(ValueError, match="first"):
+        child.get(timeout=20, interval=0.05)
+    thread.join()
+
+
+def test_results_come_in_the_order_they_are_ready(app: Celery, backend: FdbBackend) -> None:
+    backend.mark_as_done("b", 2)
+    result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b")], app=app)
+    found = result.iter_native(timeout=20)
+    assert next(found)[0] == "b"
+    backend.mark_as_done("a", 1)
+    assert next(found)[0] == "a"
+    assert list(found) == []

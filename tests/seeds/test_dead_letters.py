@@ -1,0 +1,377 @@
+"""Dead letters: read, count, replay and discard them, in parts (the processing queue's "DLQ reader and replay")."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from kombu_fdb.deadletters import DeadLetters
+from kombu_fdb.errors import OptionError, QueueNotFound
+from kombu_fdb.job import Job
+from kombu_fdb.queue.deadletter import DETAILS_BYTES, MOST_DETAILED, fitted
+from kombu_fdb.queue.letters import LETTERS_PER_TRANSACTION, Wanted
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+
+@pytest.fixture
+def jobs(broker):
+    return broker.queue("jobs")
+
+
+class Holder:
+    """A bench as a broker."""
+
+    def __init__(self, bench):
+        self.engine = bench.engine
+
+
+@pytest.fixture
+def letters(bench):
+    """Of queue q, on the bench's clock."""
+    return DeadLetters(Holder(bench), "q.dead", clock=bench.clock)
+
+
+def die(bench, *payloads, reason="rejected", queue="q", **details):
+    for payload in payloads:
+        bench.put(payload, queue=queue)
+        bench.engine.reject([each.lease for each in bench.take(1, queue)], reason=reason, **details)
+
+
+def task(name):
+    """What Celery publishes, as far as anybody here looks."""
+    meta = json.dumps(["application/json", "utf-8", {"task": name, "id": "1"}, {}, "", "q"]).encode()
+    return struct.pack(">BI", 1, len(meta)) + meta + b"[]"
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_count_by_reason_task_key_and_error(broker, jobs):
+    for name, key, error in (("mail", "a", ValueError("1")), ("mail", "b", KeyError("2")), ("pay", "a", "3")):
+        jobs.put(task(name), key=key)
+        jobs.take(0).bury(error=error)
+    letters = jobs.dead_letters
+    assert letters.count() == {"jobs.dead": 3}
+    assert letters.count("reason") == {"rejected": 3}
+    assert letters.count("task") == {"mail": 2, "pay": 1}
+    assert letters.count("key") == {"a": 2, "b": 1}
+    assert letters.count("error") == {"builtins.ValueError": 1, "builtins.KeyError": 1, "": 1}
+    assert letters.count("queue", task="mail") == {"jobs": 2}
+    assert letters.count(error="KeyError") == {"jobs.dead": 1}
+    assert letters.count(lambda letter: str(len(letter.key)), where=lambda letter: letter.key == "b") == {"1": 1}
+    with pytest.raises(OptionError):
+        letters.count("colour")
+
+
+def test_list_and_get_one_with_its_deaths(jobs):
+    job_id = jobs.put("1", priority=4)
+    jobs.put("2")
+    for number in range(2):
+        jobs.take(0).bury(error=f"error {number}")
+    letter = jobs.dead_letters.get(job_id)
+    assert (letter.payload, letter.priority, letter.deaths[0].details) == (b"1", 4, {"error": "error 0"})
+    assert [each.payload for each in jobs.dead_letters.list()] == [b"1", b"2"]
+    assert [each.payload for each in jobs.dead_letters.list(1)] == [b"1"]
+    assert jobs.dead_letters.get(bytes(16)) is None
+
+
+def test_conditions_on_age_use_the_callers_clock(bench, letters):
+    die(bench, b"old")
+    bench.later(60)
+    die(bench, b"young")
+    assert [each.payload for each in letters.list(older_than=30)] == [b"old"]
+    assert [each.payload for each in letters.list(younger_than=30)] == [b"young"]
+
+
+def test_an_unknown_condition_is_an_error_and_moves_nothing(jobs):
+    jobs.put("1")
+    jobs.take(0).bury()
+    with pytest.raises(OptionError, match="older_than"):
+        jobs.dead_letters.discard(colour="red")
+    assert jobs.dead.count() == 1
+
+
+def test_bytes_that_can_not_be_read_are_seen_and_discarded_and_not_replayed(bench, letters):
+    die(bench, b"1")  # as many bytes as what is put in its place, which the queue counts
+    ((key, _),) = bench.engine._read(lambda tr: tr.get_range(*_whole(bench)))
+    bench.write(lambda tr: tr.set(key, b"\xff"))
+    assert [each.payload for each in letters.list()] == [b"\xff"]
+    assert letters.replay() == letters.discard(reason="rejected") == 0
+    assert letters.discard() == 1
+    bench.write(lambda tr: tr.clear_range(*_range(bench.engine.keys._key("task"))))  # of the message that was there
+
+
+def _range(prefix):
+    return prefix, prefix + b"\xff"
+
+
+def _whole(bench):
+    return _range(bench.engine.keys.ready("q.dead"))
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {"reason": "malformed"},
+        {"error": "KeyError"},
+        {"error": "builtins.KeyError"},
+        {"task": "pay"},
+        {"where": lambda letter: b"pay" in letter.payload},
+        {"reason": "malformed", "queue": "q", "key": "", "task": "pay"},
+    ],
+)
+def test_replay_by_condition(bench, letters, conditions):
+    die(bench, task("mail"), b"plain", error="x", error_class="builtins.ValueError")
+    die(bench, task("pay"), reason="malformed", error_class="builtins.KeyError")
+    assert letters.replay(**conditions) == 1
+    assert bench.payloads() == [task("pay")]
+    assert letters.replay(**conditions) == 0
+    assert letters.discard(task="mail") == 1
+    assert [each.payload for each in letters.list()] == [b"plain"]
+
+
+def test_replay_of_one(jobs):
+    jobs.put("1")
+    job_id = jobs.put("2")
+    for _ in range(2):
+        jobs.take(0).bury()
+    assert jobs.dead_letters.replay(message_id=job_id) == 1
+    assert jobs.dead_letters.replay(message_id=job_id) == 0
+    assert jobs.take(0).payload == b"2"
+
+
+def test_priority_is_kept_through_death_and_replay(bench, letters):
+    priorities = {b"low": 0, b"high": 9, b"middle": 5}
+    for payload, priority in priorities.items():
+        bench.put(payload, priority=priority, key="alice")
+    bench.engine.reject([each.lease for each in bench.take()])
+    assert [each.priority for each in letters.list()] == [9, 5, 0], "in the order of the deaths"
+    assert letters.replay() == 3
+    for _ in range(2):  # and again
+        taken = bench.take()
+        assert [each.payload for each in taken] == [b"high", b"middle", b"low"]
+        bench.engine.reject([each.lease for each in taken])
+        assert letters.replay() == 3
+
+
+def test_priority_of_a_message_that_found_no_room(bench, letters):
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish-dlx"}
+    bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+    bench.put(b"first")
+    bench.put(b"second", priority=7)
+    assert [(each.payload, each.priority) for each in letters.list()] == [(b"second", 7)]
+
+
+def test_a_dead_letter_exchange_delivers_by_priority(bench):
+    bench.engine.declare_exchange(Exchange("dead", "fanout"))
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dead"}))
+    bench.engine.bind("graveyard", "dead", "")
+    bench.put(b"low", priority=1)
+    bench.engine.reject([each.lease for each in bench.take()])
+    bench.put(b"high", priority=8)
+    bench.engine.reject([each.lease for each in bench.take()])
+    assert bench.payloads(10, "graveyard") == [b"high", b"low"]
+
+
+def test_replay_from_the_queue_of_a_dead_letter_exchange(broker):
+    """Each goes to the queue it died in; ``kick`` brings back this queue's."""
+    broker.engine.declare_exchange(Exchange("dead", "fanout"))
+    broker.engine.bind("graveyard", "dead", "")
+    queues = [broker.queue(name, arguments={"x-dead-letter-exchange": "dead"}) for name in ("a", "b")]
+    for queue in queues:
+        for number in range(3):
+            queue.put(f"{queue.name}{number}", key="k", priority=number)
+            queue.take(0).bury()
+    broker.queue("graveyard").put("never died")
+    a, b = queues
+    assert a.kick(2, dead_queue="graveyard") == 2
+    assert a.kick(9) == 0, "none in a.dead"
+    assert [job.payload for job in a.take_many(9, 0)] == [b"a2", b"a1"], "the most urgent"
+    assert broker.dead_letters("graveyard").replay() == 4
+    assert [a.count(), b.count(), broker.queue("graveyard").count()] == [1, 3, 1]
+    assert b.take(0).deaths[0].queue == "b"
+
+
+def test_replay_to_another_queue(broker, jobs):
+    jobs.put("1", key="alice")
+    jobs.take(0).bury()
+    broker.queue("repair", durable=True)
+    assert jobs.dead_letters.replay(to="repair") == 1
+    job = broker.queue("repair").take(0)
+    assert (job.payload, job.key, job.attempts, job.deaths[0].queue) == (b"1", "alice", 1, "jobs")
+
+
+def test_replay_into_a_deleted_queue_names_the_fix_and_loses_nothing(broker, jobs):
+    for number in range(2):
+        jobs.put(str(number))
+        jobs.take(0).bury()
+    jobs.drop()
+    for replay in (jobs.dead_letters.replay, jobs.kick):
+        with pytest.raises(QueueNotFound, match="to=") as caught:
+            replay()
+    assert caught.value.queue == "jobs"
+    with pytest.raises(QueueNotFound):
+        jobs.dead_letters.replay(to="typo")
+    assert jobs.dead.count() == 2
+    broker.queue("jobs", durable=True)
+    assert jobs.dead_letters.replay() == 2
+
+
+def test_a_replay_that_meets_a_deleted_queue_says_what_it_has_done(bench):
+    number = LETTERS_PER_TRANSACTION
+    bench.engine.declare_exchange(Exchange("dead", "fanout"))
+    bench.engine.bind("graveyard", "dead", "")
+    for queue in ("q", "gone"):
+        bench.engine.declare_queue(QueueDeclaration(queue, arguments={"x-dead-letter-exchange": "dead"}))
+        bench.put(*(b"%d" % each for each in range(number)), queue=queue)
+        bench.engine.reject([each.lease for each in bench.take(number, queue)])
+    bench.engine.delete_queue("gone")
+    graveyard = DeadLetters(Holder(bench), "graveyard", clock=bench.clock)
+    with pytest.raises(QueueNotFound) as caught:
+        graveyard.replay()
+    assert (caught.value.queue, caught.value.replayed) == ("gone", number)
+    assert bench.counts("graveyard") == (number, 0, 0)
+
+
+def test_what_dies_again_during_a_replay_is_left_for_the_next(bench, letters):
+    die(bench, *(b"%d" % number for number in range(3)))
+    seen = []
+
+    def die_again(done):
+        seen.append(done)
+        bench.engine.reject([each.lease for each in bench.take()])
+
+    assert letters.replay(rate=1, progress=die_again) == 3
+    assert seen[-1] == 3
+    assert bench.counts("q.dead") == (3, 0, 0)
+    assert [letter.deaths[0].count for letter in letters.list()] == [2, 2, 2]
+
+
+def test_replay_at_a_rate_on_the_callers_clock(bench, letters):
+    die(bench, *(b"%d" % number for number in range(30)))
+    begin, times = bench.clock.monotonic(), []
+    assert letters.replay(rate=10, progress=lambda done: times.append((done, bench.clock.monotonic() - begin))) == 30
+    assert times[0] == (5, 0)
+    for done, at in times:
+        assert done <= 5 + 10 * at + 1e-6, "never more than the rate allows, and half a second's worth at once"
+    assert times[-1][1] == pytest.approx(2.5, abs=0.01)
+    with pytest.raises(OptionError):
+        letters.replay(rate=0)
+
+
+def test_a_slow_replay_can_be_stopped_and_goes_on_where_it_was(bench, letters):
+    die(bench, b"0", b"1", b"2")
+    begin, done = bench.clock.monotonic(), []
+    assert letters.replay(rate=0.01, progress=done.append, stop=lambda: bool(done)) == 1
+    assert bench.clock.monotonic() == begin, "at once, though the next was due in 100 s"
+    assert bench.counts("q.dead") == (2, 0, 0)
+    assert letters.replay() == 2
+    assert bench.payloads() == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_a_caller_killed_between_two_parts_loses_nothing(bench, letters, verb):
+    """The exception stands for the kill: no line of ours runs after it."""
+    number = LETTERS_PER_TRANSACTION + 30
+    bench.put(*(b"%d" % each for each in range(number)))
+    bench.engine.reject([each.lease for each in bench.take(number)])
+
+    def killed(done):
+        raise KeyboardInterrupt(done)
+
+    with pytest.raises(KeyboardInterrupt):
+        getattr(letters, verb)(progress=killed)
+    back = LETTERS_PER_TRANSACTION if verb == "replay" else 0
+    assert (bench.counts("q"), bench.counts("q.dead")) == ((back, 0, 0), (30, 0, 0))
+    assert getattr(letters, verb)() == 30
+    assert bench.counts("q.dead") == (0, 0, 0)
+    assert bench.payloads(1000) == [b"%d" % each for each in range(number if verb == "replay" else 0)]
+
+
+def test_a_condition_that_raises_moves_nothing(bench, letters):
+    die(bench, b"1")
+    with pytest.raises(ZeroDivisionError):
+        letters.replay(where=lambda _: 1 / 0)
+    assert bench.counts("q.dead") == (1, 0, 0)
+
+
+def test_limit_counts_those_that_match(bench, letters):
+    for number in range(6):
+        die(bench, b"%d" % number, reason=("rejected", "malformed")[number % 2])
+    assert letters.replay(2, reason="malformed") == 2
+    assert bench.payloads() == [b"1", b"3"]
+    assert letters.discard(1, reason="malformed") == 1
+    assert [each.payload for each in letters.list()] == [b"0", b"2", b"4"]
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_discard_deletes_all_there_is_of_a_message(bench, letters, size):
+    bench.put(os.urandom(size))
+    bench.engine.reject([each.lease for each in bench.take()])
+    assert letters.discard(where=lambda letter: len(letter.payload) == size) == 1
+    whole = _range(bench.engine.keys._key("body"))
+    assert bench.engine._read(lambda tr: tr.get_range(*whole)) == []
+
+
+def test_two_replays_at_once_move_each_letter_once(another, threads):
+    brokers = [another(), another()]
+    brokers[0].queue("jobs").put_many([str(number) for number in range(400)])
+    for job in brokers[0].queue("jobs").take_many(400):
+        job.bury()
+    moved = list(threads.map(lambda broker: broker.queue("jobs").dead_letters.replay(), brokers))
+    assert sum(moved) == 400
+    payloads = Counter(job.payload for job in brokers[1].queue("jobs").take_many(1000))
+    assert payloads == {b"%d" % number: 1 for number in range(400)}
+
+
+def test_a_letter_in_a_queue_with_keys_is_counted_among_its_keys(bench):
+    """Somebody put messages with keys into a queue of dead letters."""
+    bench.put(b"1", queue="q.dead", key="alice", priority=3)
+    bench.put(b"2", queue="q.dead")
+    bench.put(b"q is there")
+    letters = DeadLetters(Holder(bench), "q.dead", clock=bench.clock)
+    assert letters.replay() == 2
+    assert bench.engine.keys_of("q.dead") == {}
+    assert {each.payload for each in bench.take()} == {b"1", b"2", b"q is there"}
+
+
+# -- how large a history may be ----------------------------------------------------------------------------------------
+
+
+def test_details_are_cut_to_what_a_record_holds(bench, letters):
+    """Ends, not beginnings, of tracebacks: the last line says what happened."""
+    die(bench, b"1", error="ä" * 50_000, traceback="x" * 100_000 + "the end", attempts=[{"error": "e" * 100}] * 1000)
+    (death,) = letters.list()[0].deaths
+    assert len(json.dumps(death.details)) <= DETAILS_BYTES + 200
+    assert death.details["traceback"].endswith("the end")
+    assert fitted({"error": "short"}) == {"error": "short"}
+
+
+def test_only_the_latest_deaths_keep_their_details(bench):
+    names = [f"q{number}" for number in range(8)]
+    for here, there in pairwise(names):
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": there}
+        bench.engine.declare_queue(QueueDeclaration(here, arguments=arguments))
+    bench.put(b"1", queue=names[0])
+    for name in names[:-1]:
+        (each,) = bench.take(1, name)
+        bench.engine.reject([each.lease], error="x" * 15_000)
+    (last,) = bench.take(1, names[-1])
+    assert [death.queue for death in last.deaths] == names[-2::-1]
+    assert [bool(death.details) for death in last.deaths] == [True] * MOST_DETAILED + [False] * 3
+
+
+def test_an_exceptions_class_is_noted(broker, jobs):
+    jobs.put("1")
+    jobs.take(0).bury(error=TimeoutError("slow"))
+    assert jobs.dead_letters.list(error="TimeoutError")[0].deaths[0].details["error"] == "slow"
+    assert isinstance(jobs.dead.take(0), Job)
+    assert Wanted() == Wanted()

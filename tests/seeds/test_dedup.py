@@ -1,0 +1,111 @@
+"""A publication with a dedup id is stored once within its window: ONCE-PUBLISHED."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_fdb.errors import CapacityExceeded, OptionError, QueueError
+from kombu_fdb.model import Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+
+def once(dedup_id="d", queue="q", exchange="", window_ms=10_000, payload=b"a"):
+    return Publication(exchange, queue, payload, dedup_id=dedup_id, dedup_window_ms=window_ms)
+
+
+def test_a_second_job_with_the_same_id_is_not_stored(broker):
+    queue = broker.queue("q")
+    for _ in range(3):
+        queue.put("a", dedup_id="order-1")
+    queue.put("b", dedup_id="order-2")
+    assert [job.payload for job in queue.take_many(10, 0)] == [b"a", b"b"]
+
+
+def test_the_window_counts_from_the_first(bench):
+    bench.engine.publish([once()])
+    bench.later(9)
+    bench.engine.publish([once()])
+    assert bench.counts() == (1, 0, 0)
+    bench.later(1)
+    bench.engine.publish([once()])
+    assert bench.counts() == (2, 0, 0)
+
+
+def test_the_end_of_the_message_does_not_end_the_window(bench):
+    bench.engine.publish([once()])
+    bench.engine.ack([bench.take()[0].lease])
+    assert bench.another().publish([once()]) == [["q"]], "its publisher hears what the first one heard"
+    assert bench.counts() == (0, 0, 0)
+
+
+def test_an_id_counts_for_one_destination(bench):
+    bench.engine.publish([once(queue="one"), once(queue="two"), once("e", queue="one")])
+    assert (bench.counts("one")[0], bench.counts("two")[0]) == (2, 1)
+
+
+def test_twice_in_one_batch(bench):
+    bench.engine.publish([once(), once(payload=b"later"), once("e")])
+    assert bench.payloads() == [b"a", b"a"]
+
+
+def test_every_queue_of_an_exchange_gets_one(bench):
+    bench.engine.declare_exchange(Exchange("x", "fanout"))
+    bench.engine.bind("one", "x", "")
+    bench.engine.bind("two", "x", "")
+    for _ in range(2):
+        bench.engine.publish([once(exchange="x", queue="")])
+    assert (bench.counts("one")[0], bench.counts("two")[0]) == (1, 1)
+
+
+def test_a_refused_message_was_not_published(bench):
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}))
+    bench.put(b"full")
+    with pytest.raises(CapacityExceeded):
+        bench.engine.publish([once()])
+    bench.engine.purge("q")
+    bench.engine.publish([once()])
+    assert bench.counts() == (1, 0, 0)
+
+
+def test_a_duplicate_takes_no_room(bench):
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}))
+    bench.engine.publish([once()])
+    bench.engine.publish([once()])
+    assert bench.counts() == (1, 0, 0)
+
+
+def test_two_publishers_at_once(bench, threads):
+    engines = [bench.another() for _ in range(4)]
+    list(threads.map(lambda engine: engine.publish([once()]), engines))
+    assert bench.counts() == (1, 0, 0)
+
+
+def test_ids_that_are_over_are_cleared(bench):
+    bench.engine.publish([once(str(number)) for number in range(700)])
+    bench.later(5)
+    bench.engine.publish([once("late")])
+    bench.later(6)
+    bench.engine.publish([once("1")])
+    assert bench.engine.clear_dedup() == 700
+    bench.engine.publish([once("1"), once("late")])
+    assert bench.counts() == (702, 0, 0), "those within their window are known"
+    bench.later(60)
+    assert bench.engine.clear_dedup() == 2
+    assert bench.engine.clear_dedup() == 0
+
+
+def test_the_duties_clear_them(bench):
+    duties = bench.duties()
+    bench.engine.publish([once()])
+    for _ in range(2):
+        bench.later(3_600)
+        bench.engine.beat(bench.session)
+        duties.run_once()
+    assert bench.engine.clear_dedup() == 0
+
+
+def test_too_long_an_id_and_a_senseless_window(bench, broker):
+    with pytest.raises(QueueError, match="dedup id is too long"):
+        bench.engine.publish([once("x" * 513)])
+    with pytest.raises(OptionError, match="dedup_window"):
+        broker.queue("q").put("a", dedup_id="d", dedup_window=0)

@@ -1,0 +1,102 @@
+"""Task ids and dedup ids, as Celery and plain Kombu write them."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from kombu import Producer, Queue
+
+from kombu_fdb import Broker
+from kombu_fdb.transport.identity import dedup_of, task_id_of
+
+
+@pytest.fixture
+def app(url):
+    app = Celery(broker=url, set_as_current=False)
+    app.conf.task_default_queue = "q"
+
+    @app.task(name="send", shared=False)
+    def send(*args):
+        return args
+
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def broker(url):
+    with Broker.open(url) as broker:
+        yield broker
+
+
+def test_a_celery_task_is_found_and_cancelled_by_its_id(app, broker):
+    now, later = app.tasks["send"].delay(1), app.tasks["send"].apply_async((2,), countdown=3600)
+    assert [(each.queue, each.state) for each in broker.find(now.id) + broker.find(later.id)] == [
+        ("q", "ready"),
+        ("q", "delayed"),
+    ]
+    assert broker.cancel(later.id) == 1
+    assert broker.cancel(now.id) == 1
+    counts = broker.queue("q").stats()
+    assert (counts.ready, counts.delayed, counts.leased) == (0, 0, 0)
+
+
+def test_a_message_of_plain_kombu_is_found_by_its_message_id(connection, broker):
+    Producer(connection).publish("hello", routing_key="q", message_id="m-1")
+    assert broker.cancel("m-1") == 1
+
+
+def test_a_retried_web_request_publishes_once(app, broker):
+    for _ in range(2):
+        app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"})
+    assert broker.queue("q").count() == 1
+
+
+def test_a_batch_with_a_duplicate(connection, broker):
+    producer = Producer(connection)
+    with producer.batch():
+        for _ in range(3):
+            producer.publish("hello", routing_key="q", MessageDeduplicationId="m")
+    assert broker.queue("q").count() == 1
+
+
+def test_a_retry_is_not_a_duplicate_of_the_attempt_before(app, broker):
+    """Celery hands the headers of a task on to its next attempt."""
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"})
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"}, retries=1)
+    assert broker.queue("q").count() == 2
+
+
+def test_a_mandatory_duplicate_is_not_returned(connection):
+    returned = []
+    queue = Queue("q", channel=connection)
+    queue.declare()
+    producer = Producer(connection, on_return=lambda *args: returned.append(args))
+    for _ in range(2):
+        producer.publish("hello", routing_key="q", headers={"dedup_id": "d"}, mandatory=True)
+    assert returned == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties", "expected"),
+    [
+        ({"dedup_id": "a", "dedup_window": 2}, {}, ("a", 2_000)),
+        ({"dedup_id": "a", "dedup_window": "1.5"}, {}, ("a", 1_500)),
+        ({"dedup_id": "a", "dedup_window": "soon"}, {}, ("a", 300_000)),
+        ({"dedup_id": 7}, {}, ("7", 300_000)),
+        ({"x-deduplication-id": "a"}, {}, ("a", 300_000)),
+        ({}, {"MessageDeduplicationId": "a"}, ("a", 300_000)),
+        ({"dedup_id": ""}, {}, ("", 0)),
+        ({"dedup_id": "a", "retries": 1}, {}, ("", 0)),
+        ({}, {}, ("", 0)),
+    ],
+)
+def test_reading_the_dedup_id(headers, properties, expected):
+    assert dedup_of(headers, properties, 300.0) == expected
+
+
+def test_reading_the_task_id():
+    assert task_id_of({"id": "t", "task": "send"}, {"message_id": "m"}) == "t"
+    assert task_id_of({"id": "t"}, {"message_id": "m"}) == "m"
+    assert task_id_of({}, {}) == ""
+    assert task_id_of({"id": "é" * 200, "task": "send"}, {}) == "", "published, and not to be found"

@@ -1,0 +1,203 @@
+"""What kombu builds on a transport, as its users do: mixins, broadcasts, mailboxes, ensure, failover, pools."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Queue, pools
+from kombu.common import Broadcast, collect_replies, itermessages, uuid
+from kombu.exceptions import OperationalError
+from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
+from kombu.pidbox import Mailbox
+
+
+class Stoppable(ConsumerMixin):
+    """Runs in a thread until so many messages have come."""
+
+    def __init__(self, connection, queue, number):
+        self.connection, self.queue, self.number = connection, queue, number
+        self.received = []
+        self.consuming = threading.Event()
+
+    def get_consumers(self, Consumer, channel):  # noqa: N803 - kombu's name
+        self.receiver = channel.connection.receiver
+        return [Consumer([self.queue], callbacks=[self.on_task])]
+
+    def on_consume_ready(self, *args, **kwargs):
+        self.consuming.set()
+
+    def lose_connection(self):
+        """Its next drain meets an error, as after the store did not answer."""
+        self.receiver._fail(ConnectionResetError("lost"))
+
+    def on_task(self, body, message):
+        self.received.append(body)
+        message.ack()
+        self.should_stop = len(self.received) >= self.number
+
+
+def in_thread(mixin):
+    thread = threading.Thread(target=mixin.run, daemon=True)
+    thread.start()
+    assert mixin.consuming.wait(10)
+    return thread
+
+
+def test_consumer_mixin(connect):
+    queue = Queue("tasks", Exchange("tasks"), routing_key="tasks")
+    mixin = Stoppable(connect(), queue, 3)
+    thread = in_thread(mixin)
+    producer = connect().Producer()
+    for number in range(3):
+        producer.publish({"n": number}, exchange="tasks", routing_key="tasks", declare=[queue])
+    thread.join(20)
+    assert not thread.is_alive()
+    assert mixin.received == [{"n": number} for number in range(3)]
+
+
+def test_consumer_mixin_goes_on_after_a_lost_connection(connect, until):
+    mixin = Stoppable(connect(), Queue("tasks"), 2)
+    thread = in_thread(mixin)
+    producer = connect().Producer()
+    producer.publish(1, routing_key="tasks")
+    until(lambda: mixin.received == [1])
+    mixin.lose_connection()
+    producer.publish(2, routing_key="tasks")
+    thread.join(20)
+    assert mixin.received == [1, 2]
+
+
+class Server(Stoppable, ConsumerProducerMixin):
+    """Answers each message, as kombu's example of an RPC server does."""
+
+    def on_task(self, body, message):
+        self.producer.publish(
+            {"double": body["n"] * 2},
+            routing_key=message.properties["reply_to"],
+            correlation_id=message.properties["correlation_id"],
+            retry=True,
+        )
+        super().on_task(body, message)
+
+
+def test_consumer_producer_mixin_answers(connect):
+    server = Server(connect(), Queue("rpc"), 2)
+    thread = in_thread(server)
+    client = connect()
+    answers = Queue(uuid(), exclusive=True, auto_delete=True)
+    with Consumer(client, answers, no_ack=True, callbacks=[]) as consumer:
+        for number in range(2):
+            client.Producer().publish(
+                {"n": number}, routing_key="rpc", reply_to=answers.name, correlation_id=str(number)
+            )
+        got = {}
+        consumer.callbacks.append(lambda body, message: got.update({message.properties["correlation_id"]: body}))
+        while len(got) < 2:
+            client.drain_events(timeout=10)
+    assert got == {"0": {"double": 0}, "1": {"double": 2}}
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_broadcast_reaches_every_consumer_and_nobody_later(connect):
+    news = [Broadcast("news") for _ in range(3)]
+    received = [[], [], []]
+    listeners = [connect() for _ in news]
+    consumers = [
+        Consumer(listener, [queue], callbacks=[lambda body, message, into=into: into.append(body)], no_ack=True)
+        for listener, queue, into in zip(listeners, news, received, strict=True)
+    ]
+    for consumer in consumers:
+        consumer.consume()
+    connect().Producer().publish("extra", exchange="news", routing_key="")
+    for listener, into in zip(listeners, received, strict=True):
+        while not into:
+            listener.drain_events(timeout=10)
+    assert received == [["extra"]] * 3
+    latecomer = connect()
+    with (
+        Consumer(latecomer, [Broadcast("news")], callbacks=[lambda *_: pytest.fail("it was before")], no_ack=True),
+        pytest.raises(TimeoutError),
+    ):
+        latecomer.drain_events(timeout=0.05)
+
+
+def test_a_mailbox_asks_all_and_one(connect, until):
+    mailbox = Mailbox("control", type="fanout")
+    stop = threading.Event()
+    threads = []
+    for name in ("a", "b"):
+        connection = connect()
+        node = mailbox(connection).Node(name, state={"name": name}, channel=connection.default_channel)
+        node.handlers["whoami"] = lambda state, **_: state["name"]
+        consumer = node.listen()
+        threads.append(threading.Thread(target=_drain, args=(connection, stop), daemon=True))
+        assert consumer.queues
+    for thread in threads:
+        thread.start()
+    client = mailbox(connect())
+    try:
+        assert sorted(client.multi_call("whoami", timeout=5, limit=2), key=str) == [{"a": "a"}, {"b": "b"}]
+        assert client.call(["b"], "whoami", timeout=5) == [{"b": "b"}]
+        assert client.call(["nobody"], "whoami", timeout=0.1) == []
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+
+
+def _drain(connection, stop):
+    while not stop.is_set():
+        try:
+            connection.drain_events(timeout=0.05)
+        except TimeoutError:
+            continue
+
+
+def test_collect_replies_and_itermessages(connect):
+    connection = connect()
+    queue = Queue("answers")
+    for number in range(3):
+        connection.Producer().publish(number, routing_key="answers", declare=[queue])
+    channel = connection.default_channel
+    messages = itermessages(connection, channel, queue, limit=1, timeout=10, no_ack=True)
+    assert [body for body, _ in messages] == [0], "and what was claimed beyond the limit is not lost"
+    assert list(collect_replies(connection, channel, queue, limit=2, timeout=10)) == [1, 2]
+    assert channel.engine.queue("answers") is None, "kombu deletes a reply queue"
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_ensure_goes_to_the_second_broker_of_a_failover_list(url, tmp_path):
+    down = f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db"
+    with Connection([down, url], transport_options={"connect_timeout": 2.0}) as connection:
+        producer = connection.Producer()
+        connection.ensure(producer, producer.publish, max_retries=4, interval_start=0)("over", routing_key="q")
+        assert connection.SimpleQueue("q").get(timeout=10).payload == "over"
+
+
+def test_ensure_gives_up_with_an_operational_error(tmp_path):
+    once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+    with Connection(f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db", transport_options=once) as connection:
+        producer = connection.Producer(auto_declare=False)
+        with pytest.raises(OperationalError, match="mkdir -p"):
+            connection.ensure(producer, producer.publish, max_retries=1, interval_start=0, interval_max=0)(
+                "x", routing_key="q"
+            )
+
+
+def test_pools_of_kombu(url, connect):
+    connection = Connection(url, transport_options={"session_ttl": 5.0, "sweep_interval": 0.5})
+    try:
+        with pools.producers[connection].acquire(block=True) as producer:
+            producer.publish("pooled", routing_key="q")
+        with pools.connections[connection].acquire(block=True) as pooled:
+            message = pooled.SimpleQueue("q").get(timeout=10)
+            assert message.payload == "pooled"
+            message.ack()
+            pooled.close()
+    finally:
+        pools.reset()
+        connection.close()

@@ -1,0 +1,367 @@
+"""Queue arguments that bound a queue or its consumers, as a kombu user meets them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from amqp.exceptions import PreconditionFailed
+from kombu import Connection, Consumer, Queue
+
+from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
+
+#: Makes a client, and so a session, of its own in this process.
+ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
+
+
+def declare(connection: Connection, **arguments: Any) -> Queue:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    queue = Queue("q", queue_arguments=named)
+    queue(connection.default_channel).declare()
+    return queue
+
+
+def publish(connection: Connection, *bodies: Any, **properties: Any) -> None:
+    for body in bodies:
+        connection.Producer(auto_declare=False).publish(body, routing_key="q", **properties)
+
+
+def wait_until_active(listener: Listener) -> None:
+    """A consumer becomes active with its first claim, a moment after it subscribed."""
+    while not listener.active:
+        with contextlib.suppress(TimeoutError):
+            listener.connection.drain_events(timeout=0.01)
+
+
+def drain_all(connection: Connection) -> None:
+    while True:
+        try:
+            connection.drain_events(timeout=0)
+        except TimeoutError:
+            return
+
+
+class Listener:
+    """A consumer of "q" that keeps what it gets."""
+
+    def __init__(self, connection: Connection, **options: Any) -> None:
+        self.connection = connection
+        self.held: list[Any] = []
+        channel = options.pop("channel", None) or connection.default_channel
+        self.consumer = Consumer(channel, [Queue("q")], on_message=self.held.append, auto_declare=False, **options)
+        self.consumer.consume()
+
+    @property
+    def bodies(self) -> list[Any]:
+        drain_all(self.connection)
+        return [message.payload for message in self.held]
+
+    @property
+    def active(self) -> bool:
+        found = self.connection.default_channel.engine.active_consumer("q")
+        return found is not None and found[1] in self.consumer._active_tags.values()
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "fix"),
+        [
+            ({"max_length_bytes": "1MB"}, "a whole number of bytes"),
+            ({"single_active_consumer": 1}, "true or false"),
+            ({"overflow": "explode"}, "reject-publish"),
+        ],
+    )
+    def test_a_senseless_one_is_a_precondition_failed(self, connection: Connection, arguments: Any, fix: str) -> None:
+        with pytest.raises(PreconditionFailed, match=fix):
+            declare(connection, **arguments)
+
+    def test_max_length_bytes_drops_the_oldest(self, connection: Connection) -> None:
+        Queue("q", max_length_bytes=1000)(connection.default_channel).declare()
+        publish(connection, "a" * 300, "b" * 300, "c" * 300)
+        listener = Listener(connection)
+        assert [body[0] for body in listener.bodies] == ["b", "c"], "headers count too"
+
+    def test_max_length_bytes_refuses(self, connection: Connection) -> None:
+        declare(connection, max_length_bytes=1000, overflow="reject-publish")
+        publish(connection, "a" * 300, "b" * 300)
+        with pytest.raises(CapacityExceeded) as caught:
+            publish(connection, "c" * 300)
+        assert caught.value.capacity == 1000
+        assert isinstance(caught.value, connection.channel_errors)
+
+    def test_max_length_bytes_dead_letters_the_new_one(self, connection: Connection) -> None:
+        declare(
+            connection,
+            max_length_bytes=1000,
+            overflow="reject-publish-dlx",
+            dead_letter_exchange="",
+            dead_letter_routing_key="grave",
+        )
+        publish(connection, "a" * 300, "b" * 300, "c" * 300)
+        dead = connection.default_channel.basic_get("grave")
+        assert dead.payload == "c" * 300
+        assert dead.headers["x-death"][0]["reason"] == "maxlen"
+
+    def test_max_priority_is_the_most_a_message_can_have(self, connection: Connection) -> None:
+        Queue("q", max_priority=3)(connection.default_channel).declare()
+        publish(connection, "three", priority=3)
+        publish(connection, "nine", priority=9)
+        publish(connection, "one", priority=1)
+        assert Listener(connection).bodies == ["three", "nine", "one"]
+
+    def test_ageing(self, connection: Connection, until: Any) -> None:
+        declare(connection, fair_ageing=1)
+        engine = connection.default_channel.engine
+        publish(connection, "low")
+        ready_at = connection.transport.now_ms()
+        until(lambda: connection.transport.now_ms() > ready_at + 10)
+        publish(connection, "high", priority=9)
+        assert engine.control("q").ageing == 0.001
+        assert Listener(connection).bodies == ["low", "high"]
+
+
+class TestSingleActiveConsumer:
+    @pytest.fixture
+    def queue(self, connection: Connection) -> Queue:
+        return declare(connection, single_active_consumer=True)
+
+    def test_one_of_two_processes_gets_everything(
+        self, connect: Any, connection: Connection, queue: Queue, until: Any
+    ) -> None:
+        one = Listener(connection)
+        wait_until_active(one)
+        two = Listener(connect(**ANOTHER_PROCESS))
+        publish(connection, *range(10))
+        until(lambda: one.bodies == list(range(10)))
+        assert two.bodies == []
+
+    @pytest.mark.parametrize("how", ["cancel", "close the channel", "close the connection"])
+    def test_who_stands_by_takes_over(
+        self, connect: Any, connection: Connection, queue: Queue, until: Any, how: str
+    ) -> None:
+        one = Listener(connection, prefetch_count=2)
+        wait_until_active(one)
+        two = Listener(connect(**ANOTHER_PROCESS, poll_interval=3600.0))
+        publish(connection, *range(4))
+        until(lambda: one.bodies == [0, 1])
+        one.held[0].ack()
+        until(lambda: one.bodies == [0, 1, 2])
+        ends: dict[str, Callable[[], object]] = {
+            "cancel": one.consumer.cancel,
+            "close the channel": one.consumer.channel.close,
+            "close the connection": connection.close,
+        }
+        ends[how]()
+        until(lambda: two.bodies and two.bodies[-1] == 3)
+        assert two.bodies == ([3] if how == "cancel" else [1, 2, 3])
+
+    def test_a_dead_process_is_replaced_by_who_stands_by(self, connect: Any, queue: Queue, until: Any) -> None:
+        """Its messages come first, in their order."""
+        short = {"session_ttl": 1.0, "sweep_interval": 0.1}
+        one = Listener(connect(**short), prefetch_count=2)
+        wait_until_active(one)
+        two = Listener(connect(**short, **ANOTHER_PROCESS))
+        publish(two.connection, *range(4))
+        until(lambda: one.bodies == [0, 1])
+        client = one.connection.default_channel.client
+        client.membership()._stop()  # no heartbeat any more, and no sweep
+        until(lambda: len(two.bodies) == 4)
+        assert two.bodies == [0, 1, 2, 3]
+        assert [message.delivery_info["redelivered"] for message in two.held] == [True, True, False, False]
+
+    def test_of_two_channels_the_first_is_served_until_it_closes(
+        self, connection: Connection, queue: Queue, until: Any
+    ) -> None:
+        one = Listener(connection, channel=connection.channel())
+        two = Listener(connection, channel=connection.channel())
+        publish(connection, *range(4))
+        until(lambda: one.bodies == list(range(4)))
+        for message in one.held:
+            message.ack()
+        one.consumer.cancel()
+        publish(connection, 4)
+        until(lambda: two.bodies == [4])
+
+    def test_who_stands_by_costs_nothing(self, connect: Any, connection: Connection, queue: Queue, until: Any) -> None:
+        """Messages that wait for the active one are no work for the others, nor a reason to wake up."""
+        one = Listener(connection, prefetch_count=1)
+        wait_until_active(one)
+        other = connect(**ANOTHER_PROCESS, poll_interval=3600.0)
+        engine = other.default_channel.engine
+        two, armed = Listener(other), threading.Event()
+        until(lambda: other.transport.receiver.idle)
+        claims, arm = [], engine.arm
+        engine.claim = lambda *arguments, **_: claims.append(arguments) or []
+        engine.arm = lambda *arguments: armed.set() or arm(*arguments)
+        publish(connection, *range(50))
+        until(lambda: one.bodies == [0])
+        one.held[0].ack()
+        until(lambda: one.bodies == [0, 1])
+        assert two.bodies == claims == []
+        assert not armed.is_set()
+
+    def test_two_connections_of_one_process_are_two_consumers(
+        self, connect: Any, connection: Connection, queue: Queue, until: Any
+    ) -> None:
+        one = Listener(connection)
+        wait_until_active(one)
+        two = Listener(connect())
+        assert one.connection.default_channel.client is two.connection.default_channel.client
+        publish(connection, 0, 1)
+        until(lambda: one.bodies == [0, 1])
+        assert two.bodies == []
+        one.connection.close()
+        until(lambda: two.bodies == [0, 1])
+
+    def test_a_fenced_process_takes_over_from_itself(self, connection: Connection, queue: Queue, until: Any) -> None:
+        one = Listener(connection)
+        publish(connection, 0)
+        until(lambda: one.bodies == [0])
+        client = connection.default_channel.client
+        client.engine.close_session(client.membership().session_id)
+        until(lambda: one.bodies == [0, 0])
+        assert one.active
+
+    def test_a_direct_get_is_served_only_while_nobody_consumes(
+        self, connect: Any, connection: Connection, queue: Queue, until: Any
+    ) -> None:
+        publish(connection, 0, 1)
+        other = connect(**ANOTHER_PROCESS)
+        message = other.default_channel.basic_get("q")
+        assert message.payload == 0
+        message.ack()
+        one = Listener(connection, prefetch_count=1)
+        wait_until_active(one)
+        publish(connection, 2)
+        until(lambda: one.bodies == [1])
+        assert other.default_channel.basic_get("q") is None
+        one.consumer.cancel()
+        assert other.default_channel.basic_get("q").payload == 2
+
+
+class TestTimeToRun:
+    def test_of_the_queue(self, connect: Any, connection: Connection, until: Any, caplog: Any) -> None:
+        declare(connection, consumer_timeout=100)
+        slow = Listener(connection, prefetch_count=1)
+        publish(connection, "task")
+        until(lambda: slow.bodies == ["task"])
+        fast = Listener(connect(**ANOTHER_PROCESS))
+        until(lambda: fast.bodies == ["task"])
+        assert fast.held[0].headers["x-delivery-count"] == 1
+        fast.held[0].ack()
+        until(lambda: fast.connection.default_channel.engine.counts("q").leased == 0)
+        slow.held[0].ack()
+        assert caplog.text.count("was settled after its time to run") == 1
+        assert slow.connection.default_channel.client.lost_acks == 0
+
+    @pytest.mark.parametrize("header", [100, "100.0", 100.4])
+    def test_of_a_message(self, connection: Connection, until: Any, header: Any) -> None:
+        publish(connection, "task", headers={"x-ttr": header})
+        publish(connection, "other")
+        listener = Listener(connection)
+        until(lambda: listener.bodies == ["task", "other", "task"])
+        assert connection.default_channel.engine.counts("q").leased == 2
+
+    @pytest.mark.parametrize("header", ["soon", None, -1, 0, {}])
+    def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
+        publish(connection, "task", headers={"x-ttr": header})
+        Listener(connection)
+        assert not connection.default_channel.client._overdue._timers
+
+    def test_who_acks_in_time_is_left_alone(self, connection: Connection, until: Any) -> None:
+        declare(connection, consumer_timeout=3_600_000)
+        listener = Listener(connection, prefetch_count=2)
+        publish(connection, *range(20))
+        timers = connection.default_channel.client._overdue._timers
+        for _ in range(20):
+            until(lambda: listener.bodies)
+            assert 1 <= len(timers) <= 3
+            listener.held.pop(0).ack()
+        until(lambda: not timers)
+        assert connection.default_channel.engine.counts("q").ready == 0
+
+    def test_an_ack_counts_although_the_store_does_not_answer(
+        self, connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the ack nor the hand-back of an earlier failure may undo it."""
+        publish(connection, "in time", "late", headers={"x-ttr": 300})
+        listener = Listener(connection)
+        until(lambda: listener.bodies == ["in time", "late"])
+        client = connection.default_channel.client
+        release, refused = client.engine.release, []
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            refused.append(arguments)
+            raise StoreUnavailable("for a test")
+
+        monkeypatch.setattr(client.engine, "release", fail)
+        monkeypatch.setattr(client.engine, "ack", fail)
+        monkeypatch.setattr(client, "flush_acks", lambda: None)
+        listener.held[0].ack()
+        timers = client._overdue._timers
+        until(lambda: len(timers) == 1)
+        until(lambda: len(refused) == 1)
+        listener.held[1].ack()
+        assert not timers, "its hand-back, which failed, is not tried again"
+        monkeypatch.undo()
+        assert client.engine.release == release
+        client.flush_acks()
+        assert client.lost_acks == 0
+        until(lambda: connection.default_channel.engine.counts("q").leased == 0)
+        assert connection.default_channel.engine.counts("q").ready == 0
+
+    def test_late_messages_keep_their_room(self, connection: Connection, until: Any) -> None:
+        """A consumer that hangs gets no other messages, to be late with them as well."""
+        declare(connection, consumer_timeout=100)
+        listener = Listener(connection, prefetch_count=1)
+        publish(connection, "first", "second")
+        until(lambda: listener.bodies == ["first"])
+        engine = connection.default_channel.engine
+        until(lambda: engine.counts("q").ready == 2)
+        assert listener.bodies == ["first"]
+        for settle in (listener.held[0].requeue, listener.held[0].ack):
+            settle() if not listener.held[0].acknowledged else None
+        until(lambda: listener.bodies == ["first", "first"])
+
+    def test_what_waits_for_a_loop_that_hangs_goes_back_uncounted(
+        self, connect: Any, connection: Connection, until: Any
+    ) -> None:
+        declare(connection, consumer_timeout=200)
+        hanging = Listener(connection, prefetch_count=3)
+        engine = connection.default_channel.engine
+        publish(connection, 0, 1, 2)
+        until(lambda: engine.counts("q").leased == 3)
+        connection.drain_events(timeout=5)
+        until(lambda: engine.counts("q").leased == 0)
+        dispatch = connection.transport.receiver.dispatch
+        assert dispatch._stalled, "nothing is claimed for it until it drains again"
+        other = Listener(connect(**ANOTHER_PROCESS))
+        until(lambda: len(other.bodies) == 3)
+        assert [message.headers.get("x-delivery-count") for message in other.held] == [1, None, None]
+        for message in other.held:
+            message.ack()
+        publish(connection, 3)
+        hanging.held[0].ack()
+        other.consumer.cancel()
+        publish(connection, 4)
+        until(lambda: 4 in hanging.bodies)
+
+    def test_a_direct_get_has_one_too(self, connection: Connection, until: Any) -> None:
+        publish(connection, "task", headers={"x-ttr": 50})
+        message = connection.default_channel.basic_get("q")
+        until(lambda: connection.default_channel.engine.counts("q").ready == 1)
+        message.ack()
+        assert connection.default_channel.engine.counts("q").ready == 1
+
+    def test_past_the_delivery_limit_it_is_a_dead_letter(self, connection: Connection, until: Any) -> None:
+        declare(connection, consumer_timeout=30, delivery_limit=1)
+        listener = Listener(connection)
+        publish(connection, "poison")
+        engine = connection.default_channel.engine
+        until(lambda: listener.bodies and engine.counts("q.dead").ready)
+        assert listener.bodies == ["poison"] * 2
+        (death,) = connection.default_channel.basic_get("q.dead").headers["x-death"]
+        assert (death["reason"], death["error"]) == ("delivery_limit", "its time to run (ttr) has passed")

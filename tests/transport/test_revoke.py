@@ -1,0 +1,78 @@
+"""``revoke`` of a waiting task acts in the store, with no worker running."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, chord
+
+from kombu_fdb import Broker
+
+
+@pytest.fixture
+def app(url):
+    app = Celery(broker=url, backend="cache+memory://", set_as_current=False, control="celery_fdb.control:Control")
+    app.conf.task_default_queue = "q"
+
+    @app.task(name="send", shared=False)
+    def send(*args):
+        return args
+
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def broker(url):
+    with Broker.open(url) as broker:
+        yield broker
+
+
+def depth(broker):
+    counts = broker.queue("q").stats()
+    return counts.ready + counts.delayed
+
+
+def test_a_revoked_task_is_gone_from_the_store(app, broker):
+    kept = app.tasks["send"].delay()
+    later = app.tasks["send"].apply_async(countdown=3600)
+    later.revoke()
+    assert later.state == "REVOKED"
+    assert kept.state == "PENDING"
+    assert depth(broker) == 1
+
+
+def test_several_ids_and_true_counts(app, broker):
+    ids = [app.tasks["send"].delay().id for _ in range(3)]
+    assert app.control.cancel([*ids, "unknown"]) == 3
+    assert app.control.cancel(ids) == 0
+    assert depth(broker) == 0
+
+
+def test_what_a_worker_holds_is_left_to_it(app, broker):
+    sent = app.tasks["send"].delay()
+    job = broker.queue("q").take(0)
+    assert app.control.cancel(sent.id) == 0
+    assert sent.state == "PENDING"
+    job.ack()
+
+
+def test_revoking_on_certain_workers_leaves_the_store_alone(app, broker):
+    sent = app.tasks["send"].delay()
+    app.control.revoke(sent.id, destination=["one@host"])
+    assert depth(broker) == 1
+
+
+def test_a_chord_hears_of_its_revoked_part(app, broker, monkeypatch):
+    told = []
+    monkeypatch.setattr(app.backend, "on_chord_part_return", lambda request, state, result: told.append(state))
+    header = [app.tasks["send"].s(1), app.tasks["send"].s(2)]
+    result = chord(header)(app.tasks["send"].s())
+    result.parent[0].revoke()
+    assert told == ["REVOKED"]
+
+
+def test_another_broker_is_celerys_business():
+    app = Celery(broker="memory://", set_as_current=False, control="celery_fdb.control:Control")
+    assert app.control.cancel("unknown") == 0
+    app.control.revoke("unknown")
+    app.close()
