@@ -123,9 +123,9 @@ def _forget_attempts(tr: Transaction, _token: object, _attempt: int, _unknown: o
 
 
 def _at_once(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, _due_ms: int, rank: bytes, record: bytes
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, _due_ms: int, rank: bytes, record: bytes, *, task_id: str
 ) -> None:
-    _store_ready(tr, keys, tally, queue, "", rank, record)
+    _store_ready(tr, keys, tally, queue, "", rank, record, task_id=task_id)
 
 
 def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes, bytes]:
@@ -147,8 +147,13 @@ def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
     return True
 
 
-def _silent_ready(tally: Tally, queue: str, by: int = 1) -> None:
-    tally.change(queue, "ready", by)
+_ready = Tally.ready
+
+
+def _silent_ready(tally: Tally, queue: str, size: int) -> None:
+    bells = set(tally._bells)
+    _ready(tally, queue, size)
+    tally._bells &= bells
 
 
 TWINS: dict[str, Twin] = {
@@ -190,7 +195,7 @@ TWINS: dict[str, Twin] = {
     "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
     "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Tally, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
-    "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "limits", *_careless("_exclude_rivals")),
+    "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "one key", *_careless("_exclude_rivals")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("_load_limits")),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_free_parked")),
     # Single active consumers: no profile yet, the races of tests/queue/test_races.py show them.
