@@ -22,7 +22,6 @@ from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
     "add_consumer",
-    "begin_expiry",
     "bind",
     "check_format",
     "clear_if",
@@ -31,6 +30,7 @@ __all__ = [
     "delete_exchange",
     "delete_queue",
     "drop_consumers",
+    "expire",
     "expiring",
     "limited",
     "purge_part",
@@ -88,6 +88,8 @@ def delete_queue(
     tr.clear(keys.expiring(queue))
     tr.clear(keys.bell(queue))
     tr.clear_range(*keys.consumers(queue))
+    # A message that comes with a key meanwhile must not lose its door: then this starts again.
+    tr.add_read_conflict_range(*range_of(keys.keyed(queue)))
     for whole in keys.fairness(queue):
         tr.clear_range(*whole)
     for key in (keys.fair(queue), keys.control(queue), keys.single(queue)):
@@ -228,12 +230,11 @@ def _expires_ms(queue: str, value: bytes | None) -> int:
     return 0 if value is None else int(QueueDeclaration.decode(queue, value).arguments.get("x-expires", 0))
 
 
-def begin_expiry(tr: Transaction, keys: Keyspace, queue: str, last_use: bytes) -> bool:
-    """Whether the queue is still unused; conflicts with every use until this commits."""
-    if tr.get(keys.expiring(queue)) != last_use or tr.get_range(*keys.consumers(queue), limit=1):
+def expire(tr: Transaction, keys: Keyspace, queue: str, last_use: bytes) -> bool:
+    """Delete the queue if it is still unused; conflicts with every use until this commits."""
+    if tr.get(keys.expiring(queue)) != last_use:
         return False
-    tr.clear(keys.expiring(queue))
-    return True
+    return delete_queue(tr, keys, queue, if_unused=True, if_empty=False)
 
 
 def add_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: str, tag: str) -> None:

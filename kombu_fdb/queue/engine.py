@@ -468,10 +468,7 @@ class Engine:
 
     def expire_queue(self, queue: str, last_use: bytes) -> bool:
         """Delete a queue unless it was used since ``last_use``."""
-        if not self._write(lambda tr, _: control.begin_expiry(tr, self.keys, queue, last_use)):
-            return False
-        self.delete_queue(queue)
-        return True
+        return self._delete_queue(queue, lambda tr: control.expire(tr, self.keys, queue, last_use)) is not None
 
     def trim_dead(self) -> int:
         """Drop what the queues ``<queue>.dead`` keep no longer. Returns how many."""
@@ -731,10 +728,22 @@ class Engine:
         ``if_idle``: refused while messages are in flight.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
-        if not self._write(lambda tr, _: control.delete_queue(tr, self.keys, queue, **conditions)):
+        return self._delete_queue(queue, lambda tr: control.delete_queue(tr, self.keys, queue, **conditions))
+
+    def _delete_queue(self, queue: str, verb: Callable[[Transaction], bool]) -> int | None:
+        """The messages go in the same transaction: what comes later is another queue's of that name.
+
+        Those for which it is too small follow at once.
+        """
+
+        def body(tr: Transaction, tally: Tally) -> int | None:
+            return control.purge_part(tr, self.keys, tally, queue) if verb(tr) else None
+
+        purged = self._write(body)
+        if purged is None:
             return None
         self.routing.forget_queue(queue)
-        return self.purge(queue)
+        return purged + (self.purge(queue) if purged >= control.MESSAGES_PER_PURGE else 0)
 
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it exists with another type."""

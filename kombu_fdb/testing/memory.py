@@ -30,9 +30,12 @@ from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.memory_transaction import MemoryTransaction, Reads
 from kombu_fdb.testing.mvcc import Mutation, Range, VersionedMap, apply_atomic, pack_stamp
 
-__all__ = ["MemoryDatabase"]
+__all__ = ["Change", "MemoryDatabase"]
 
 VERSIONS_PER_S = 1_000_000
+
+#: Key, old and new value.
+Change = tuple[bytes, bytes | None, bytes | None]
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class MemoryDatabase:
         self.faults = faults or Faults()
         #: Called before each writing commit, so that a simulation can let others run exactly there.
         self.before_commit: Callable[[], None] | None = None
+        #: Told of each commit when it happens, late ones too: the transaction, and what it changed.
+        self.after_commit: Callable[[MemoryTransaction, list[Change]], None] | None = None
         self._rng = rng or random.Random(0)
         self._lock = threading.RLock()
         self._map = VersionedMap()
@@ -78,6 +83,7 @@ class MemoryDatabase:
         self._watches: dict[bytes, list[OneShotWatch]] = {}
         self._late: list[MemoryTransaction] = []
         self._closed = False
+        self._recovered = 0
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
         if self._closed:
@@ -103,6 +109,21 @@ class MemoryDatabase:
             for transaction in late:
                 if self.faults.coin():
                     self._try_apply(transaction)
+
+    def recover(self, versions: int = 100_000_000) -> None:
+        """The cluster gets a new transaction system.
+
+        Versions jump by ``versions``, transactions that have read are too old, and every watch fires, as
+        FoundationDB's may.
+        """
+        with self._lock:
+            self.land_late_commits()
+            self._version += versions
+            self._recovered = self._version
+            fired = [watch for _, watches in sorted(self._watches.items()) for watch in watches]
+            self._watches.clear()
+        for watch in fired:
+            watch.fire()
 
     @property
     def armed_watches(self) -> int:
@@ -154,15 +175,20 @@ class MemoryDatabase:
         self._release(transaction)
         self._check_conflicts(transaction)
         self._version = self._next_version()
-        keys, ranges = self._replay(transaction.pending.log)
+        changes, ranges = self._replay(transaction.pending.log)
+        keys = [key for key, _, _ in changes]
         self._log.append(_Committed(self._version, sorted(keys), ranges))
         self._trim()
+        if self.after_commit is not None:
+            self.after_commit(transaction, changes)
         return self._due_watches(keys)
 
     def _check_conflicts(self, transaction: MemoryTransaction) -> None:
         version = transaction.read_version
         if version is None or not transaction.reads:
             return
+        if version < self._recovered:
+            raise TransactionTooOld
         first = bisect_right(self._log, version, key=lambda committed: committed.version)
         if any(committed.touches(transaction.reads) for committed in islice(self._log, first, None)):
             raise Conflict
@@ -172,16 +198,17 @@ class MemoryDatabase:
         passed, self._ticked = now - self._ticked, now
         return self._version + max(1, int(passed * VERSIONS_PER_S))
 
-    def _replay(self, log: list[Mutation]) -> tuple[set[bytes], list[Range]]:
+    def _replay(self, log: list[Mutation]) -> tuple[list[Change], list[Range]]:
         state: dict[bytes, bytes | None] = {}
         ranges: list[Range] = []
         stamp = pack_stamp(self._version)
         for mutation in log:
             self._mutate(mutation, state, ranges, stamp)
         oldest = self._oldest_read()
-        for key, value in state.items():
+        changes = [(key, self._map.at(key, self._version), value) for key, value in state.items()]
+        for key, _, value in changes:
             self._map.put(key, self._version, value, oldest)
-        return set(state), ranges
+        return changes, ranges
 
     def _mutate(self, mutation: Mutation, state: dict[bytes, bytes | None], ranges: list[Range], stamp: bytes) -> None:
         key, value, suffix = mutation.key, mutation.value, mutation.suffix
@@ -212,7 +239,7 @@ class MemoryDatabase:
         if len(self._log) > 64 and self._log[len(self._log) // 2].version <= oldest:
             del self._log[: bisect_right(self._log, oldest, key=lambda committed: committed.version)]
 
-    def _due_watches(self, keys: set[bytes]) -> list[OneShotWatch]:
+    def _due_watches(self, keys: list[bytes]) -> list[OneShotWatch]:
         if not self._watches:
             return []
         changed = sorted(key for key in keys if key in self._watches)

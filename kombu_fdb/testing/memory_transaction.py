@@ -53,6 +53,8 @@ class MemoryTransaction:
         self._size = 0
         self._ended = False
         self._watches: list[OneShotWatch] = []
+        #: Whose it is; a simulation's note.
+        self.author: object = None
         self.read_version: int | None = None
         self.reads = Reads()
         self.pending = Pending()
@@ -261,4 +263,6 @@ class MemoryTransaction:
 
     def _check_age(self) -> None:
         if self._born is not None and self._db.clock.monotonic() - self._born > TRANSACTION_AGE_S:
+            raise TransactionTooOld
+        if self.read_version is not None and self.read_version < self._db._recovered:
             raise TransactionTooOld

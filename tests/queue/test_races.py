@@ -14,7 +14,7 @@ import pytest
 
 from kombu_fdb.errors import LeaseLost
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, KeyLimits
+from kombu_fdb.model import Delivery, KeyLimits, Publication
 from kombu_fdb.queue import claim
 from kombu_fdb.queue.claim import Window
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -121,6 +121,39 @@ def consume_while_the_queue_expires(bench: Bench) -> None:
         lambda: bench.another().add_consumer(bench.session, "q", "tag"),
     )
     assert bench.engine.queue("q") is not None
+
+
+def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messages(bench: Bench) -> None:
+    """What is stored after a queue was deleted belongs to the next queue of that name."""
+    bench.put(b"old")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    ((_, last_use, _),) = bench.engine.expiring_queues()
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    commits: list[None] = []
+
+    def publish_after_the_first() -> None:
+        commits.append(None)
+        if len(commits) == 2:
+            bench.another().publish([Publication("", "q", b"new")])
+
+    database.before_commit = publish_after_the_first
+    assert bench.engine.expire_queue("q", last_use)
+    database.before_commit = None
+    if len(commits) == 1:
+        bench.put(b"new")
+    assert bench.payloads() == [b"new"]
+
+
+def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
+    """Its door must not be cleared with those of the queue that is gone."""
+    bench.put(b"old", key="a")
+    during(bench, lambda: bench.engine.delete_queue("q"), lambda: bench.another().publish(one_of("b")))
+    assert_nothing_is_stranded(bench)
+
+
+def one_of(key: str) -> list[Publication]:
+    return [Publication("", "q", b"new", key=key)]
 
 
 def claim_while_purged(bench: Bench) -> None:

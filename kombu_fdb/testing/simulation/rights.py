@@ -1,0 +1,162 @@
+"""What may be done to a message, and by whom: a message's life as a table, held against each change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kombu_fdb.queue.deadletter import DEAD_SUFFIX
+from kombu_fdb.testing.simulation.process import Frame, Violation
+from kombu_fdb.testing.simulation.rows import Row
+
+__all__ = ["Judge"]
+
+#: From, to: the verbs that may. ``new``: it was nowhere before; ``gone``: it is nowhere any more; ``moved``: it is in
+#: another queue, as a dead letter or back from being one.
+RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("new", "ready"): frozenset({"publish", "garble"}),
+    ("new", "delayed"): frozenset({"publish"}),
+    ("new", "moved"): frozenset({"publish", "claim", "reject", "release", "duties", "close"}),
+    ("ready", "leased"): frozenset({"claim"}),
+    ("ready", "gone"): frozenset({"claim", "publish", "purge", "delete", "drop", "duties", "replay"}),
+    ("ready", "moved"): frozenset({"claim", "publish", "replay", "duties"}),
+    ("delayed", "ready"): frozenset({"duties", "promote"}),
+    ("delayed", "gone"): frozenset({"purge", "delete", "drop", "duties"}),
+    ("leased", "gone"): frozenset({"ack", "claim", "delete", "reject", "release", "duties"}),
+    ("leased", "ready"): frozenset({"release", "recover", "duties", "close", "sweep"}),
+    ("leased", "delayed"): frozenset({"release"}),
+    ("leased", "moved"): frozenset({"reject", "release", "duties"}),
+}
+#: Verbs of the owner of a lease, and verbs that bring back what a session held that has ended.
+OWNERS = frozenset({"ack", "claim", "release", "reject", "recover"})
+SWEEPERS = frozenset({"duties", "close", "sweep"})
+#: Why a message may become a dead letter in a verb.
+REASONS = {
+    "claim": ("expired", "malformed"),
+    "publish": ("maxlen",),
+    "reject": ("rejected",),
+    "release": ("delivery_limit",),
+    "duties": ("delivery_limit", "maxlen"),
+}
+#: Arguments of queues that the duties delete, or trim.
+TRIMMED = ("x-expires", "x-max-length")
+
+
+class Judge:
+    """Knows the queues and what was published. ``graves``: where a dead-letter exchange leads."""
+
+    def __init__(self, queues: Mapping[str, Mapping[str, Any]], delivery_limit: int, graves: Sequence[str]) -> None:
+        self._queues = queues
+        self._delivery_limit = delivery_limit
+        self._graves = graves
+        #: Label -> due_ms of what was ever to be published.
+        self.due: dict[str, int] = {}
+        self.arrived: set[str] = set()
+        #: Those whose publish was refused: they must never appear.
+        self.refused: set[str] = set()
+
+    def moved(
+        self,
+        author: Frame | None,
+        name: str,
+        before: Row | None,
+        after: Row | None,
+        appeared: Sequence[Row],
+        sessions: set[bytes],
+    ) -> None:
+        """One message in one commit. ``appeared``: all rows this commit has written. Raises ``Violation``."""
+        assert author is not None
+        step = _step(before, after)
+        if author.verb not in RIGHTS.get(step, ()):
+            what = f"{name} went from {before or 'nowhere'} to {after or 'nowhere'}"
+            raise Violation("ONE-PLACE" if after else "DURABLE", f"{what} in {author.verb}")
+        if before is None and after is not None and step[1] != "moved":
+            self._published(author, name, after)
+        if before is not None and before.state == "leased":
+            self._settled(author, name, before, after, sessions)
+        if step == ("delayed", "ready"):
+            self._not_early(author, name, before.due_ms if before else 0)
+        if before is not None and step[1] == "moved" and author.verb != "replay":
+            self._buried(author, name, before, after, appeared)
+        if before is not None and after is None:
+            self._ended(author, name, before, appeared)
+        if after is not None and after.record.redeliveries > self._limit(after.queue):
+            raise Violation("POISON-ENDS", f"{name} was delivered {after.record.redeliveries} times")
+
+    def _published(self, author: Frame, name: str, after: Row) -> None:
+        if author.verb == "garble":
+            return
+        if name in self.arrived or name in self.refused:
+            how = "stored twice" if name in self.arrived else "stored although its publish had failed"
+            raise Violation("ONE-PLACE", f"{name} was {how}")
+        self.arrived.add(name)
+        if after.state == "ready":
+            self._not_early(author, name, self.due[name])
+
+    @staticmethod
+    def _not_early(author: Frame, name: str, due_ms: int) -> None:
+        if due_ms > author.latest_ms:
+            raise Violation("NOT-EARLY", f"{name} is ready {due_ms - author.latest_ms} ms before it is due")
+
+    @staticmethod
+    def _settled(author: Frame, name: str, before: Row, after: Row | None, sessions: set[bytes]) -> None:
+        own = author.process is not None and before.session in author.process.sessions
+        if author.verb in OWNERS and not own:
+            raise Violation("ONE-OWNER", f"{name}, {before}, was settled by another")
+        if author.verb in SWEEPERS and before.session in sessions:
+            raise Violation("NOT-TWICE", f"{name}, {before}, was taken from a session that lives")
+        if after is not None and after.queue == before.queue:
+            counted = author.verb in ("duties", "sweep") or (author.verb == "release" and author.counted)
+            if after.record.redeliveries != before.record.redeliveries + counted:
+                raise Violation("POISON-ENDS", f"{name} came back by {author.verb} and was not counted right")
+
+    def _buried(self, author: Frame, name: str, before: Row, after: Row | None, appeared: Sequence[Row]) -> None:
+        assert after is not None
+        if after.reason not in REASONS.get(author.verb, ()):
+            raise Violation("POISON-ENDS", f"{name} died of {after.reason!r} in {author.verb}")
+        if after.reason == "delivery_limit" and before.record.redeliveries < self._limit(before.queue):
+            raise Violation("POISON-ENDS", f"{name} died after {before.record.redeliveries} deliveries")
+        wanted = self._targets(before.queue)
+        found = [row.queue for row in appeared if row.likeness == after.likeness and row.reason == after.reason]
+        if not wanted <= set(found):
+            raise Violation("DURABLE", f"{name} reached {found} of {sorted(wanted)}")
+
+    def _ended(self, author: Frame, name: str, before: Row, appeared: Sequence[Row]) -> None:
+        """It is nowhere any more."""
+        verb, queue = author.verb, before.queue
+        if before.malformed and verb == "claim":
+            kept = any(row.record.payload == before.malformed and row.reason == "malformed" for row in appeared)
+            if not kept and not queue.endswith(DEAD_SUFFIX):
+                raise Violation("POISON-ENDS", f"malformed bytes of {queue} are lost")
+            return
+        expired = 0 < before.record.expires_ms <= author.latest_ms
+        held = before.state == "leased"
+        may = {
+            "claim": expired or held,
+            "publish": "x-max-length" in self._queues.get(queue, {}),
+            "duties": queue.endswith(DEAD_SUFFIX) or not self._queues.get(queue, {}).keys().isdisjoint(TRIMMED),
+            "replay": expired,
+            "release": queue.endswith(DEAD_SUFFIX),
+            "reject": queue.endswith(DEAD_SUFFIX),
+        }
+        if not may.get(verb, True):
+            raise Violation("DURABLE", f"{name}, {before}, was lost in {verb}")
+
+    def _targets(self, queue: str) -> set[str]:
+        if "x-dead-letter-exchange" in self._queues.get(queue, {}):
+            return set(self._graves)
+        return {queue + DEAD_SUFFIX}
+
+    def _limit(self, queue: str) -> int:
+        limit = self._queues.get(queue, {}).get("x-delivery-limit", self._delivery_limit)
+        assert isinstance(limit, int)
+        return limit
+
+
+def _step(before: Row | None, after: Row | None) -> tuple[str, str]:
+    if before is None:
+        assert after is not None
+        return "new", "moved" if after.record.deaths else after.state
+    if after is None:
+        return before.state, "gone"
+    return before.state, after.state if after.queue == before.queue else "moved"

@@ -1,0 +1,39 @@
+"""Carry out one plan, from beginning to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.testing.simulation.actions import ACTIONS
+from kombu_fdb.testing.simulation.plan import PROFILES, Profile, Step, make_plan
+from kombu_fdb.testing.simulation.process import Violation
+from kombu_fdb.testing.simulation.rest import come_to_rest
+from kombu_fdb.testing.simulation.world import World
+
+__all__ = ["profile_of", "replay", "simulate"]
+
+
+def profile_of(seed: int) -> str:
+    """Every profile gets its turn."""
+    names = [*PROFILES]
+    return names[seed % len(names)]
+
+
+def simulate(seed: int, profile: str = "") -> None:
+    """Run one seed. Raises ``Violation``."""
+    chosen = PROFILES[profile or profile_of(seed)]
+    violation, _ = replay(make_plan(seed, chosen), chosen)
+    if violation is not None:
+        raise violation
+
+
+def replay(plan: Sequence[Step], profile: Profile, *, trace: bool = False) -> tuple[Violation | None, list[str]]:
+    """Carry out a plan. Returns what it violates, if anything, and the history if it is to be traced."""
+    world = World(profile, ACTIONS, trace=trace)
+    try:
+        world.run(plan)
+        come_to_rest(world)
+    except Violation as violation:
+        world.frames.clear()
+        return violation, world.history
+    return None, world.history

@@ -1,0 +1,223 @@
+"""Broken twins: the engine with one guard taken out. Each must be caught, or the simulation proves nothing.
+
+A twin names the guarantee it breaks and the profile in which it is to be found. Nothing of the engine is changed on
+disk: an attribute is replaced while :func:`twin` is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.queue import claim, control, deadletter, delay, fair, limits, publish, session, settle, single, sweep
+from kombu_fdb.queue.tally import Tally
+from kombu_fdb.store import retry
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["TWINS", "Twin", "twin"]
+
+
+class Twin(NamedTuple):
+    """``attribute`` of ``owner`` is replaced."""
+
+    guarantee: str
+    profile: str
+    owner: Any
+    attribute: str
+    replacement: Any
+
+
+class _NoConflictKeys:
+    """A transaction that forgets the conflict keys and ranges it is given."""
+
+    def __init__(self, inner: Transaction) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        del key
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        del begin, end
+
+
+class _SnapshotReads(_NoConflictKeys):
+    """Moreover, all its reads are snapshots."""
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        del snapshot
+        return self._inner.get(key, snapshot=True)
+
+    def get_many(self, keys: list[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        del snapshot
+        return self._inner.get_many(keys, snapshot=True)
+
+    def get_range(self, begin: bytes, end: bytes, *, limit: int = 0, snapshot: bool = False) -> list[KeyValue]:
+        del snapshot
+        return self._inner.get_range(begin, end, limit=limit, snapshot=True)
+
+    def get_ranges(self, ranges: list[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        del snapshot
+        return self._inner.get_ranges(ranges, snapshot=True)
+
+
+def _blind(module: Any, verb: str) -> tuple[Any, str, Any]:
+    """The verb without its conflict keys; what it reads serializably it reads at snapshot."""
+    original = getattr(module, verb)
+    return module, verb, lambda tr, *args, **kwargs: original(_SnapshotReads(tr), *args, **kwargs)
+
+
+def _careless(step: str) -> tuple[Any, str, Any]:
+    """The same for a step of the fair scheduler."""
+    scheduler: Any = fair._Scheduler
+    original = getattr(scheduler, step)
+
+    def careless(self: Any, *args: Any) -> Any:
+        careful, self._tr = self._tr, _SnapshotReads(self._tr)
+        try:
+            return original(self, *args)
+        finally:
+            self._tr = careful
+
+    return scheduler, step, careless
+
+
+def _without(owner: Any, attribute: str, result: Any = None) -> tuple[Any, str, Any]:
+    """The step is not done at all."""
+    return owner, attribute, lambda *_args, **_kwargs: result
+
+
+class _Unexpected(Exception):
+    """Caught by nobody."""
+
+
+_fence, _insert, _bury = session.fence, fair._Scheduler._insert, deadletter._way
+_store_ready = publish.store_ready
+
+
+def _require_nothing(tr: Transaction, _keys: object, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
+    return tr.get_many(and_read, snapshot=True)
+
+
+def _forgetful_fence(tr: Transaction, keys: Keyspace, session_id: bytes, **given: Any) -> bool:
+    tr.clear(keys.beat(session_id))
+    return _fence(tr, keys, session_id, **given)
+
+
+def _believe(tr: Transaction, _token: object, _attempt: int, _unknown: object, result: Any) -> Any:
+    try:
+        tr.commit()
+    except CommitUnknown:
+        return result
+    return result
+
+
+def _forget_attempts(tr: Transaction, _token: object, _attempt: int, _unknown: object, result: Any) -> Any:
+    tr.commit()
+    return result
+
+
+def _at_once(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, _due_ms: int, rank: bytes, record: bytes, *, task_id: str
+) -> None:
+    _store_ready(tr, keys, tally, queue, "", rank, record, task_id=task_id)
+
+
+def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes, bytes]:
+    prefix = keys.delayed(queue)
+    return prefix, prefix + b"\xff"
+
+
+def _first_grave(*args: Any) -> Any:
+    way = _bury(*args)
+    return way._replace(queues=way.queues[:1])
+
+
+def _same_turn(scheduler: Any, key: str, items: bytes, _round: int, stamp: bytes, allowance: Any) -> Any:
+    return _insert(scheduler, key, items, 0, stamp, allowance)
+
+
+def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
+    run.clock.sleep(seconds)
+    return True
+
+
+_ready = Tally.ready
+
+
+def _silent_ready(tally: Tally, queue: str, size: int) -> None:
+    bells = set(tally._bells)
+    _ready(tally, queue, size)
+    tally._bells &= bells
+
+
+TWINS: dict[str, Twin] = {
+    # Messages
+    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "_take")),
+    "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "_delete_range")),
+    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
+    "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
+    "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "drop")),
+    "a retry does not ask whether it has happened": Twin(
+        "ONE-PLACE", "outages", retry.Retry, "_commit", staticmethod(_forget_attempts)
+    ),
+    "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", staticmethod(_believe)),
+    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", deadletter, "_way", _first_grave),
+    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
+    # Owners
+    "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),
+    "a claim does not conflict with the end of its session": Twin("ONE-OWNER", "sessions", *_blind(session, "require")),
+    "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
+    "an outage counts as silence": Twin("NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s),
+    "fencing ignores the last beat": Twin(
+        "NOT-TWICE", "sessions", session, "fence", lambda tr, keys, session_id, **_: _fence(tr, keys, session_id)
+    ),
+    "nobody goes on where a dead sweeper stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
+    "nobody is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
+    "delayed messages are not asked whether they are due": Twin(
+        "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
+    ),
+    "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "store_delayed", _at_once),
+    # Poison
+    "nobody counts deliveries": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
+    "nobody looks at the delivery limit": Twin(
+        "POISON-ENDS", "poison", *_without(deadletter.Graves, "over_limit", False)
+    ),
+    "malformed bytes are not expected": Twin("POISON-ENDS", "poison", claim, "FormatError", _Unexpected),
+    # Keys
+    "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
+    "a door is answered at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
+    "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
+    "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Tally, "spared")),
+    "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
+    "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "one key", *_careless("_exclude_rivals")),
+    "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("_load_limits")),
+    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_free_parked")),
+    # Single active consumers: no profile yet, the races of tests/queue/test_races.py show them.
+    "consumers become active without a look at each other": Twin("ONE-ACTIVE", "", *_blind(single, "admitted")),
+    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave")),
+    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave_all")),
+    # Numbers and bounds
+    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
+    "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),
+    "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
+    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(deadletter, "trim", 0)),
+    "a ready message rings no bell": Twin("BOUNDED", "claims", Tally, "ready", _silent_ready),
+}
+
+
+@contextmanager
+def twin(name: str) -> Iterator[Twin]:
+    """The engine without one of its guards."""
+    chosen = TWINS[name]
+    original = vars(chosen.owner)[chosen.attribute]
+    setattr(chosen.owner, chosen.attribute, chosen.replacement)
+    try:
+        yield chosen
+    finally:
+        setattr(chosen.owner, chosen.attribute, original)
