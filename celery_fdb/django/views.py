@@ -36,7 +36,7 @@ View = Callable[..., HttpResponse]
 STATES = ("ready", "delayed", "leased")
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
-#: Messages that one action may be asked for; Django takes 1,000 fields of a form at most (DATA_UPLOAD_MAX_NUMBER_FIELDS).
+#: Messages that one action may be asked for; Django takes 1,000 fields of a form (DATA_UPLOAD_MAX_NUMBER_FIELDS).
 MOST_SELECTED = 500
 
 
