@@ -18,6 +18,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_stamp
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.queue.engine import Engine
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.costs import Cost, CountingDatabase
 from kombu_fdb.testing.queue_conformance import Bench
@@ -79,6 +80,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, B
 def _bench(path: Path, messages: int, keys: int) -> Bench:
     bench = Bench(CountingDatabase(SqliteDatabase.open(str(path))))
     bench.database.commit_may_be_unknown = True  # as on FoundationDB, with commit tokens
+    bench.engine.declare_queue(QueueDeclaration("q"))
     connection = sqlite3.connect(path)
     with connection:
         for rows in (plain(bench.engine.keys, messages), keyed(bench.engine.keys, keys)):
@@ -120,6 +122,10 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "counts": lambda bench: bench.engine.counts("q"),
     "beat": lambda bench: bench.engine.beat(bench.session),
     "sweep": lambda bench: bench.duties().sweep(),
+    "facts": lambda bench: bench.engine.facts(["q", "fair"]),
+    "page of keys": lambda bench: bench.engine.key_page("fair", after="customer-1", limit=10),
+    "delayed": lambda bench: bench.engine.delayed("q", 10),
+    "move": lambda bench: bench.engine.move("q", "elsewhere", 5),
 }
 
 
