@@ -1,4 +1,4 @@
-"""Admin entries for what has no tables: each takes its pages from ``views.py`` and never asks the database."""
+"""Admin entries for what has no tables: their pages are views of our own, and never ask the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from celery_fdb.django import views
+from celery_fdb.django import message_views, views
 from celery_fdb.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
 
 __all__ = ["DeadLetterAdmin", "QueueAdmin", "SessionAdmin"]
@@ -57,12 +57,12 @@ class QueueAdmin(StoreAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [
             *super().get_urls(),
-            path("find/", self._page(views.find), name="celery_fdb_queue_find"),
+            path("find/", self._page(message_views.find), name="celery_fdb_queue_find"),
             path("<str:name>/change/", self._page(views.queue), name="celery_fdb_queue_change"),
             path("<str:name>/keys/", self._page(views.queue_keys), name="celery_fdb_queue_keys"),
-            path("<str:name>/messages/", self._page(views.queue_messages), name="celery_fdb_queue_messages"),
-            path("<str:name>/message/<str:spot>/", self._page(views.message), name="celery_fdb_queue_message"),
-            path("<str:name>/action/", self._page(views.act), name="celery_fdb_queue_action"),
+            path("<str:name>/messages/", self._page(message_views.queue_messages), name="celery_fdb_queue_messages"),
+            path("<str:name>/message/<str:spot>/", self._page(message_views.message), name="celery_fdb_queue_message"),
+            path("<str:name>/action/", self._page(message_views.act), name="celery_fdb_queue_action"),
             path(
                 "<str:object_id>/history/",
                 self.admin_site.admin_view(self.history_view),

@@ -48,12 +48,12 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "app": (str, "a string, 'package.module:name'"),
     "broker_url": (str, "a string, such as 'fdb+sqlite:////var/lib/app/broker.db'"),
     "options": (Mapping, "a dict, as broker_transport_options"),
-    "page_size": (int, "a whole number from 1 to 1,000"),
+    "page_size": (int, "a whole number from 1 to 500"),
     "show_bodies": (bool, "True or False"),
     "connect_timeout": ((int, float), "a number of seconds from 0.1 to 60"),
     "checks": (bool, "True or False"),
 }
-_RANGES = {"page_size": (1, 1_000), "connect_timeout": (0.1, 60)}
+_RANGES = {"page_size": (1, 500), "connect_timeout": (0.1, 60)}
 
 
 def read(given: object = None) -> Settings:

@@ -43,6 +43,7 @@ def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -
         ({"page_size": 3}, "PAGE_SIZE"),
         ({"PAGE_SIZE": "3"}, "whole number"),
         ({"PAGE_SIZE": 0}, "whole number"),
+        ({"PAGE_SIZE": 501}, "whole number"),
         ({"SHOW_BODIES": 1}, "True or False"),
         ({"CONNECT_TIMEOUT": True}, "seconds"),
         ({"OPTIONS": []}, "dict"),
