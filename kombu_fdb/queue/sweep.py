@@ -7,6 +7,7 @@ conflict on the leases. See ``session.py`` for the states.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -57,6 +58,20 @@ class Observer(Generic[K]):
             unchanged_s = before.unchanged_s + counted_gap(gap_s, ttl_s / 4) if before is not None and same else 0.0
             seen[key] = _Sighting(value, ttl_s, unchanged_s)
         self._sightings, self._looked = seen, now
+
+    def forget(self) -> None:
+        """Begin anew: what was seen so far says nothing."""
+        self._sightings.clear()
+
+    def is_half_silent(self, key: K) -> bool:
+        """Whether it has not changed for half of its time to live."""
+        seen = self._sightings.get(key)
+        return seen is not None and seen.unchanged_s >= seen.ttl_s / 2
+
+    def next_silent_s(self) -> float:
+        """How soon one of those that may still change will have been silent for too long; infinite if there is none."""
+        left_s = [seen.ttl_s - seen.unchanged_s for seen in self._sightings.values() if seen.unchanged_s < seen.ttl_s]
+        return min(left_s, default=math.inf)
 
     def silent(self) -> list[tuple[K, bytes]]:
         """Those unchanged for at least their time to live."""
