@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
@@ -24,8 +25,12 @@ def cluster() -> Iterator[SingleNodeCluster]:
 
 
 @pytest.fixture(autouse=True)
-def _tasks_of_their_own() -> Iterator[None]:
-    """Celery gives the tasks of an app to every app that is made later; those of a test end with it."""
-    shared = set(_state._on_app_finalizers)
+def _nothing_stays() -> Iterator[None]:
+    """What Celery does to the whole process ends with the test.
+
+    It gives the tasks of an app to every app that is made later, and a worker sets the level of the root logger.
+    """
+    shared, level = set(_state._on_app_finalizers), logging.getLogger().level
     yield
     _state._on_app_finalizers &= shared
+    logging.getLogger().setLevel(level)

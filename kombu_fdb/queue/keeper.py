@@ -83,6 +83,8 @@ class Duties:
             # Jitter, so that the processes of a fleet don't sweep in step.
             self._next_sweep = now + self._sweep_interval_s * self._rng.uniform(0.8, 1.0)
             self.sweep()
+            # Not a sweep later than it may be.
+            self._next_sweep = min(self._next_sweep, now + self._sessions.next_silent_s())
             self.expire_queues()
         if now >= self._next_tokens:
             self._next_tokens = now + TOKEN_INTERVAL_S
@@ -100,8 +102,13 @@ class Duties:
         self._engine.leave_role(PROMOTER, self._session_id)
 
     def sweep(self) -> int:
-        """Look at all sessions; end those that are dead and bring their messages back. Returns how many messages."""
+        """Look at all sessions; end those that are dead and bring their messages back. Returns how many messages.
+
+        Whoever can't beat can't judge: a store that answers reads and takes no commits makes everybody look silent.
+        """
         self._sessions.look(self._engine.beats(), self._clock.monotonic())
+        if self._sessions.is_half_silent(self._session_id):
+            self._sessions.forget()
         released = 0
         for session_id, last_beat in self._sessions.silent():
             if session_id != self._session_id and self._engine.fence(session_id, last_beat):

@@ -7,6 +7,7 @@ conflict on the leases. See ``session.py`` for the states.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,7 +19,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.settle import end_of_lease, put_back
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import LOST, Tally
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part"]
@@ -57,6 +58,20 @@ class Observer(Generic[K]):
             unchanged_s = before.unchanged_s + counted_gap(gap_s, ttl_s / 4) if before is not None and same else 0.0
             seen[key] = _Sighting(value, ttl_s, unchanged_s)
         self._sightings, self._looked = seen, now
+
+    def forget(self) -> None:
+        """Begin anew: what was seen so far says nothing."""
+        self._sightings.clear()
+
+    def is_half_silent(self, key: K) -> bool:
+        """Whether it has not changed for half of its time to live."""
+        seen = self._sightings.get(key)
+        return seen is not None and seen.unchanged_s >= seen.ttl_s / 2
+
+    def next_silent_s(self) -> float:
+        """How soon one of those that may still change will have been silent for too long; infinite if there is none."""
+        left_s = [seen.ttl_s - seen.unchanged_s for seen in self._sightings.values() if seen.unchanged_s < seen.ttl_s]
+        return min(left_s, default=math.inf)
 
     def silent(self) -> list[tuple[K, bytes]]:
         """Those unchanged for at least their time to live."""
@@ -101,5 +116,7 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
         bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
         return
+    if counted:  # else its owner gave it back
+        tally.note(queue, LOST)
     end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

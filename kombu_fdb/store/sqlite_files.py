@@ -17,8 +17,11 @@ APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
 MMAP_BYTES = 256 * 1024 * 1024
-#: 4 kB pages; what a checkpoint copies at most while writers wait.
-CHECKPOINT_PAGES = 4_000
+#: Of a new file. A row of up to about a quarter of a page stands among others, a larger one has a page of its own (in
+#: a ``WITHOUT ROWID`` table, https://www.sqlite.org/fileformat2.html#b_tree_pages). Celery's messages are about 1 kB.
+PAGE_BYTES = 8192
+#: What a checkpoint copies at most while writers wait: 16 MB.
+CHECKPOINT_PAGES = 2_000
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
 
@@ -94,6 +97,7 @@ def create(connection: sqlite3.Connection) -> None:
             raise StoreUnavailable(
                 "this SQLite database belongs to another program", fix="Give the broker a file of its own"
             )
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # the first: a file that is not empty keeps its size
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
     connection.execute("BEGIN IMMEDIATE")

@@ -709,6 +709,34 @@ class QueueConformance:
         assert bench.engine.queue("q") is None
         assert leftovers(bench.engine) == []
 
+    def test_who_can_not_beat_does_not_judge(self, bench: Bench) -> None:
+        """A store that answers reads and takes no commits makes everybody look silent."""
+        other = bench.engine.open_session({})
+        bench.put(b"a")
+        bench.take(session=other)
+        duties = bench.duties()
+        for _ in range(40):
+            duties.sweep()
+            bench.later(5)
+        assert bench.engine.beat(other)
+        for _ in range(40):
+            bench.engine.beat(bench.session)
+            duties.sweep()
+            bench.later(5)
+        assert not bench.engine.beat(other), "dead, by all that is known"
+
+    def test_a_dead_session_is_swept_when_its_time_is_over(self, bench: Bench) -> None:
+        """BACK-SOON: not at the next look, which may be a whole interval later."""
+        dead = bench.engine.open_session({}, ttl_s=21.0)
+        bench.put(b"a")
+        bench.take(session=dead)
+        duties = bench.duties()
+        begin = bench.clock.monotonic()
+        while bench.counts() != (1, 0, 0):
+            bench.engine.beat(bench.session)
+            bench.later(max(0.01, min(duties.run_once(), 1.0)))
+        assert bench.clock.monotonic() - begin <= 21.0 + 1.0
+
     def test_a_sweeper_that_dies_over_dead_consumers_is_followed_by_another(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from kombu_fdb.store import sqlite_bell
+from kombu_fdb.store import sqlite_bell, sqlite_files
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.store_conformance import TIMEOUT_S, Capability, StoreConformance, lacks
@@ -45,3 +47,31 @@ class TestSqlite(StoreConformance):
         tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
         tr.get(key)
         return tr
+
+
+def test_messages_of_the_size_of_celerys_share_pages(path: str) -> None:
+    messages, size = 200, 1500
+
+    write(path, {number.to_bytes(2, "big"): bytes(size) for number in range(messages)})
+
+    assert Path(path).stat().st_size < 2 * messages * size
+
+
+def test_a_file_with_pages_of_another_size_serves_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_files, "PAGE_BYTES", 4096)
+        write(path, {b"old": b"1"})
+
+    write(path, {b"new": b"2"})
+
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA page_size").fetchone() == (4096,)
+        assert connection.execute("SELECT k, v FROM kv ORDER BY k").fetchall() == [(b"new", b"2"), (b"old", b"1")]
+
+
+def write(path: str, values: dict[bytes, bytes]) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        for key, value in values.items():
+            tr.set(key, value)
+        tr.commit()
