@@ -32,7 +32,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from celery_fdb.outbox import sending
-from celery_fdb.outbox.rows import DDL, INDEX_DDL, Row, Rows, has_skip_locked, in_transaction, mark_of
+from celery_fdb.outbox.rows import DDL, INDEX_DDL, Row, Rows, has_skip_locked, in_transaction, insert, mark_of
 from celery_fdb.outbox.sending import DEDUP_WINDOW_S
 from kombu_fdb.backoff import seconds
 from kombu_fdb.clock import SystemClock, random_id
@@ -62,12 +62,15 @@ class Outbox:
 
         A ``countdown`` counts from now, whenever it is published.
         """
-        signature = signature.clone()
+        return self.write(cursor, signature)[1]
+
+    def write(self, cursor: Any, signature: Signature) -> tuple[str, Any]:
+        """As :meth:`add`; the row's id and the result."""
+        signature, row_id = signature.clone(), random_id().hex()
         result = signature.freeze()
         text = sending.written(signature, self.now_ms())
-        rows = Rows(partial(in_transaction, cursor), self._mark or mark_of(cursor))
-        rows.add(cursor, random_id().hex(), text, self.now_ms())
-        return result
+        insert(cursor, self._mark or mark_of(cursor), row_id, text, self.now_ms())
+        return row_id, result
 
     def relay(self, limit: int = 100) -> int:
         """Publish up to ``limit`` rows that are due. Returns how many. Raises ``OperationalError`` of kombu's."""
@@ -83,9 +86,9 @@ class Outbox:
             mark = self._mark or mark_of(connection)
             yield Rows(partial(in_transaction, connection), mark, skip_locked=self._skip_locked)
 
-    def relay_some(self, rows: Rows, limit: int) -> int:
-        """As :meth:`relay`."""
-        return self._publish(rows, rows.claim(limit, self.now_ms(), int(LEASE_S * 1000)))
+    def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
+        """As :meth:`relay`; only rows of ``ids``, if there are any."""
+        return self._publish(rows, rows.claim(limit, self.now_ms(), int(LEASE_S * 1000), ids))
 
     def _publish(self, rows: Rows, claimed: Sequence[Row]) -> int:
         if not claimed:

@@ -18,11 +18,9 @@ from celery import Celery
 from celery.app.utils import find_app
 
 from celery_fdb.outbox import Outbox
-from celery_fdb.outbox.relay import UNREACHABLE, Relay, stopping
+from celery_fdb.outbox.relay import FORMAT, run
 
 __all__ = ["main"]
-
-FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
@@ -69,22 +67,6 @@ def main(
     logging.basicConfig(level=logging.INFO, format=FORMAT)
     outbox = Outbox(app, connect, mark)
     raise SystemExit(run(outbox, interval=interval, limit=limit, once=once, retry_poison=retry_poison))
-
-
-def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison: bool) -> int:
-    """The exit code."""
-    if retry_poison:
-        try:
-            with outbox.opened() as rows:
-                logging.getLogger(__name__).info("%d rows are tried again", rows.retry_poison(outbox.now_ms()))
-        except Exception:
-            logging.getLogger(__name__).exception("the database does not answer")
-            return UNREACHABLE
-    relay = Relay(outbox, interval=interval, limit=limit)
-    if once:
-        return relay.run_once()
-    with stopping(relay):
-        return relay.run()
 
 
 if __name__ == "__main__":

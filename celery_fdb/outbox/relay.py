@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -24,13 +24,15 @@ from kombu.exceptions import OperationalError
 from celery_fdb.outbox import Outbox
 from celery_fdb.outbox.rows import Rows
 
-__all__ = ["FAILED", "OK", "UNREACHABLE", "Relay"]
+__all__ = ["FAILED", "FORMAT", "OK", "UNREACHABLE", "Relay", "run", "stopping"]
 
 logger = logging.getLogger(__name__)
 
 #: Exit codes; 2 is wrong usage.
 OK, FAILED, UNREACHABLE = 0, 1, 3
 LONGEST_PAUSE_S = 30.0
+#: Of log lines.
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class Relay:
@@ -40,20 +42,26 @@ class Relay:
         self._outbox = outbox
         self._interval = interval
         self._limit = limit
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._pause_s = 0.0
         self.published = 0
 
-    def stop(self, *_: Any) -> None:
-        """At the end of the batch; a handler of signals, too."""
-        self._stop.set()
+    def stop(self) -> None:
+        """At the end of the batch. For a handler of signals, too: unlike an event's, this queue's lock is reentrant."""
+        self._is_stopped = True
+        self._wake.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
 
     def run(self) -> int:
         """Until :meth:`stop`. The exit code."""
         if self._failed() is None:
             return UNREACHABLE
         logger.info("relay started")
-        while not self._stop.is_set():
+        while not self._is_stopped:
             try:
                 with self._outbox.opened() as rows:
                     self._work(rows)
@@ -75,21 +83,32 @@ class Relay:
         failed = self._failed()
         return UNREACHABLE if failed is None else FAILED if failed else OK
 
+    def retry_poison(self) -> bool:
+        """Have the rows that failed for good tried again. False if the table can't be read."""
+        try:
+            with self._outbox.opened() as rows:
+                number = rows.retry_poison(self._outbox.now_ms())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(error)
+            return False
+        logger.info("%d rows are tried again", number)
+        return True
+
     def _work(self, rows: Rows) -> None:
-        while not self._stop.is_set():
+        while not self._is_stopped:
             number = self._outbox.relay_some(rows, self._limit)
             self._pause_s = 0.0
             self.published += number
             if number:
                 logger.info("%d published", number)
             if number < self._limit:
-                self._stop.wait(self._interval)
+                self._wait(self._interval)
 
     def _rest(self, error: Exception) -> None:
         if not self._pause_s:
             self._complain(error)
         self._pause_s = min(max(1.0, self._pause_s * 2), LONGEST_PAUSE_S)
-        self._stop.wait(self._pause_s)
+        self._wait(self._pause_s)
 
     def _failed(self) -> int | None:
         """How many rows have, None if the table can't be read."""
@@ -124,3 +143,18 @@ def stopping(relay: Relay) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison: bool) -> int:
+    """What the command lines do. The exit code.
+
+    The app's tasks are imported, as in a worker: their options (``fair_key`` and so on) count when they are published.
+    """
+    outbox.app.loader.import_default_modules()
+    relay = Relay(outbox, interval=interval, limit=limit)
+    if retry_poison and not relay.retry_poison():
+        return UNREACHABLE
+    if once:
+        return relay.run_once()
+    with stopping(relay):
+        return relay.run()

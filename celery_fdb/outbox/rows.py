@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import OptionError
 
-__all__ = ["DDL", "INDEX_DDL", "TABLE", "Row", "Rows", "has_skip_locked", "in_transaction", "mark_of"]
+__all__ = ["DDL", "INDEX_DDL", "TABLE", "Row", "Rows", "has_skip_locked", "in_transaction", "insert", "mark_of"]
 
 TABLE = "celery_outbox"
 #: MySQL: ``LONGTEXT`` for signatures of more than 65,535 bytes.
@@ -57,24 +57,16 @@ class Rows:
         self._mark = mark
         self._skip_locked = skip_locked
 
-    def add(self, cursor: Any, row_id: str, signature: str, now_ms: int) -> None:
-        """Into the transaction of the caller's cursor."""
-        statement = (
-            "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) "
-            "VALUES (?, ?, ?, ?, 0, NULL)"
-        )
-        self._run(cursor, statement, row_id, signature, now_ms, now_ms)
-
-    def claim(self, limit: int, now_ms: int, lease_ms: int) -> list[Row]:
-        """Those that have been due for longest. Each is the caller's until ``now_ms + lease_ms``."""
-        query = (
-            "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ? "
-            "ORDER BY due_ms, created_ms LIMIT ?"
-        )
+    def claim(self, limit: int, now_ms: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
+        """Those that have been due for longest, or of ``ids``. Each is the caller's until ``now_ms + lease_ms``."""
+        query = "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ?"
+        if ids:
+            query += f" AND id IN ({', '.join('?' * len(ids))})"
+        query += " ORDER BY due_ms, created_ms LIMIT ?"
         if self._skip_locked:
             query += " FOR UPDATE SKIP LOCKED"
         with self._transaction() as cursor:
-            self._run(cursor, query, now_ms, limit)
+            self._run(cursor, query, now_ms, *ids, limit)
             found = [Row._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]
             return [row for row in found if self._move(cursor, row, row.due_ms, row.lease_ms)]
 
@@ -120,6 +112,14 @@ class Rows:
 
     def _run(self, cursor: Any, statement: str, *values: Any) -> None:
         cursor.execute(statement.replace("?", self._mark), values)
+
+
+def insert(cursor: Any, mark: str, row_id: str, signature: str, now_ms: int) -> None:
+    """Into the transaction of the caller's cursor."""
+    statement = (
+        "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) VALUES (?, ?, ?, ?, 0, NULL)"
+    )
+    cursor.execute(statement.replace("?", mark), (row_id, signature, now_ms, now_ms))
 
 
 @contextmanager

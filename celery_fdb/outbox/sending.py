@@ -58,10 +58,18 @@ def send(app: Celery, rows: Iterable[Row]) -> None:
 
     Raises whatever building and publishing raise; :func:`is_brokers` tells them apart.
     """
+    if app.conf.task_always_eager:
+        for row in rows:
+            _signature(app, row).apply_async()
+        return
     with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=BATCH_MESSAGES):
         for row in rows:
             with _once(app, producer, row.id) as once:
-                Signature.from_dict(loads(row.signature), app=app).apply_async(producer=once)
+                _signature(app, row).apply_async(producer=once)
+
+
+def _signature(app: Celery, row: Row) -> Signature:
+    return Signature.from_dict(loads(row.signature), app=app)
 
 
 def is_brokers(app: Celery, error: BaseException) -> bool:
