@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -45,3 +47,17 @@ class TestSqlite(StoreConformance):
         tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
         tr.get(key)
         return tr
+
+
+def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        write = database.begin(timeout_s=TIMEOUT_S)
+        write.clear_range(b"", b"\xff")
+        write.set_versionstamped_value(b"stamp")
+        write.commit()
+        read = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+        assert [key for key, _ in read.get_range(b"", b"\xff")] == [b"stamp"]
+        assert read.get(b"") is None
+        read.cancel()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)
