@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from threading import Lock
@@ -324,8 +323,7 @@ class Queue:
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``OptionError``; nothing is
         stored then. ``CommitUnknown``: it may be stored, and may be stored twice if it is put again.
         """
-        publication = replace(
-            self._publication(payload, key, priority, delay, ttl, ttr),
+        publication = self._publication(payload, key, priority, delay, ttl, ttr)._replace(
             task_id=task_id,
             dedup_id=dedup_id,
             dedup_window_ms=self._window_ms(dedup_window),

@@ -46,8 +46,7 @@ URGENT = 9
 NO_PRIORITY = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(NamedTuple):
     """A message on its way in.
 
     ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it waited longer,

@@ -65,6 +65,7 @@ _REDELIVERIES = struct.Struct(">H")
 _MOMENT = struct.Struct(">Q")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
 _MOST_REDELIVERIES = 0xFFFF
+_NO_CONTROL = QueueControl()
 _LEASE_HEAD = struct.Struct(">BHH")
 #: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
 AMOUNT_BYTES = 16
@@ -293,7 +294,7 @@ def encode_control(control: QueueControl) -> bytes:
 def decode_control(value: bytes | None) -> QueueControl:
     """The defaults if there is none. Raises ``FormatError``."""
     if value is None:
-        return QueueControl()
+        return _NO_CONTROL
     fields = decode_json(value)
     if not isinstance(fields, dict):
         raise FormatError("unreadable control of a queue", value=value[:80])

@@ -89,6 +89,7 @@ class Keyspace:
         self.prefix = pack("celery-fdb", namespace)
         self.format = self._key("format")
         self.alarm = self._key("alarm")
+        self._tasks = self._key("task")
         self.ready = lru_cache(4096)(self._ready)
         self.bell = lru_cache(4096)(self._bell)
         self.count = lru_cache(16384)(self._count)
@@ -156,7 +157,7 @@ class Keyspace:
 
     def task(self, task_id: str) -> bytes:
         """Prefix of a task's messages; append a stamp."""
-        return self._key("task", task_id)
+        return self._tasks + pack(task_id)
 
     def dedup(self, exchange: str, routing_key: str, dedup_id: str) -> bytes:
         return self._key("dedup", exchange, routing_key, dedup_id)

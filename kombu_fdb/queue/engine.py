@@ -18,7 +18,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -131,6 +130,7 @@ class Engine:
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self._retry = Retry(database, clock, tokens, rng)
         self._claims = count(1)
+        self._graves = deadletter.Graves(self.keys, self.routing, self.policy, ids)
         self._contention: dict[tuple[str, ...], Contention] = {}
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
@@ -177,7 +177,7 @@ class Engine:
         def body(tr: Transaction, tally: Tally) -> list[list[str]]:
             if verb is not None:
                 verb(tr)
-            return publish.publish(tr, self._context(), tally, publications, now_ms=now_ms)
+            return publish.publish(tr, self._graves, tally, publications, now_ms=now_ms)
 
         return self._write(body, self._publish_timeout_s if timeout_s is None else timeout_s)
 
@@ -193,7 +193,7 @@ class Engine:
         for publication in publications:
             self._check(publication)
         tally = Tally(stamped)
-        reached = publish.publish(tr, self._context(), tally, publications, now_ms=self._now())
+        reached = publish.publish(tr, self._graves, tally, publications, now_ms=self._now())
         if tally.stamped > MOST_STAMPED:
             raise LimitExceeded("too many messages in one transaction", messages=tally.stamped, most=MOST_STAMPED)
         tally.write(tr, self.keys)
@@ -250,7 +250,7 @@ class Engine:
                 self._rng.randrange(BUCKETS),
                 consumers or {},
             )
-            return claim.claim(tr, self._context(), tally, queues, window, no_ack=no_ack)
+            return claim.claim(tr, self._graves, tally, queues, window, no_ack=no_ack)
 
         def on_conflict() -> None:
             self.lost_races += 1
@@ -263,9 +263,6 @@ class Engine:
         if len(self._contention) >= MOST_ESTIMATES:  # reply queues come and go; estimates are quickly made again
             self._contention.clear()
         return self._contention.setdefault(tuple(sorted(queues)), Contention(self._rng))
-
-    def _context(self) -> deadletter.Graves:
-        return deadletter.Graves(self.keys, self.routing, self.policy, self._ids)
 
     def arm(
         self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
@@ -297,7 +294,7 @@ class Engine:
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
             return settle.release(
-                tr, self._context(), tally, leases, self._now(), counted=counted, due_ms=due_ms, details=details
+                tr, self._graves, tally, leases, self._now(), counted=counted, due_ms=due_ms, details=details
             )
 
         return self._write(body)
@@ -306,7 +303,7 @@ class Engine:
         """Dead-letter messages with this reason. False for each lost lease."""
 
         def body(tr: Transaction, tally: Tally) -> list[bool]:
-            return settle.reject(tr, self._context(), tally, leases, self._now(), reason=reason, details=details)
+            return settle.reject(tr, self._graves, tally, leases, self._now(), reason=reason, details=details)
 
         return self._write(body)
 
@@ -324,12 +321,12 @@ class Engine:
         ``deaths``: its history. Raises as :meth:`publish`.
         """
         self._check(publication)
-        publication = replace(publication, message_id=publication.message_id or self._ids())
+        publication = publication._replace(message_id=publication.message_id or self._ids())
         now_ms = self._now()
 
         def body(tr: Transaction, tally: Tally) -> None:
             publish.publish_dead(
-                tr, self._context(), tally, queue, publication, deaths, now_ms, reason=reason, details=details
+                tr, self._graves, tally, queue, publication, deaths, now_ms, reason=reason, details=details
             )
 
         self._write(body, self._publish_timeout_s)
@@ -368,13 +365,13 @@ class Engine:
         """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
 
         def body(tr: Transaction, tally: Tally) -> Moved:
-            return replay.replay_part(tr, self._context(), tally, walk, cursor, limit, now_ms=self._now(), to=to)
+            return replay.replay_part(tr, self._graves, tally, walk, cursor, limit, now_ms=self._now(), to=to)
 
         return self._write(body)
 
     def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
         """Delete up to ``limit`` dead letters, in one transaction."""
-        return self._write(lambda tr, tally: replay.discard_part(tr, self._context(), tally, walk, cursor, limit))
+        return self._write(lambda tr, tally: replay.discard_part(tr, self._graves, tally, walk, cursor, limit))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -416,7 +413,7 @@ class Engine:
         total = 0
 
         def body(tr: Transaction, tally: Tally) -> int:
-            return sweep.release_part(tr, self._context(), tally, session_id, self._now(), counted=counted)
+            return sweep.release_part(tr, self._graves, tally, session_id, self._now(), counted=counted)
 
         while released := self._write(body):
             total += released
@@ -480,7 +477,7 @@ class Engine:
         return total
 
     def _trim(self, queue: str) -> int:
-        return self._write(lambda tr, tally: deadletter.trim(tr, self._context(), tally, queue, self._now()))
+        return self._write(lambda tr, tally: deadletter.trim(tr, self._graves, tally, queue, self._now()))
 
     def clear_dedup(self) -> int:
         """Clear dedup ids whose window is over. Returns how many."""
@@ -496,7 +493,7 @@ class Engine:
     def _trim_full(self, queue: str) -> int:
         total = 0
         for _ in range(MOST_TRIMS):  # its dead letters may come back to it
-            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._context(), tally, queue, self._now()))
+            dropped = self._write(lambda tr, tally: overflow.trim(tr, self._graves, tally, queue, self._now()))
             if not dropped:
                 break
             total += dropped
@@ -684,7 +681,7 @@ class Engine:
 
         def body(tr: Transaction, tally: Tally) -> str | None:
             row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
-            return None if row is None else replay.replay_row(tr, self._context(), tally, dead, row, self._now())
+            return None if row is None else replay.replay_row(tr, self._graves, tally, dead, row, self._now())
 
         return self._write(body)
 

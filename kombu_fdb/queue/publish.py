@@ -7,9 +7,7 @@ A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from kombu_fdb.keyspace.codec import chunks_of, encode_record, size_of
@@ -85,12 +83,12 @@ def _put(
     tally.note(queue, PUBLISHED)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
-        publish_dead(tr, graves, tally, queue, replace(publication, message_id=message_id), (), now_ms, reason="maxlen")
+        publish_dead(tr, graves, tally, queue, publication._replace(message_id=message_id), (), now_ms, reason="maxlen")
         return
     if publication.key:
         limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
     if publication.priority and publication.priority > (most_urgent := routing.max_priority(tr, queue)):
-        publication = dataclasses.replace(publication, priority=most_urgent)
+        publication = publication._replace(priority=most_urgent)
     ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
     put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
 

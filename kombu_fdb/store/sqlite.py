@@ -5,8 +5,8 @@ immediately, applies each operation as it comes and commits; so it sees its own 
 it. One that promised to be read-only reads a snapshot on a connection of its own, beside the writer. After the commit,
 and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite_bell`).
 
-The version is a counter in a row of its own, moved only by transactions that use a versionstamp; it rolls back with
-them. Its order is the order of commits, because writers take turns.
+The version is a counter in a row of its own (``sqlite_files.SCHEMA``), moved only by transactions that use a
+versionstamp; it rolls back with them. Its order is the order of commits, because writers take turns.
 
 What fails:
 

@@ -25,10 +25,11 @@ CHECKPOINT_PAGES = 2_000
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
 
+#: The row of the key 0, a number, is the version. No range of keys meets it: to SQLite a number is less than any bytes.
+#: It stands beside the bells and counters, so a commit writes one page less than with a table of its own.
 SCHEMA = """
 CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE meta (id INTEGER PRIMARY KEY, version INTEGER NOT NULL);
-INSERT INTO meta VALUES (1, 0);
+INSERT INTO kv VALUES (0, 0);
 """
 
 

@@ -30,7 +30,7 @@ SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
 CLEAR = "DELETE FROM kv WHERE k=?"
 CLEAR_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
 BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
-NEXT_VERSION = "UPDATE meta SET version=version+1 WHERE id=1 RETURNING version"
+NEXT_VERSION = "UPDATE kv SET v=v+1 WHERE k=0 RETURNING v"
 
 _pack_stamp = struct.Struct(">QH").pack
 

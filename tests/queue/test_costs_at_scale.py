@@ -85,7 +85,7 @@ def _bench(path: Path, messages: int, keys: int) -> Bench:
     with connection:
         for rows in (plain(bench.engine.keys, messages), keyed(bench.engine.keys, keys)):
             connection.executemany("INSERT OR REPLACE INTO kv VALUES (?, ?)", rows)
-        connection.execute("UPDATE meta SET version = ?", (MILLION + 1,))
+        connection.execute("UPDATE kv SET v = ? WHERE k = 0", (MILLION + 1,))
     connection.close()
     return bench
 

@@ -66,7 +66,10 @@ def test_a_file_with_pages_of_another_size_serves_on(path: str, monkeypatch: pyt
 
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA page_size").fetchone() == (4096,)
-        assert connection.execute("SELECT k, v FROM kv ORDER BY k").fetchall() == [(b"new", b"2"), (b"old", b"1")]
+        assert connection.execute("SELECT k, v FROM kv WHERE typeof(k) = 'blob' ORDER BY k").fetchall() == [
+            (b"new", b"2"),
+            (b"old", b"1"),
+        ]
 
 
 def write(path: str, values: dict[bytes, bytes]) -> None:
@@ -75,3 +78,17 @@ def write(path: str, values: dict[bytes, bytes]) -> None:
         for key, value in values.items():
             tr.set(key, value)
         tr.commit()
+
+
+def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        write = database.begin(timeout_s=TIMEOUT_S)
+        write.clear_range(b"", b"\xff")
+        write.set_versionstamped_value(b"stamp")
+        write.commit()
+        read = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+        assert [key for key, _ in read.get_range(b"", b"\xff")] == [b"stamp"]
+        assert read.get(b"") is None
+        read.cancel()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LeaseLost, StoreError
 from kombu_fdb.model import Lease, Publication
@@ -57,8 +56,8 @@ def _message(world: World, frame: Frame, number: int) -> Publication:
 def repeat(world: World, frame: Frame) -> None:
     """A message with a dedup id, published again and again as by one who can't know whether it is stored."""
     process, judge = frame.actor, world.ledger.judge
-    message = replace(
-        _message(world, frame, 0), dedup_id=frame.rng.choice("xy"), dedup_window_ms=frame.rng.choice([3_000, 15_000])
+    message = _message(world, frame, 0)._replace(
+        dedup_id=frame.rng.choice("xy"), dedup_window_ms=frame.rng.choice([3_000, 15_000])
     )
     once = judge.once[label_of(message.payload)] = Once(message.routing_key, message.dedup_id, message.dedup_window_ms)
     frame.began_ms = process.clock.wall_ms()  # a commit of the first attempt may land late
