@@ -84,8 +84,11 @@ class _State(NamedTuple):
 def _read_states(tr: Transaction, keys: Keyspace, queues: Sequence[str], window: Window) -> dict[str, _State]:
     """The session and all queues in one round trip. Raises ``LeaseLost``.
 
-    Only the session's record is a conflict: each publish with a key sets the queue's mark again.
+    The session's record is a conflict, and how the queues are worked on: no claim commits after a pause, or the first
+    limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a key sets it again.
     """
+    for queue in queues:
+        tr.add_read_conflict_key(keys.control(queue))
     states = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
     values = session.require(tr, keys, window.session, and_read=states)
     return {

@@ -29,7 +29,7 @@ from kombu_fdb.keyspace.codec import (
     encode_record,
     size_of,
 )
-from kombu_fdb.keyspace.layout import Keyspace, priority_of
+from kombu_fdb.keyspace.layout import Keyspace, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
 from kombu_fdb.queue.tally import DEAD, READY, Tally
@@ -89,22 +89,32 @@ def drop(tr: Transaction, keys: Keyspace, record: Record, place: bytes) -> None:
 def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int) -> int:
     """Drop a part of what ``<queue>.dead`` keeps no longer: the expired, and the oldest beyond its length.
 
-    Done by the duties now and then, not by each burial, which therefore never conflicts. Returns how many.
+    Those that wait among the messages of their key, as they do after a delay, go last. Done by the duties now and then,
+    not by each burial, which therefore never conflicts. Returns how many.
     """
     keys = graves.keys
     stored = tr.get(keys.count(queue, READY), snapshot=True)
     excess = decode_amount(stored)[0] - graves.policy.dead_length
+    ranges = [(*range_of(prefix), TRIMMED_PER_TRANSACTION) for prefix in (keys.ready(queue), keys.keyed(queue))]
+    unkeyed, keyed = tr.get_ranges(ranges, snapshot=True)
     dropped = 0
-    for key, value in tr.get_range(*range_of(keys.ready(queue)), limit=TRIMMED_PER_TRANSACTION, snapshot=True):
+    for key, value in (unkeyed + keyed)[:TRIMMED_PER_TRANSACTION]:
         record = _readable(graves, value)
-        if dropped >= excess and not 0 < record.expires_ms <= now_ms:
-            break
-        tr.add_read_conflict_key(key)
-        tr.clear(key)
-        tally.unready(queue, size_of(value))
-        drop(tr, keys, record, key)
-        dropped += 1
+        if dropped < excess or 0 < record.expires_ms <= now_ms:
+            _drop_letter(tr, keys, tally, queue, key, value, record)
+            dropped += 1
     return dropped
+
+
+def _drop_letter(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes, record: Record
+) -> None:
+    tr.add_read_conflict_key(key)
+    tr.clear(key)
+    tally.unready(queue, size_of(value))
+    if fair_key := split_place(keys.place(queue, key))[0]:
+        tally.went(queue, fair_key)
+    drop(tr, keys, record, key)
 
 
 def drop_expired(

@@ -27,7 +27,8 @@ and leaves the sub-queue active, or parked for a reason that will ring again. (2
 (3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
 our commit would ring a bell that another claim may have answered already with "it is active".
 
-Limits (KEY-LIMIT): the limits are read serializably, so no claim by the old ones commits after a change. The number in
+Limits (KEY-LIMIT): the limits are read serializably, and so is the queue's control, which says whether there are any
+(``claim.py``), so no claim by the old ones commits after a change. The number in
 flight may be read at snapshot, because acks only lower it and claims of one limited key exclude each other through its
 *bucket*, which each reads serializably and sets.
 

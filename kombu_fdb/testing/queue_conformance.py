@@ -768,6 +768,23 @@ class QueueConformance:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
+    def test_dead_letters_that_wait_among_the_messages_of_their_key_are_trimmed_too(self, database: Database) -> None:
+        """A letter that was taken, and handed back with a delay, is no longer in the order of the deaths."""
+        bench = Bench(database, Policy(dead_length=2), task_ids=True)
+        for number in range(3):
+            bench.put(b"%d" % number, key="k")
+        bench.engine.reject([each.lease for each in bench.take()])
+        letters = bench.take(3, "q.dead")
+        bench.engine.release([each.lease for each in letters], due_ms=bench.clock.wall_ms() + 1)
+        bench.later(1)
+        bench.engine.promote()
+        assert bench.engine.trim_dead() == 1
+        bench.check()
+        bench.later(bench.policy.dead_ttl_ms / 1000)
+        assert bench.engine.trim_dead() == 2
+        bench.check()
+        bench.clean()
+
     def test_a_newer_format_is_refused(self, bench: Bench) -> None:
         bench.write(lambda tr: tr.set(bench.engine.keys.format, b"999"))
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):

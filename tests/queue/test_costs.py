@@ -69,7 +69,7 @@ def test_claim(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 10)
     paid = cost(counted, lambda: bench.take(8))
     assert (paid.point_reads, paid.range_reads, paid.rows) == (3, 1, 8)  # session and the queue's two marks; its head
-    assert (paid.conflict_keys, paid.conflict_ranges) == (1 + 8, 0)  # the session; each message taken
+    assert (paid.conflict_keys, paid.conflict_ranges) == (2 + 8, 0)  # the session; the queue's control; each message
     assert (paid.clears, paid.sets, paid.atomics) == (8, 8 + TOKEN, 2)
     assert paid.round_trips == 4
 
@@ -167,7 +167,7 @@ def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench
     bench.put(*[b"a"] * 10)
     paid = cost(counted, lambda: claim(bench.session))
     assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3 + 1, 1, 8, 4 + 1)
-    assert (paid.conflict_keys, paid.clears, paid.sets, paid.atomics) == (1 + 8 + 1, 8, 8 + TOKEN, 2)
+    assert (paid.conflict_keys, paid.clears, paid.sets, paid.atomics) == (2 + 8 + 1, 8, 8 + TOKEN, 2)
     paid = cost(counted, lambda: claim(other))
     assert (paid.point_reads, paid.range_reads, paid.writes, paid.round_trips) == (4, 0, 0, 3)
 
@@ -198,7 +198,7 @@ def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatab
     claimed: list[Lease] = []
     assert cost(counted, lambda: bench.put(b"c")).round_trips == 2
     paid = cost(counted, lambda: claimed.extend(delivery.lease for delivery in bench.take(2)))
-    assert (paid.rows, paid.round_trips, paid.conflict_keys) == (2, 4, 1 + 2)
+    assert (paid.rows, paid.round_trips, paid.conflict_keys) == (2, 4, 2 + 2)
     paid = cost(counted, lambda: bench.engine.ack(claimed))
     assert (paid.point_reads, paid.round_trips) == (2, 3)
     paid = cost(counted, bench.engine.promote)

@@ -239,6 +239,22 @@ def two_claims_of_a_limited_key(bench: Bench) -> None:
     assert len(taken) == 1
 
 
+def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
+    """The claim does not look at limits: no key has any."""
+    bench.put(b"1", b"2")
+    taken: list[object] = []
+    limits = KeyLimits(paused=True)
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().limit("q", "", limits))
+    assert not taken
+
+
+def pause_while_claimed(bench: Bench) -> None:
+    bench.put(b"1")
+    taken: list[object] = []
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().change_control("q", paused=True))
+    assert not taken
+
+
 def door_while_a_rival_answers_it(bench: Bench) -> None:
     """Both find the door of a rung; the rival serves it and gives it its next turn."""
     bench.put(b"1", b"2", key="c")
@@ -275,11 +291,9 @@ class Consumers:
 def two_consumers_become_active(bench: Bench) -> None:
     """The first one finds no message that they could meet at."""
     consumers = Consumers(bench)
-    bench.put(b"a", b"b")
-    bench.engine.change_control("q", paused=True)
 
     def meanwhile() -> None:
-        bench.engine.change_control("q", paused=False)
+        bench.put(b"a", b"b")
         assert len(consumers.take("two")) == 1
 
     during(bench, lambda: consumers.take("one"), meanwhile)
@@ -318,6 +332,8 @@ GUARDS: dict[Race, str] = {
     release_while_the_key_is_emptied: "a key goes idle without a look at its whole range",
     ack_while_the_key_is_parked: "a key is parked without a look at what ends meanwhile",
     two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",
+    first_limit_of_a_queue_while_claimed: "a claim does not conflict with how its queues are worked on",
+    pause_while_claimed: "a claim does not conflict with how its queues are worked on",
     door_while_a_rival_answers_it: "a door is answered at snapshot",
     two_claims: "a claim does not conflict on what it takes",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",

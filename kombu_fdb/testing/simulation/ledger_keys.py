@@ -191,6 +191,8 @@ class KeyLedger:
     def _check_limits(self) -> None:
         for key in {key for _, key in self._claimed}:
             limits = self._limits_of(*key)
+            if key[0] in self.controls and self.controls[key[0]].paused:
+                raise Violation("KEY-LIMIT", f"a message of {key[0]}, which is paused, was taken")
             if limits.paused and key[0] in self.fair:
                 raise Violation("KEY-LIMIT", f"a message of {key}, which is paused, was taken")
             if limits.max_in_flight is not None and self.leased[key] > limits.max_in_flight:

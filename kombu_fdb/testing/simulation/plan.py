@@ -160,6 +160,15 @@ PROFILES: Mapping[str, Profile] = {
         urgent=0.5,
         rivalry=2.5,
     ),
+    "pauses": Profile(
+        {"publish": 16, "claim": 20, "ack": 6, "limit": 2, "pause": 6, "release": 2},
+        {"plain": {}, "fair": {}},
+        keys=("", "k"),
+        rivals={"limit": 3, "pause": 5, "claim": 1},
+        steps=60,
+        meanwhile=0.7,
+        delayed=0.0,
+    ),
     "turns": Profile(
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},
         {"fair": {}},

@@ -229,6 +229,9 @@ TWINS: dict[str, Twin] = {
     "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Tally, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
     "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "one key", *_careless("_exclude_rivals")),
+    "a claim does not conflict with how its queues are worked on": Twin(
+        "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
+    ),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("_load_limits")),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_free_parked")),
     # Single active consumers
