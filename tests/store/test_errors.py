@@ -8,6 +8,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,12 @@ def test_a_damaged_database(tmp_path: Path) -> None:
     database.close()
     content = path.read_bytes()
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
-    database = SqliteDatabase.open(str(path))
-    tr = database.begin(timeout_s=5)
-    with pytest.raises(StoreUnavailable, match=r"damaged.*recover"):
+    with (
+        pytest.raises(StoreUnavailable, match=r"damaged.*recover"),
+        closing(SqliteDatabase.open(str(path))) as database,
+    ):
+        tr = database.begin(timeout_s=5)
         tr.get_range(b"", b"\xff")
-    tr.cancel()
-    database.close()
 
 
 def test_an_unknown_durability(tmp_path: Path) -> None:
