@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from celery_fdb.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, PUBLISHED, RETURNED
+from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LOST, PUBLISHED, RETURNED
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]
 
@@ -44,6 +44,7 @@ TOTALS = {
     "celery_fdb_acked": (ACKED, "Messages done, by queue."),
     "celery_fdb_returned": (RETURNED, "Messages handed back or taken from a dead consumer, by queue."),
     "celery_fdb_dead_lettered": (DEAD, "Messages that became dead letters, by the queue they died in."),
+    "celery_fdb_lost_leases": (LOST, "Messages taken from a consumer process that was silent for too long, by queue."),
     "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that another consumer's was faster than, by queue."),
 }
 GAUGES = {
@@ -56,9 +57,9 @@ GAUGES = {
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
     "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are coming back).",
 }
-LOST = "celery_fdb_lost_leases"
+LATE = "celery_fdb_late_settlements"
 #: All names as they are exported.
-NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, LOST)}
+NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, LATE)}
 
 
 def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerCollector:
@@ -124,9 +125,9 @@ class BrokerCollector(Collector):
         yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
         states = Counter("open" if each.open else "ended" for each in overview.sessions)
         yield _gauge("celery_fdb_sessions", ["state"], [((state,), states[state]) for state in ("open", "ended")])
-        lost = CounterMetricFamily(LOST, "Settlements that came too late: the message was given to another consumer.")
-        lost.add_metric([], overview.lost_leases)
-        yield lost
+        late = CounterMetricFamily(LATE, "Settlements that came too late: the message was given to another consumer.")
+        late.add_metric([], overview.late_settlements)
+        yield late
 
     def _of_keys(self, queues: Sequence[QueueView]) -> Iterator[tuple[tuple[str, ...], float]]:
         for queue in queues:

@@ -19,7 +19,7 @@ from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
-from kombu_fdb.queue.tally import LOST
+from kombu_fdb.queue.tally import LATE
 
 __all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "look", "look_at_keys", "rates"]
 
@@ -100,7 +100,7 @@ class Overview:
     queues: list[QueueView]
     sessions: list[SessionView]
     #: Settlements that came too late, of any queue.
-    lost_leases: int = 0
+    late_settlements: int = 0
 
     @property
     def live_queues(self) -> list[QueueView]:
@@ -137,7 +137,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     ]
     if top_keys:
         views = [dataclasses.replace(each, keys=look_at_keys(broker, each.name, top=top_keys)) for each in views]
-    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LOST, 0))
+    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0))
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:

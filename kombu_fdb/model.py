@@ -169,6 +169,12 @@ class QueueCounts:
     ready_bytes: int = 0
 
 
+#: What each limit that counts something is at least.
+LEAST_LIMITS = {"weight": 1, "max_in_flight": 1, "burst": 1, "capacity": 0}
+#: When a key that had no messages may get its turn: see :class:`QueueControl`.
+NEWCOMERS = ("next", "current", "first")
+
+
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
     """What one key of a queue may do; the defaults limit nothing.

@@ -1,135 +1,124 @@
 """Tasks committed with the rows of an SQL database, and published afterwards, once each.
 
-Model. A row of the table is a signature in JSON with an id. It is
+Model. A row of the table (:mod:`celery_fdb.outbox.rows`) is a signature in JSON with an id. It is
 
 * *waiting*: written in the application's own SQL transaction, so it is there if and only if the rest is;
-* *claimed*: its moment ``due`` lies ahead for a lease, while a relay publishes it;
+* *claimed*: its moment ``due_ms`` lies ahead for a lease, while a relay publishes it;
 * *gone*: deleted once the broker has it;
-* *poison*: its publishing failed :data:`MOST_ATTEMPTS` times by its own fault; ``due`` is null, ``error`` says why.
+* *poison*: its publishing failed :data:`MOST_ATTEMPTS` times by its own fault, with the pauses of :data:`BACKOFF` in
+  between; ``due_ms`` is null, ``error`` says why. It stays until somebody deletes it or has it tried again.
 
-A relay killed after it claimed: the row is due again after the lease. Killed after it published and before it deleted:
-it is published again, and the store drops it, because a message's dedup id is the row's id and its number there.
-So several relays may run at once. A broker that does not answer counts against no row.
+A relay publishes the rows it claimed in one transaction of the broker's. If that fails by a fault of a row, it
+publishes them one by one, and each failure counts against its own row. If the broker does not answer, that counts
+against no row, and all are given back at once.
+
+A relay killed after it claimed: the rows are due again after the lease. Killed after it published and before it
+deleted, or told nothing by the broker: they are published again, and the store drops them, because it knows the
+messages by the row's id and their number there. It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
+published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
+delete it. Several relays may run at once.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
-from kombu.utils.json import dumps
 
-from celery_fdb.publishing import everywhere
+from celery_fdb.outbox import sending
+from celery_fdb.outbox.rows import DDL, INDEX_DDL, Row, Rows, has_skip_locked, in_transaction, insert, mark_of
+from celery_fdb.outbox.sending import DEDUP_WINDOW_S
+from kombu_fdb.backoff import seconds
 from kombu_fdb.clock import SystemClock, random_id
 
-__all__ = ["LEASE_S", "MOST_ATTEMPTS", "Outbox"]
+__all__ = ["BACKOFF", "DDL", "DEDUP_WINDOW_S", "INDEX_DDL", "LEASE_S", "MOST_ATTEMPTS", "Outbox"]
 
 logger = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-MOST_ATTEMPTS = 5
-#: How long a row's messages are remembered by the store, in seconds.
-DEDUP_WINDOW_S = 7 * 86_400.0
-#: Portable: SQLite, PostgreSQL, MySQL.
-DDL = """
-CREATE TABLE celery_outbox (
-    id VARCHAR(32) PRIMARY KEY,
-    signature TEXT NOT NULL,
-    due DOUBLE PRECISION,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    error TEXT
-)
-"""
+MOST_ATTEMPTS = 10
+#: Between two attempts; about an hour in all.
+BACKOFF = "1/5/30/120/600s"
 
 
 class Outbox:
-    """``connect`` opens a DB-API connection of the relay's own; ``mark`` is its placeholder, ``?`` or ``%s``."""
+    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver tells none."""
 
-    def __init__(self, app: Celery, connect: Callable[[], Any], mark: str = "?") -> None:
+    def __init__(self, app: Celery, connect: Callable[[], Any], mark: str | None = None) -> None:
         self.app = app
         self._connect = connect
         self._mark = mark
+        self._skip_locked: bool | None = None
         self._clock = SystemClock()
 
     def add(self, cursor: Any, signature: Signature) -> Any:
         """Write the task into the transaction of ``cursor``; its result. Raises ``TypeError`` for what is no JSON.
 
-        A ``countdown`` counts from when it is published.
+        A ``countdown`` counts from now, whenever it is published.
         """
-        signature = signature.clone()
+        return self.write(cursor, signature)[1]
+
+    def write(self, cursor: Any, signature: Signature) -> tuple[str, Any]:
+        """As :meth:`add`; the row's id and the result."""
+        signature, row_id = signature.clone(), random_id().hex()
         result = signature.freeze()
-        row = (random_id().hex(), dumps(signature), self._now())
-        self._run(cursor, "INSERT INTO celery_outbox (id, signature, due) VALUES (?, ?, ?)", *row)
-        return result
+        text = sending.written(signature, self.now_ms())
+        insert(cursor, self._mark or mark_of(cursor), row_id, text, self.now_ms())
+        return row_id, result
 
     def relay(self, limit: int = 100) -> int:
         """Publish up to ``limit`` rows that are due. Returns how many. Raises ``OperationalError`` of kombu's."""
+        with self.opened() as rows:
+            return self.relay_some(rows, limit)
+
+    @contextmanager
+    def opened(self) -> Iterator[Rows]:
+        """The table, through a connection of its own. Raises the driver's errors."""
         with closing(self._connect()) as connection:
-            rows = self._claim(connection, limit)
-            return sum(self._publish(connection, *row) for row in rows)
+            if self._skip_locked is None:
+                self._skip_locked = has_skip_locked(connection)
+            mark = self._mark or mark_of(connection)
+            yield Rows(partial(in_transaction, connection), mark, skip_locked=self._skip_locked)
 
-    def _claim(self, connection: Any, limit: int) -> list[tuple[str, str]]:
-        cursor, now = connection.cursor(), self._now()
-        query = f"SELECT id, signature, due FROM celery_outbox WHERE due <= ? ORDER BY due LIMIT {int(limit)}"  # noqa: S608
-        self._run(cursor, query, now)
-        claimed = []
-        for row_id, text, due in cursor.fetchall():
-            self._run(cursor, "UPDATE celery_outbox SET due = ? WHERE id = ? AND due = ?", now + LEASE_S, row_id, due)
-            if cursor.rowcount:
-                claimed.append((row_id, text))
-        connection.commit()
-        return claimed
+    def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
+        """As :meth:`relay`; only rows of ``ids``, if there are any."""
+        return self._publish(rows, rows.claim(limit, self.now_ms(), int(LEASE_S * 1000), ids))
 
-    def _publish(self, connection: Any, row_id: str, text: str) -> bool:
-        cursor = connection.cursor()
+    def _publish(self, rows: Rows, claimed: Sequence[Row]) -> int:
+        if not claimed:
+            return 0
         try:
-            self._send(row_id, Signature.from_dict(json.loads(text), app=self.app))
-        except OperationalError:
-            raise
-        except Exception as error:  # whatever is wrong with this row, the others go on
-            logger.exception("outbox row %s can't be published", row_id)
-            change = (
-                "UPDATE celery_outbox SET attempts = attempts + 1, error = ?, "
-                "due = CASE WHEN attempts + 1 >= ? THEN NULL ELSE due END WHERE id = ?"
-            )
-            self._run(cursor, change, repr(error), MOST_ATTEMPTS, row_id)
-            connection.commit()
+            sending.send(self.app, claimed)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one row, the others go on
+            self._unless_brokers(rows, claimed, error)
+            return sum(self._publish_one(rows, claimed[at:]) for at in range(len(claimed)))
+        rows.delete(claimed)
+        return len(claimed)
+
+    def _publish_one(self, rows: Rows, left: Sequence[Row]) -> bool:
+        row = left[0]
+        try:
+            sending.send(self.app, [row])
+        except Exception as error:  # as above
+            self._unless_brokers(rows, left, error)
+            attempt = row.attempts + 1
+            logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
+            again_ms = self.now_ms() + int(seconds(BACKOFF, attempt) * 1000)
+            rows.fail(row, repr(error), again_ms if attempt < MOST_ATTEMPTS else None)
             return False
-        self._run(cursor, "DELETE FROM celery_outbox WHERE id = ?", row_id)
-        connection.commit()
+        rows.delete([row])
         return True
 
-    def _send(self, row_id: str, signature: Signature) -> None:
-        with self.app.producer_pool.acquire(block=True) as producer:
-            once = _Once(producer, row_id)
-            with everywhere(self.app, once):
-                signature.apply_async(producer=once)
+    def _unless_brokers(self, rows: Rows, claimed: Sequence[Row], error: Exception) -> None:
+        if sending.is_brokers(self.app, error):
+            rows.give_back(claimed)
+            raise OperationalError(str(error)) from error
 
-    def _run(self, cursor: Any, statement: str, *values: Any) -> None:
-        cursor.execute(statement.replace("?", self._mark), values)
-
-    def _now(self) -> float:
-        return self._clock.wall_ms() / 1000
-
-
-class _Once:
-    """A producer whose messages have the row's dedup ids."""
-
-    def __init__(self, producer: Any, row_id: str) -> None:
-        self._producer = producer
-        self._row_id = row_id
-        self._published = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
-
-    def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
-        self._published += 1
-        ids = {"dedup_id": f"outbox:{self._row_id}:{self._published}", "dedup_window": DEDUP_WINDOW_S}
-        return self._producer.publish(body, headers={**ids, **(headers or {})}, **options)
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()

@@ -6,6 +6,10 @@ second round trip; larger ones are cut into chunks of their own, so that requeue
 dozen bytes instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
+
+Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
+such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``, for which
+settings that can't be read are not set.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import NO_PRIORITY, Death, KeyLimits, QueueControl
+from kombu_fdb.keyspace.tuples import TEXT_CODE, unpack
+from kombu_fdb.model import LEAST_LIMITS, NEWCOMERS, NO_PRIORITY, URGENT, Death, KeyLimits, QueueControl
 
 __all__ = [
     "AMOUNT_BYTES",
@@ -25,6 +30,7 @@ __all__ = [
     "INLINE_BYTES",
     "Record",
     "chunks_of",
+    "control_of",
     "decode_amount",
     "decode_control",
     "decode_json",
@@ -38,12 +44,15 @@ __all__ = [
     "encode_lease",
     "encode_limits",
     "encode_record",
+    "limits_of",
     "names_of",
     "published_at",
     "redelivered",
     "size_of",
 ]
 
+#: The largest whole number that JSON carries everywhere.
+MOST = 2**53 - 1
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
 INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.
@@ -190,7 +199,9 @@ def due_from(value: bytes, due_ms: int) -> bytes:
 
 
 def redelivered(value: bytes) -> bytes:
-    """The same record, handed out once more."""
+    """The same record, handed out once more; unreadable bytes stay as they are."""
+    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+        return value
     (count,) = _REDELIVERIES.unpack_from(value, 1)
     return value[:1] + _REDELIVERIES.pack(min(count + 1, _MOST_REDELIVERIES)) + value[1 + _REDELIVERIES.size :]
 
@@ -202,16 +213,19 @@ def encode_lease(queue: str, place: bytes, record: bytes) -> bytes:
 
 
 def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
-    """Queue, place, record."""
+    """Queue, place, record. Raises ``FormatError``."""
     try:
         version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
     except struct.error as error:
         raise FormatError("unreadable lease", length=len(value)) from error
-    if version != RECORD_VERSION:
-        raise FormatError("unreadable lease", version=version)
-    place = _LEASE_HEAD.size + name_length
-    record = place + place_length
-    return _decode_text(value[_LEASE_HEAD.size : place]), value[place:record], value[record:]
+    start = _LEASE_HEAD.size + name_length
+    end = start + place_length
+    if version != RECORD_VERSION or len(value) < end:
+        raise FormatError("unreadable lease", version=version, length=len(value))
+    place = value[start:end]
+    if place.startswith(TEXT_CODE) and [type(each) for each in unpack(place)] != [str, int, bytes]:
+        raise FormatError("unreadable place in a lease", place=place[:80])
+    return _decode_text(value[_LEASE_HEAD.size : start]), place, value[end:]
 
 
 def encode_amount(messages: int, size: int) -> int:
@@ -231,9 +245,10 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(value: bytes) -> Any:
+    """Raises ``FormatError``."""
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("unreadable JSON value", value=value[:80]) from error
 
 
@@ -249,7 +264,26 @@ def encode_limits(limits: KeyLimits) -> bytes:
 
 
 def decode_limits(value: bytes) -> KeyLimits:
-    return KeyLimits(**decode_json(value))
+    """Raises ``FormatError``, also for limits that nobody can have set: a claim could not live with them."""
+    return _limits(decode_json(value))
+
+
+def limits_of(value: bytes) -> KeyLimits:
+    """The limits; none if they can't be read."""
+    try:
+        return decode_limits(value)
+    except FormatError:
+        return KeyLimits()
+
+
+def _limits(fields: Any) -> KeyLimits:
+    limits = _typed(KeyLimits, fields)
+    numbers = [(getattr(limits, name), least) for name, least in LEAST_LIMITS.items()]
+    counts = all(number is None or least <= number <= MOST for number, least in numbers)
+    rate = limits.rate is None or 0 < limits.rate <= MOST
+    if not (counts and rate and limits.priority in (None, *range(URGENT + 1))):
+        raise FormatError("unreadable limits", **{name: str(each)[:80] for name, each in fields.items()})
+    return limits
 
 
 def encode_control(control: QueueControl) -> bytes:
@@ -257,11 +291,51 @@ def encode_control(control: QueueControl) -> bytes:
 
 
 def decode_control(value: bytes | None) -> QueueControl:
-    """The defaults if there is none."""
+    """The defaults if there is none. Raises ``FormatError``."""
     if value is None:
         return QueueControl()
     fields = decode_json(value)
-    return QueueControl(**{**fields, "every_key": KeyLimits(**fields["every_key"])})
+    if not isinstance(fields, dict):
+        raise FormatError("unreadable control of a queue", value=value[:80])
+    control = _typed(QueueControl, {**fields, "every_key": _limits(fields.get("every_key", {}))})
+    ageing = control.ageing is None or 0 < control.ageing <= MOST
+    if not (ageing and control.newcomer in NEWCOMERS and 0 <= control.consumer_timeout_ms <= MOST):
+        raise FormatError("unreadable control of a queue", value=value[:80])
+    return control
+
+
+def control_of(value: bytes | None) -> QueueControl:
+    """How the queue is worked on; if it can't be read, as if nobody had said, but keys may have limits."""
+    try:
+        return decode_control(value)
+    except FormatError:
+        return QueueControl(limited=True)
+
+
+T = TypeVar("T")
+
+
+def _typed(kind: type[T], fields: Any) -> T:
+    """A dataclass whose fields have the types they should have. Raises ``FormatError``."""
+    types = _TYPES[kind]
+    if not isinstance(fields, dict) or not all(isinstance(each, types.get(name, ())) for name, each in fields.items()):
+        raise FormatError(f"unreadable {kind.__name__}", value=str(fields)[:80])
+    try:
+        return kind(**fields)
+    except TypeError as error:  # one is missing
+        raise FormatError(f"unreadable {kind.__name__}", value=str(fields)[:80]) from error
+
+
+def _types(kind: type) -> Mapping[str, Any]:
+    """What each field may be an instance of; a whole number is a number."""
+    hints = get_type_hints(kind)
+    return {
+        name: hint | int if float in get_args(hint) else get_origin(hint) if get_origin(hint) in (dict, tuple) else hint
+        for name, hint in hints.items()
+    }
+
+
+_TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Death, KeyLimits, QueueControl)}
 
 
 def _encode_extras(deaths: Sequence[Death], ttr_ms: int, priority: int) -> bytes:
@@ -271,14 +345,18 @@ def _encode_extras(deaths: Sequence[Death], ttr_ms: int, priority: int) -> bytes
 
 
 def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int]:
-    try:
-        extras = decode_json(value)
-        numbers = [each for each in extras[:2] if isinstance(each, int)]
-        ttr_ms, priority = (*numbers, 0, NO_PRIORITY)[:2]
-        return tuple(_death(entry) for entry in extras[len(numbers) :]), ttr_ms, priority
-    except (TypeError, KeyError, AttributeError) as error:
-        raise FormatError("unreadable death history", value=value[:80]) from error
+    extras = decode_json(value)
+    if not isinstance(extras, list):
+        raise FormatError("unreadable death history", value=value[:80])
+    numbers = [each for each in extras[:2] if isinstance(each, int)]
+    ttr_ms, priority = (*numbers, 0, NO_PRIORITY)[:2]
+    if not (0 <= ttr_ms <= MOST and NO_PRIORITY <= priority <= URGENT):
+        raise FormatError("unreadable death history", value=value[:80])
+    return tuple(_death(entry) for entry in extras[len(numbers) :]), ttr_ms, priority
 
 
 def _death(entry: Any) -> Death:
-    return Death(**{**entry, "routing_keys": tuple(entry["routing_keys"])})
+    keys = entry.get("routing_keys", []) if isinstance(entry, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise FormatError("unreadable death history", value=str(entry)[:80])
+    return _typed(Death, {**entry, "routing_keys": tuple(keys)})

@@ -68,14 +68,21 @@ def _unpack_element(packed: bytes, position: int) -> tuple[Element, int]:
     code = packed[position]
     if code in (BYTES_CODE[0], TEXT_CODE[0]):
         raw, end = _unescape(packed, position + 1)
-        return (raw.decode() if code == TEXT_CODE[0] else raw), end
-    if INT_ZERO <= code <= INT_ZERO + 8:
+        return (_text(raw) if code == TEXT_CODE[0] else raw), end
+    if INT_ZERO <= code <= INT_ZERO + 8 and position + code - INT_ZERO < len(packed):
         end = position + 1 + code - INT_ZERO
         return int.from_bytes(packed[position + 1 : end], "big"), end
     if code == STAMP_CODE[0] and position + STAMP_LENGTH < len(packed):
         end = position + 1 + STAMP_LENGTH
         return packed[position + 1 : end], end
     raise FormatError("unreadable key", key=packed)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError("unreadable key", key=raw) from error
 
 
 def _unescape(packed: bytes, start: int) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_lease, decode_record, size_of
+from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_record, size_of
 from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
@@ -35,7 +35,7 @@ def peek(
     end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
     fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
-    control = decode_control(tr.get(keys.control(queue), snapshot=True))
+    control = control_of(tr.get(keys.control(queue), snapshot=True))
     if not fair_queue and key is None and not reverse and control.ageing is not None:
         rows = ageing.oldest_first(tr, keys, queue, control.ageing, limit, now_ms)
     elif not fair_queue:

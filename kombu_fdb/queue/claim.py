@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_lease, size_of
+from kombu_fdb.keyspace.codec import Record, control_of, decode_record, encode_lease, size_of
 from kombu_fdb.keyspace.layout import NO_KEY, Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, QueueControl
@@ -89,7 +89,7 @@ def _read_states(tr: Transaction, keys: Keyspace, queues: Sequence[str], window:
     states = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
     values = session.require(tr, keys, window.session, and_read=states)
     return {
-        queue: _State(values[2 * number] is not None, decode_control(values[2 * number + 1]))
+        queue: _State(values[2 * number] is not None, control_of(values[2 * number + 1]))
         for number, queue in enumerate(queues)
     }
 
@@ -223,7 +223,7 @@ def arm(
     heads = tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
     values = tr.get_many([key for queue in queues for key in (keys.fair(queue), keys.control(queue))], snapshot=True)
     states = [
-        _State(values[2 * number] is not None, decode_control(values[2 * number + 1])) for number in range(len(queues))
+        _State(values[2 * number] is not None, control_of(values[2 * number + 1])) for number in range(len(queues))
     ]
     single_active = [queue for queue, state in zip(queues, states, strict=True) if state.control.single_active]
     others = single.standing_by(tr, keys, single_active, session_id, consumers)

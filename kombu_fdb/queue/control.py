@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_record, encode_control, size_of
+from kombu_fdb.keyspace.codec import Record, control_of, decode_record, encode_control, size_of
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue import arguments, single, totals
 from kombu_fdb.queue.deadletter import drop
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY, Tally
-from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
@@ -62,13 +62,16 @@ def declare_queue(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration
 
 def _tell_claims(tr: Transaction, keys: Keyspace, declaration: QueueDeclaration, stored: bytes | None) -> None:
     """Change in the queue's control what the declaration changes; the rest of it stays as somebody set it."""
-    before = {} if stored is None else QueueDeclaration.decode(declaration.name, stored).arguments
-    old, new = arguments.for_claims(before), arguments.for_claims(declaration.arguments)
+    before = declared_as(declaration.name, stored)
+    old, new = (
+        arguments.for_claims({} if before is None else before.arguments),
+        arguments.for_claims(declaration.arguments),
+    )
     changes = {name: value for name, value in new.items() if value != old[name]}
     if not changes:
         return
     key = keys.control(declaration.name)
-    tr.set(key, encode_control(dataclasses.replace(decode_control(tr.get(key)), **changes)))
+    tr.set(key, encode_control(dataclasses.replace(control_of(tr.get(key)), **changes)))
     if "single_active" in changes:
         single.vacate(tr, keys, declaration.name)
 
@@ -206,28 +209,33 @@ def touch(tr: Transaction, keys: Keyspace, queue: str) -> None:
 
 
 def expiring(tr: Transaction, keys: Keyspace) -> list[tuple[str, bytes, int]]:
-    """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds."""
+    """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds.
+
+    One whose declaration can't be read is not among them: nobody knows whether it may go.
+    """
     used = {keys.unpack(key)[1] for key, _ in tr.get_range(*keys.all_consumers, snapshot=True)}
     rows = [(str(keys.unpack(key)[1]), value) for key, value in tr.get_range(*keys.all_expiring, snapshot=True)]
     idle = [(queue, last_use) for queue, last_use in rows if queue not in used]
     declared = tr.get_many([keys.queue(queue) for queue, _ in idle], snapshot=True) if idle else []
-    return [
-        (queue, last_use, _expires_ms(queue, value)) for (queue, last_use), value in zip(idle, declared, strict=True)
-    ]
+    found = [(*row, _expires_ms(row[0], value)) for row, value in zip(idle, declared, strict=True)]
+    return [(queue, last_use, expires_ms) for queue, last_use, expires_ms in found if expires_ms is not None]
 
 
 def limited(tr: Transaction, keys: Keyspace) -> list[str]:
     """Queues with a maximum of messages or bytes."""
     declared = [
-        QueueDeclaration.decode(str(keys.unpack(key)[1]), value)
-        for key, value in tr.get_range(*keys.all_queues, snapshot=True)
+        declared_as(str(keys.unpack(key)[1]), value) for key, value in tr.get_range(*keys.all_queues, snapshot=True)
     ]
-    return [each.name for each in declared if {"x-max-length", "x-max-length-bytes"} & each.arguments.keys()]
+    maxima = {"x-max-length", "x-max-length-bytes"}
+    return [each.name for each in declared if each is not None and maxima & each.arguments.keys()]
 
 
-def _expires_ms(queue: str, value: bytes | None) -> int:
-    """0 for a queue that is not declared any more: its record goes at once."""
-    return 0 if value is None else int(QueueDeclaration.decode(queue, value).arguments.get("x-expires", 0))
+def _expires_ms(queue: str, value: bytes | None) -> int | None:
+    """0 for a queue that is not declared any more: its record goes at once. None if it can't be read."""
+    declaration = declared_as(queue, value)
+    if declaration is None:
+        return 0 if value is None else None
+    return int(declaration.arguments.get("x-expires") or 0)
 
 
 def expire(tr: Transaction, keys: Keyspace, queue: str, last_use: bytes) -> bool:
@@ -245,10 +253,9 @@ def remove_consumer(tr: Transaction, keys: Keyspace, session_id: bytes, queue: s
     """Whether an auto-delete queue has lost its last consumer by this."""
     single.leave(tr, keys, queue, session_id, tag)
     tr.clear(keys.consumer(queue, session_id, tag))
-    value = tr.get(keys.queue(queue))
-    if value is None:
+    declaration = declared_as(queue, tr.get(keys.queue(queue)))
+    if declaration is None:
         return False
-    declaration = QueueDeclaration.decode(queue, value)
     if "x-expires" in declaration.arguments:
         touch(tr, keys, queue)
     vanishes = declaration.auto_delete or declaration.exclusive

@@ -186,10 +186,10 @@ def _way(tr: Transaction, graves: Graves, queue: str) -> _Way:
 
 
 def _route(tr: Transaction, graves: Graves, exchange: str, routing_key: str) -> list[str]:
-    """An exchange that is not there must not stop whoever buries, often a sweep; it reaches nobody."""
+    """An exchange that is not there, or unreadable, must not stop whoever buries, often a sweep; it reaches nobody."""
     try:
         return graves.routing.route(tr, exchange, routing_key)
-    except ExchangeNotFound:
+    except (ExchangeNotFound, FormatError):
         return []
 
 

@@ -49,7 +49,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kombu_fdb.keyspace.codec import decode_limits
+from kombu_fdb.keyspace.codec import limits_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import URGENT, KeyLimits, QueueControl
@@ -359,7 +359,7 @@ class _Scheduler:
             return
         values = self._tr.get_many([self._keys.limits(self._queue, key) for key in asked])
         for key, value in zip(asked, values, strict=True):
-            self._limits[key] = self._control.every_key if value is None else decode_limits(value)
+            self._limits[key] = self._control.every_key if value is None else limits_of(value)
 
     @property
     def _limited(self) -> bool:

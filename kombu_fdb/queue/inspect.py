@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
+    control_of,
     decode_amount,
-    decode_control,
-    decode_json,
     decode_lease,
-    decode_limits,
     decode_record,
+    limits_of,
     size_of,
 )
 from kombu_fdb.keyspace.layout import Keyspace, Range
@@ -20,7 +20,7 @@ from kombu_fdb.keyspace.tuples import pack, range_of
 from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.queue import session
 from kombu_fdb.queue.tally import DELAYED, LEASED, READY
-from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import Exchange, declared_as
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "scan", "sessions"]
@@ -60,7 +60,7 @@ def keys_of(tr: Transaction, keys: Keyspace, queue: str) -> dict[str, KeyCounts]
     ranges = (keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue))
     for name, whole in zip(("ready", "leased", "limits"), ranges, strict=True):
         for key, value in tr.get_range(*whole, snapshot=True):
-            number = int.from_bytes(value, "little", signed=True) if name != "limits" else decode_limits(value)
+            number = int.from_bytes(value, "little", signed=True) if name != "limits" else limits_of(value)
             found.setdefault(str(keys.unpack(key)[2]), {})[name] = number
     return {key: KeyCounts(**fields) for key, fields in sorted(found.items())}
 
@@ -75,7 +75,7 @@ def key_page(tr: Transaction, keys: Keyspace, queue: str, after: str | None, lim
     rows = tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
     for name, part in zip(("ready", "leased", "limits"), rows, strict=True):
         for key, value in part:
-            number = int.from_bytes(value, "little", signed=True) if name != "limits" else decode_limits(value)
+            number = int.from_bytes(value, "little", signed=True) if name != "limits" else limits_of(value)
             found.setdefault(str(keys.unpack(key)[2]), {})[name] = number
     in_order = sorted(found.items(), key=lambda item: pack(item[0]))
     return {key: KeyCounts(**fields) for key, fields in in_order[:limit]}
@@ -95,12 +95,10 @@ def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, Queue
     found = {}
     for number, queue in enumerate(queues):
         declared, control = stored[2 * number : 2 * number + 2]
-        declaration = None if declared is None else QueueDeclaration.decode(queue, declared)
+        declaration = declared_as(queue, declared)
         arguments = {} if declaration is None else declaration.arguments
         vanishes = declaration is not None and declaration.can_vanish
-        found[queue] = QueueFacts(
-            declaration is not None, arguments, decode_control(control), oldest.get(queue), vanishes
-        )
+        found[queue] = QueueFacts(declared is not None, arguments, control_of(control), oldest.get(queue), vanishes)
     return found
 
 
@@ -141,7 +139,8 @@ def _published_ms(value: bytes) -> int:
 def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[SessionFacts]:
     """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
     described = {
-        keys.unpack(key)[1]: decode_json(value) for key, value in tr.get_range(*keys.all_sessions, snapshot=True)
+        keys.unpack(key)[1]: session.description_of(value)
+        for key, value in tr.get_range(*keys.all_sessions, snapshot=True)
     }
     known = session.beats(tr, keys)
     numbers: list[int | None] = [None] * len(known)
@@ -172,13 +171,20 @@ def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
     return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready))
 
 
-def _lease_queue(value: bytes) -> str:
-    return decode_lease(value)[0]
+def _lease_queue(value: bytes) -> str | None:
+    try:
+        return decode_lease(value)[0]
+    except FormatError:  # nobody's queue
+        return None
 
 
 def exchanges(tr: Transaction, keys: Keyspace) -> list[Exchange]:
-    rows = tr.get_range(*keys.all_exchanges, snapshot=True)
-    return [Exchange.decode(str(keys.unpack(key)[1]), value) for key, value in rows]
+    """Those that can be read."""
+    found = []
+    for key, value in tr.get_range(*keys.all_exchanges, snapshot=True):
+        with suppress(FormatError):
+            found.append(Exchange.decode(str(keys.unpack(key)[1]), value))
+    return found
 
 
 def bindings(tr: Transaction, keys: Keyspace) -> list[tuple[str, str, str]]:

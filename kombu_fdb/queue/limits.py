@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kombu_fdb.errors import CapacityExceeded, OptionError
-from kombu_fdb.keyspace.codec import decode_control, decode_limits, encode_control, encode_limits
+from kombu_fdb.keyspace.codec import control_of, decode_control, decode_limits, encode_control, encode_limits, limits_of
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import URGENT, KeyLimits, QueueControl
+from kombu_fdb.model import LEAST_LIMITS, NEWCOMERS, URGENT, KeyLimits, QueueControl
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store.protocol import Transaction
 
@@ -22,17 +22,17 @@ __all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_
 
 T = TypeVar("T", KeyLimits, QueueControl)
 
-NEWCOMERS = ("next", "current", "first")
 #: Noted by ``limit`` and by the queue's declaration.
 NOT_SET_HERE = ("limited", "single_active", "consumer_timeout_ms")
 
 
 def read_control(tr: Transaction, keys: Keyspace, queue: str) -> QueueControl:
+    """Raises ``FormatError``."""
     return decode_control(tr.get(keys.control(queue)))
 
 
 def read(tr: Transaction, keys: Keyspace, queue: str, key: str) -> KeyLimits:
-    """The key's own limits, or those of every key."""
+    """The key's own limits, or those of every key. Raises ``FormatError``."""
     own, control = tr.get_many([keys.limits(queue, key), keys.control(queue)])
     return decode_control(control).every_key if own is None else decode_limits(own)
 
@@ -44,7 +44,7 @@ def set_control(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, contr
     if control.ageing is not None and not control.ageing > 0:
         raise OptionError("ageing must be more than 0 seconds per priority, or None", given=control.ageing)
     _check(control.every_key)
-    before = read_control(tr, keys, queue)
+    before = control_of(tr.get(keys.control(queue)))
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
     tr.set(keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key:
@@ -66,7 +66,7 @@ def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, l
                 fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
             )
         tr.set(keys.limits(queue, key), encode_limits(limits))
-        control = read_control(tr, keys, queue)
+        control = control_of(tr.get(keys.control(queue)))
         if not control.limited:
             tr.set(keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
         tr.set(keys.fair(queue), b"")
@@ -113,7 +113,7 @@ def check_capacity(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, ke
     if not control.limited and control.every_key.capacity is None:
         return
     own, backlog = tr.get_many([keys.limits(queue, key), keys.backlog(queue, key)], snapshot=True)
-    capacity = (control.every_key if own is None else decode_limits(own)).capacity
+    capacity = (control.every_key if own is None else limits_of(own)).capacity
     size = int.from_bytes(backlog or b"", "little", signed=True) + tally.coming(queue, key)
     if capacity is not None and size >= capacity:
         raise CapacityExceeded(
@@ -126,7 +126,7 @@ def check_capacity(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, ke
 
 
 def _check(limits: KeyLimits) -> None:
-    for name, least in (("weight", 1), ("max_in_flight", 1), ("burst", 1), ("capacity", 0)):
+    for name, least in LEAST_LIMITS.items():
         value = getattr(limits, name)
         if value is not None and (not isinstance(value, int) or value < least):
             raise OptionError(f"{name} must be a whole number of at least {least}", given=value)

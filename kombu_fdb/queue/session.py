@@ -26,7 +26,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.errors import LeaseLost
+from kombu_fdb.errors import FormatError, LeaseLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
@@ -38,6 +38,7 @@ __all__ = [
     "beat_ms",
     "beats",
     "consumed_of",
+    "description_of",
     "fence",
     "hold_role",
     "holds",
@@ -49,6 +50,8 @@ __all__ = [
 
 _TTL = struct.Struct(">I")
 _STAMP_BYTES = 10
+#: Of a beat that can't be read, whose session may live: long enough for another beat, were it ever so slow.
+UNREADABLE_TTL_S = 600.0
 
 
 def open_session(
@@ -86,8 +89,28 @@ def beat_ms(beat: bytes) -> int:
 
 
 def _told(beat: bytes) -> list[Any]:
-    told = beat[_STAMP_BYTES : -_TTL.size]
-    return list(decode_json(told)) if told else []
+    """Nothing, if it can't be read."""
+    try:
+        told = decode_json(beat[_STAMP_BYTES : -_TTL.size] or b"[]")
+    except FormatError:
+        return []
+    return told if isinstance(told, list) else []
+
+
+def _ttl_s(beat: bytes) -> float:
+    """How long the session may be silent after this beat."""
+    if len(beat) < _STAMP_BYTES + _TTL.size:
+        return UNREADABLE_TTL_S
+    return float(_TTL.unpack(beat[-_TTL.size :])[0]) / 1000
+
+
+def description_of(value: bytes) -> dict[str, Any]:
+    """What a session said of itself; nothing, if it can't be read."""
+    try:
+        description = decode_json(value)
+    except FormatError:
+        return {}
+    return description if isinstance(description, dict) else {}
 
 
 def require(
@@ -116,7 +139,7 @@ def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     found = []
     for key, value in tr.get_range(*keys.all_beats, snapshot=True):
-        found.append((_id_of(keys, key), value, _TTL.unpack(value[-_TTL.size :])[0] / 1000))
+        found.append((_id_of(keys, key), value, _ttl_s(value)))
     return found
 
 

@@ -16,7 +16,7 @@ from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.model import Lease
 from kombu_fdb.queue.deadletter import Graves, Policy, bury, drop
 from kombu_fdb.queue.publish import store_delayed
-from kombu_fdb.queue.tally import ACKED, LEASED, LOST, RETURNED, Tally
+from kombu_fdb.queue.tally import ACKED, LATE, LEASED, RETURNED, Tally
 from kombu_fdb.queue.whereabouts import forget
 from kombu_fdb.store.protocol import Transaction
 
@@ -113,7 +113,7 @@ def _take_leases(
     seen: set[bytes] = set()
     for key, value in zip(lease_keys, tr.get_many(lease_keys), strict=True):
         if value is None or key in seen:
-            tally.note("", LOST)  # nobody knows its queue any more
+            tally.note("", LATE)  # nobody knows its queue any more
             held.append(None)
             continue
         seen.add(key)

@@ -68,7 +68,7 @@ def leave(tr: Transaction, keys: Keyspace, queue: str, session_id: bytes, tag: s
 def leave_all(tr: Transaction, keys: Keyspace, session_id: bytes, tags: Collection[str] | None = None) -> None:
     """The same for these consumers of a session, or all, in all queues."""
     for key, record in tr.get_range(*keys.all_singles, snapshot=True):
-        if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode() in tags):
+        if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
             tr.add_read_conflict_key(key)
             vacate(tr, keys, str(keys.unpack(key)[1]))
 
@@ -78,7 +78,7 @@ def active(tr: Transaction, keys: Keyspace, queue: str) -> tuple[bytes, str] | N
     record = tr.get(keys.single(queue), snapshot=True)
     if record is None or _is_nobody(record):
         return None
-    return record[:SESSION_BYTES], record[SESSION_BYTES:].decode()
+    return record[:SESSION_BYTES], record[SESSION_BYTES:].decode(errors="replace")
 
 
 def vacate(tr: Transaction, keys: Keyspace, queue: str) -> None:

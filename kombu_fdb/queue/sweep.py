@@ -19,7 +19,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
 from kombu_fdb.queue.settle import end_of_lease, put_back
-from kombu_fdb.queue.tally import Tally
+from kombu_fdb.queue.tally import LOST, Tally
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part"]
@@ -116,5 +116,7 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
         bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
         return
+    if counted:  # else its owner gave it back
+        tally.note(queue, LOST)
     end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

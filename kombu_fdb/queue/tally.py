@@ -17,6 +17,7 @@ __all__ = [
     "CONFLICTS",
     "DEAD",
     "DELAYED",
+    "LATE",
     "LEASED",
     "LOST",
     "PUBLISHED",
@@ -33,8 +34,8 @@ LEASED = "leased"
 #: What is counted for charts only (``totals.py``): a queue's name, and what happened there.
 Event = tuple[str, str]
 PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
-#: A lease was gone when it was to be settled; a claim was beaten by a rival's.
-LOST, CONFLICTS = "lost", "conflicts"
+#: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
+LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
 
 
 class Tally:

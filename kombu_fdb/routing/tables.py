@@ -15,19 +15,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kombu_fdb.clock import Clock
-from kombu_fdb.errors import ExchangeNotFound
-from kombu_fdb.keyspace.codec import decode_control, decode_json, encode_json
+from kombu_fdb.errors import ExchangeNotFound, FormatError
+from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import URGENT, QueueControl
-from kombu_fdb.routing.match import matches
+from kombu_fdb.routing.match import EXCHANGE_TYPES, matches
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables"]
+__all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "declared_as"]
 
 #: How long a declaration is believed, in seconds.
 DECLARATION_AGE_S = 1.0
 #: Declarations remembered at most; reply queues come and go.
 MOST_DECLARATIONS = 10_000
+#: Arguments that are calculated with.
+_WHOLE_NUMBERS = (
+    "x-message-ttl",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-delivery-limit",
+    "x-max-priority",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,11 @@ class Exchange:
 
     @classmethod
     def decode(cls, name: str, value: bytes) -> Exchange:
-        return cls(name, *decode_json(value))
+        """Raises ``FormatError``."""
+        fields = _fields(value, str, bool, bool, dict)
+        if fields[0] not in EXCHANGE_TYPES:
+            raise FormatError("unknown type of exchange", exchange=name, type=fields[0])
+        return cls(name, *fields)
 
 
 #: Exchanges that exist without being declared (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges).
@@ -74,7 +87,12 @@ class QueueDeclaration:
 
     @classmethod
     def decode(cls, name: str, value: bytes) -> QueueDeclaration:
-        return cls(name, *decode_json(value))
+        """Raises ``FormatError``."""
+        fields = _fields(value, bool, bool, bool, dict)
+        arguments = fields[3]
+        if not all(arguments.get(name) is None or type(arguments[name]) is int for name in _WHOLE_NUMBERS):
+            raise FormatError("unreadable arguments of a queue", queue=name, arguments=str(arguments)[:80])
+        return cls(name, *fields)
 
     @property
     def can_vanish(self) -> bool:
@@ -85,6 +103,21 @@ class QueueDeclaration:
     def single_active(self) -> bool:
         """Whether it serves one consumer at a time."""
         return bool(self.arguments.get("x-single-active-consumer"))
+
+
+def _fields(value: bytes, *types: type) -> list[Any]:
+    fields = decode_json(value)
+    if not isinstance(fields, list) or [type(each) for each in fields] != [*types]:
+        raise FormatError("unreadable declaration", value=value[:80])
+    return fields
+
+
+def declared_as(name: str, value: bytes | None) -> QueueDeclaration | None:
+    """What the queue is declared as; None also if that can't be read, so that nobody's work stops for it."""
+    try:
+        return None if value is None else QueueDeclaration.decode(name, value)
+    except FormatError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +141,7 @@ class RoutingTables:
     # -- exchanges -------------------------------------------------------------------------------------------------
 
     def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
-        """The queues a message reaches, each once. Raises ``ExchangeNotFound``."""
+        """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``."""
         if not exchange:
             return [routing_key]
         loaded = self._load(tr, exchange)
@@ -126,6 +159,7 @@ class RoutingTables:
         return loaded
 
     def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:
+        """Raises ``FormatError``."""
         value = tr.get(self._keys.exchange(name), snapshot=True)
         return PREDECLARED.get(name) if value is None else Exchange.decode(name, value)
 
@@ -139,6 +173,7 @@ class RoutingTables:
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def read_queue(self, tr: Transaction, name: str) -> QueueDeclaration | None:
+        """Raises ``FormatError``."""
         value = tr.get(self._keys.queue(name), snapshot=True)
         return None if value is None else QueueDeclaration.decode(name, value)
 
@@ -155,7 +190,7 @@ class RoutingTables:
         now = self._clock.monotonic()
         read_at, declaration = self._declarations.get(queue, (None, None))
         if read_at is None or now - read_at >= DECLARATION_AGE_S:
-            declaration = self.read_queue(tr, queue)
+            declaration = declared_as(queue, tr.get(self._keys.queue(queue), snapshot=True))
             if len(self._declarations) >= MOST_DECLARATIONS:
                 self._declarations.clear()
             self._declarations[queue] = (now, declaration)
@@ -166,7 +201,7 @@ class RoutingTables:
         now = self._clock.monotonic()
         read_at, control = self._controls.get(queue, (None, QueueControl()))
         if read_at is None or now - read_at >= DECLARATION_AGE_S:
-            control = decode_control(tr.get(self._keys.control(queue), snapshot=True))
+            control = control_of(tr.get(self._keys.control(queue), snapshot=True))
             if len(self._controls) >= MOST_DECLARATIONS:
                 self._controls.clear()
             self._controls[queue] = (now, control)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_fdb import metrics
 from celery_fdb.metrics import NAMES, OTHER, BrokerCollector, make_collector
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LATE, PUBLISHED, RETURNED
 from kombu_fdb.testing.processes import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +77,16 @@ def test_what_happened_is_counted_over_all_processes(collector, another, broker,
     for each in (broker, another()):
         each.engine.add_totals()
     found = samples(collector)
-    for name, number in (("published", 5), ("claimed", 4), ("acked", 1), ("returned", 2), ("dead_lettered", 1)):
+    for name, number in (
+        ("published", 5),
+        ("claimed", 4),
+        ("acked", 1),
+        ("returned", 2),
+        ("dead_lettered", 1),
+        ("lost_leases", 1),
+    ):
         assert value(found, f"celery_fdb_{name}_total", queue="jobs") == number, name
-    assert value(found, "celery_fdb_lost_leases_total") == 1
+    assert value(found, "celery_fdb_late_settlements_total") == 1
 
 
 def test_the_series_of_keys_are_bounded_and_lose_no_message(url, broker):
@@ -233,7 +240,7 @@ def test_totals_of_queues_that_are_gone_are_forgotten(broker):
     broker.engine.add_totals()
     broker.queue("goes").drop()
     assert set(broker.engine.totals()) == {"stays"}
-    broker.engine._totals.note({("goes", DEAD): 1, ("", LOST): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1})
+    broker.engine._totals.note({("goes", DEAD): 1, ("", LATE): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1})
     broker.engine.add_totals()
     broker.engine.trim_totals()
     assert set(broker.engine.totals()) == {"stays", ""}

@@ -13,7 +13,7 @@ from celery import Celery
 from prometheus_client import REGISTRY
 
 from celery_fdb.cli import fdb
-from celery_fdb.metrics import GAUGES, LOST, NAMES, TOTALS
+from celery_fdb.metrics import GAUGES, LATE, NAMES, TOTALS
 from kombu_fdb import Broker
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,11 +44,11 @@ def command_table():
 
 def metric_table():
     totals = {f"{name}_total": about for name, (_, about) in TOTALS.items()}
-    lost = {f"{LOST}_total": "Settlements that came too late: the message was given to another consumer."}
+    late = {f"{LATE}_total": "Settlements that came too late: the message was given to another consumer."}
     return "".join(
         [
             "| metric | |\n|---|---|\n",
-            *(f"| `{name}` | {about} |\n" for name, about in {**GAUGES, **totals, **lost}.items()),
+            *(f"| `{name}` | {about} |\n" for name, about in {**GAUGES, **totals, **late}.items()),
         ]
     )
 

@@ -92,8 +92,8 @@ def test_the_page_takes_a_project_over(run: Callable[..., str], tmp_path: Path) 
             commands += [line for line in text.splitlines() if line.startswith("python ")]
             for command in [line for line in text.splitlines() if line.startswith("python ")]:
                 run(*command.split()[1:])
-    assert len(commands) == 6
-    assert '"ready": 2' in run("manage.py", "fdb", "queues", "--json")
+    assert len(commands) == 8
+    assert '"ready": 3, "delayed": 1' in run("manage.py", "fdb", "queues", "--json")
 
 
 if __name__ == "__main__":

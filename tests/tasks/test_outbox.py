@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from celery import group
+from celery import chain, chord, group
+from kombu.exceptions import OperationalError
 
 from celery_fdb import outbox as module
-from celery_fdb.outbox import DDL, Outbox
+from celery_fdb.outbox import DDL, INDEX_DDL, Outbox
+from celery_fdb.published import BrokerInTest
+from kombu_fdb import OptionError
+from kombu_fdb.queue.engine import Engine
 from kombu_fdb.testing.processes import fork
 
 
@@ -21,10 +27,10 @@ def connect(tmp_path):
 
 @pytest.fixture
 def database(connect):
-    connection = connect()
-    connection.execute(DDL)
-    yield connection
-    connection.close()
+    with closing(connect()) as connection:
+        connection.execute(DDL)
+        connection.execute(INDEX_DDL)
+        yield connection
 
 
 @pytest.fixture
@@ -36,10 +42,39 @@ def box(app, connect, database):
     return Outbox(app, connect)
 
 
+@pytest.fixture
+def task(box):
+    return box.app.tasks["add"]
+
+
 def add(box, database, signature=None, commit=True):
     result = box.add(database.cursor(), signature or box.app.tasks["add"].s(1, 2))
     (database.commit if commit else database.rollback)()
     return result
+
+
+def rows(database, columns="attempts, error, due_ms"):
+    return database.execute(f"SELECT {columns} FROM celery_outbox").fetchall()
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """What waits for a moment is due at once."""
+    monkeypatch.setattr(module, "LEASE_S", 0)
+    monkeypatch.setattr(module, "BACKOFF", "0s")
+
+
+@pytest.fixture
+def commits(monkeypatch):
+    """How many messages each publishing transaction had."""
+    sizes = []
+    publish = Engine.publish
+    monkeypatch.setattr(
+        Engine,
+        "publish",
+        lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
+    )
+    return sizes
 
 
 def test_a_committed_task_is_published_once(box, database, sent):
@@ -47,11 +82,20 @@ def test_a_committed_task_is_published_once(box, database, sent):
     assert [box.relay(), box.relay()] == [1, 0]
     ((name, args, _, headers),) = sent()
     assert (name, args, headers["id"]) == ("add", [1, 2], result.id)
+    assert rows(database) == []
 
 
 def test_a_rolled_back_one_is_not(box, database):
     add(box, database, commit=False)
     assert box.relay() == 0
+
+
+def test_many_rows_are_one_transaction_of_the_broker(box, database, sent, task, commits):
+    for number in range(20):
+        add(box, database, task.s(number, 0))
+    assert [box.relay(15), box.relay(15)] == [15, 5]
+    assert commits == [15, 5]
+    assert sorted(args[0] for _, args, *_ in sent()) == list(range(20))
 
 
 def test_a_web_process_killed_after_its_commit_loses_nothing(box, database, connect, sent):
@@ -68,18 +112,56 @@ def test_a_web_process_killed_after_its_commit_loses_nothing(box, database, conn
     assert len(sent()) == 1
 
 
-def test_a_relay_killed_between_publish_and_delete_publishes_once(box, database, sent, monkeypatch):
-    add(box, database, group(box.app.tasks["add"].s(n, n) for n in range(3)))
-    monkeypatch.setattr(module, "LEASE_S", 0)
+# -- moments -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_countdown_counts_from_the_call(box, database, url, task, monkeypatch):
+    early = datetime.now(UTC) - timedelta(hours=1)
+    monkeypatch.setattr(box, "now_ms", lambda: int(early.timestamp() * 1000))
+    add(box, database, task.s(1, 2).set(countdown=3500, expires=3700))
+    monkeypatch.undo()
+    box.relay()
+    (message,) = BrokerInTest(url).published("q")
+    eta, expires = (datetime.fromisoformat(message.headers[name]) for name in ("eta", "expires"))
+    assert abs(eta - early - timedelta(seconds=3500)) < timedelta(seconds=1)
+    assert abs(expires - early - timedelta(seconds=3700)) < timedelta(seconds=1)
+
+
+def test_of_a_canvas_what_is_published_with_it_counts_from_the_call(box, database, task):
+    later = task.s(1, 2).set(countdown=60)
+    add(box, database, chain(later, later))
+    add(box, database, group(later, later))
+    add(box, database, chord([later, later], later))
+    texts = [text for (text,) in rows(database, "signature")]
+    assert [text.count('"eta"') for text in texts] == [1, 2, 2]
+    assert [text.count('"countdown": 60') for text in texts[:2]] == [1, 0]
+
+
+def test_arguments_are_those_of_the_call(box, database, sent, task):
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    add(box, database, task.s(moment, b"bytes"))
+    box.relay()
+    ((_, args, *_),) = sent()
+    assert args == [moment, b"bytes"]
+
+
+def test_what_is_no_json_is_refused_at_the_call(box, database, task):
+    with pytest.raises(TypeError):
+        add(box, database, task.s(object(), 1))
+    assert rows(database) == []
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_relay_killed_between_publish_and_delete_publishes_once(box, database, sent, task, hurry, monkeypatch):
+    add(box, database, group(task.s(n, n) for n in range(3)))
 
     def die():
-        send = box._send
-
         def kill(*args):
-            send(*args)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        box._send = kill
+        monkeypatch.setattr("celery_fdb.outbox.rows.Rows.delete", kill)
         box.relay()
 
     child = fork(die)
@@ -89,13 +171,80 @@ def test_a_relay_killed_between_publish_and_delete_publishes_once(box, database,
     assert len(sent()) == 3
 
 
-def test_a_poison_row_is_kept_with_its_error_and_stops_no_other(box, database, sent, monkeypatch):
-    monkeypatch.setattr(module, "LEASE_S", 0)
-    add(box, database, box.app.tasks["add"].s(1))
+def test_a_poison_row_is_kept_with_its_error_and_stops_no_other(box, database, sent, task, hurry):
+    add(box, database, task.s(1))
     add(box, database)
     for _ in range(module.MOST_ATTEMPTS + 1):
         box.relay()
-    ((attempts, error, due),) = database.execute("SELECT attempts, error, due FROM celery_outbox").fetchall()
+    ((attempts, error, due),) = rows(database)
     assert (attempts, due) == (module.MOST_ATTEMPTS, None)
     assert "TypeError" in error
     assert len(sent()) == 1
+
+
+def test_a_failed_row_waits_before_its_next_attempt(box, database, task):
+    add(box, database, task.s(1))
+    before = box.now_ms()
+    assert [box.relay(), box.relay()] == [0, 0]
+    ((attempts, _, due),) = rows(database)
+    assert attempts == 1
+    assert before + 1000 <= due <= box.now_ms() + 1000
+
+
+def test_a_poison_row_can_be_tried_again(box, database, sent, task, hurry):
+    add(box, database, task.s(1))
+    for _ in range(module.MOST_ATTEMPTS):
+        box.relay()
+    with box.opened() as table:
+        assert table.retry_poison(box.now_ms()) == 1
+
+    @box.app.task(name="later", shared=False)
+    def later(one):
+        pass
+
+    database.execute("UPDATE celery_outbox SET signature = replace(signature, '\"add\"', '\"later\"')")
+    database.commit()
+    assert box.relay() == 1
+    assert len(sent()) == 1
+
+
+def test_a_row_that_is_no_signature_is_poison(box, database, hurry):
+    database.execute("INSERT INTO celery_outbox VALUES ('x', '{', 0, 0, 0, NULL)")
+    database.commit()
+    box.relay()
+    assert rows(database, "attempts") == [(1,)]
+
+
+def test_a_broker_that_does_not_answer_counts_against_no_row_and_they_are_given_back(
+    box, database, sent, task, tmp_path
+):
+    url = box.app.conf.broker_url
+    add(box, database)
+    before = rows(database)
+    box.app.conf.broker_url = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
+    box.app._pool = box.app.amqp._producer_pool = None
+    with pytest.raises(OperationalError):
+        box.relay()
+    assert rows(database) == before
+    box.app.conf.broker_url = url
+    box.app._pool = box.app.amqp._producer_pool = None
+    assert box.relay() == 1
+    assert len(sent()) == 1
+
+
+def test_a_relay_whose_lease_is_over_takes_nothing_from_the_next(box, database, hurry):
+    add(box, database)
+    with box.opened() as table:
+        (first,) = table.claim(1, box.now_ms(), 0)
+        (second,) = table.claim(1, box.now_ms() + 5, 60_000)
+        table.give_back([first])
+        table.fail(first, "late", None)
+    assert rows(database) == [(0, None, second.lease_ms)]
+
+
+def test_a_driver_that_tells_no_placeholder(box):
+    class Cursor:
+        pass
+
+    with pytest.raises(OptionError, match="mark='%s'"):
+        box.add(Cursor(), box.app.tasks["add"].s(1, 2))
