@@ -1,8 +1,8 @@
 """Queue arguments: which there are, what they accept, and what a claim must know of them.
 
 AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
-``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error, or
-a queue would grow without the limit that somebody has asked for.
+``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
+or a queue would grow without the limit that somebody has asked for.
 
 A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must not be
 a second behind. What it needs stands in the queue's control record too, which each claim reads anyway.
