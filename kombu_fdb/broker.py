@@ -323,6 +323,8 @@ class Queue:
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``OptionError``; nothing is
         stored then. ``CommitUnknown``: it may be stored, and may be stored twice if it is put again.
         """
+        _check_text("task_id", task_id)
+        _check_text("dedup_id", dedup_id)
         publication = self._publication(payload, key, priority, delay, ttl, ttr)._replace(
             task_id=task_id,
             dedup_id=dedup_id,
@@ -356,10 +358,11 @@ class Queue:
     def _publication(
         self, payload: bytes | str, key: str, priority: int | None, delay: float, ttl: float | None, ttr: float | None
     ) -> Publication:
+        _check_text("key", key)
         return Publication(
             "",
             self.name,
-            payload.encode() if isinstance(payload, str) else bytes(payload),
+            _bytes(payload),
             priority=self._priority(priority),
             due_ms=due_at(delay),
             ttl_ms=None if ttl is None else _positive_ms("ttl", ttl),
@@ -510,6 +513,21 @@ class Queue:
                 "the queue is in use", queue=self.name, fix="Settle its jobs and end its consumers, or purge it."
             )
         return deleted
+
+
+def _bytes(payload: bytes | str) -> bytes:
+    """Raises ``OptionError``."""
+    if isinstance(payload, str):
+        return payload.encode()
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise OptionError("a payload is bytes or a text", given=type(payload).__name__, fix="Try json.dumps(payload).")
+    return bytes(payload)
+
+
+def _check_text(name: str, value: object) -> None:
+    """Raises ``OptionError``."""
+    if not isinstance(value, str):
+        raise OptionError(f"{name} must be a text", given=value, fix=f"Try str({name}).")
 
 
 def _positive_ms(name: str, seconds: float) -> int:

@@ -156,7 +156,7 @@ def check_file(location: SqliteLocation) -> Findings:
     path, folder = location.path, location.path.parent
     if not folder.is_dir():
         if location.is_default:
-            yield Finding("ok", "file", f"{path} (will be made)")
+            yield _makeable(path)
         else:
             yield Finding("fail", "file", f"no such folder: {folder}", f"mkdir -p {folder}")
         return
@@ -168,6 +168,15 @@ def check_file(location: SqliteLocation) -> Findings:
     free = shutil.disk_usage(folder).free
     if free < LITTLE_SPACE_BYTES:
         yield Finding("warn", "disk", f"{free // 2**20} MiB free", f"Make room on the disk of {folder}.")
+
+
+def _makeable(path: Path) -> Finding:
+    """The default file, in a folder that the first user makes."""
+    nearest = next(each for each in path.parents if each.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return Finding("ok", "file", f"{path} (will be made)")
+    step = "Name a file in the URL, fdb+sqlite:////path/broker.db, in a folder of the workers' user."
+    return Finding("fail", "file", f"{path} can't be made: {nearest} is no folder that can be written to", step)
 
 
 def _writable(path: Path, folder: Path) -> Finding:

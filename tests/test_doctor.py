@@ -32,6 +32,15 @@ def test_the_default_file_is_not_made_by_looking(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_default_file_that_can_not_be_made_is_named_with_the_way_out(tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    code, text = run()
+    assert code == 1
+    assert f"can't be made: {tmp_path}/home is no folder" in text
+    assert "Name a file in the URL" in text
+
+
 def test_a_folder_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
     code, text = run(f"fdb+sqlite:///{tmp_path}/typo/broker.db")
     assert code == 1

@@ -23,8 +23,8 @@ __all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "n
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
 WIDE = 200
-#: ``user:password@``, in whatever an error quotes.
-SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
+#: ``user:password@``, in whatever an error quotes; the advice ``description:id@host`` stays readable.
+SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
 
 class Answer(NamedTuple):

@@ -1,8 +1,8 @@
 """Queue arguments: which there are, what they accept, and what a claim must know of them.
 
 AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
-``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ, but a misspelt one of ours is an
-error.
+``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
+or a queue would grow without the limit that somebody has asked for.
 
 A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must not be
 a second behind. What it needs stands in the queue's control record too, which each claim reads anyway.
@@ -22,6 +22,8 @@ __all__ = ["check", "for_claims"]
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: Ours begin with it.
 OWN = "x-fair-"
+#: A name so like one of ours is misspelt. None of RabbitMQ's other arguments is: ``x-priority`` is the nearest, 0.83.
+LIKE = 0.88
 #: The largest whole number that JSON carries everywhere.
 MOST = 2**53 - 1
 
@@ -76,10 +78,11 @@ def check(declaration: QueueDeclaration) -> None:
 
 
 def _check_name(queue: str, name: str) -> None:
-    if not name.startswith(OWN):
-        return
-    near = difflib.get_close_matches(name, [each for each in KINDS if each.startswith(OWN)], n=1, cutoff=0)
-    raise NotEquivalent("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")
+    own = name.startswith(OWN)
+    ours = [each for each in KINDS if each.startswith(OWN)] if own else KINDS
+    near = difflib.get_close_matches(name, ours, n=1, cutoff=0 if own else LIKE)
+    if near:
+        raise NotEquivalent("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")
 
 
 def for_claims(arguments: Mapping[str, Any]) -> dict[str, Any]:

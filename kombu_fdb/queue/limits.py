@@ -130,7 +130,8 @@ def _check(limits: KeyLimits) -> None:
         value = getattr(limits, name)
         if value is not None and (not isinstance(value, int) or value < least):
             raise OptionError(f"{name} must be a whole number of at least {least}", given=value)
-    if limits.rate is not None and not limits.rate > 0:
+    rate: object = limits.rate
+    if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
         raise OptionError("rate must be more than 0 messages per second", given=limits.rate)
     if limits.priority is not None and limits.priority not in range(URGENT + 1):
         raise OptionError("priority must be 0 to 9", given=limits.priority)

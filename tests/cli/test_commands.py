@@ -488,6 +488,13 @@ def test_a_file_that_is_made_for_looking_is_told(run, tmp_path):
     assert second.err == ""
 
 
+def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path):
+    (tmp_path / "junk.cluster").write_text("junk\n")
+    result = run("status", broker=f"fdb:///{tmp_path}/junk.cluster")
+    assert result.code == 3
+    assert "description:id@host:port" in result.err
+
+
 def test_no_broker_at_all_says_how_to_name_one(run):
     result = run("status", broker=None)
     assert result.code == 2

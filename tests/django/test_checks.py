@@ -150,6 +150,13 @@ def test_atomic_requests(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "delay_on_commit" in messages(deploy=True)["W012"].hint
 
 
+def test_a_project_without_default_auto_field_is_not_warned_of_our_models() -> None:
+    from django.conf import settings
+
+    assert not settings.is_overridden("DEFAULT_AUTO_FIELD")
+    assert [each for each in django_checks.run_checks() if each.id == "models.W042"] == []
+
+
 def test_every_id_is_in_the_table_and_made_somewhere() -> None:
     source = "".join(Path(checks.__file__).with_name(name).read_text() for name in ("checks.py", "backend.py"))
     listed = re.findall(r"^``celery_fdb\.(\w\d+)``", checks.__doc__ or "", re.MULTILINE)

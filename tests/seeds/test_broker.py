@@ -47,9 +47,19 @@ def test_brokers_of_a_process_share_one_session_that_opens_with_the_first_take(t
     one.close()
 
 
-@pytest.mark.parametrize("values", [{"delay": -1}, {"ttl": 0}, {"ttr": -1}, {"priority": 10}, {"priority": 1.5}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"delay": -1}, {"ttl": 0}, {"ttr": -1}, {"priority": 10}, {"priority": 1.5}),
+        *({"key": 7}, {"task_id": 7}, {"dedup_id": 7}),
+    ],
+)
 def test_senseless_arguments_store_nothing(tmp_path, values):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         with pytest.raises(OptionError):
             broker.queue("q").put("a", **values)
+        with pytest.raises(OptionError, match="is bytes or a text"):
+            broker.queue("q").put({"order": 7})
+        with pytest.raises(OptionError, match="rate"):
+            broker.queue("q").limit("acme", rate="1/m")
         assert broker.queue("q").stats().delayed == broker.queue("q").count() == 0

@@ -70,9 +70,29 @@ def test_ageing_by_argument(broker):
         jobs.control(ageing=-1)
 
 
-def test_a_misspelt_argument_of_ours(broker):
-    with pytest.raises(NotEquivalent, match="Did you mean x-fair-ageing"):
-        broker.queue("jobs", arguments={"x-fair-aging": 60_000})
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("x-fair-aging", "x-fair-ageing"),
+        ("x-max-lenght", "x-max-length"),
+        ("message-ttl", "x-message-ttl"),
+        ("x-dead-letter-exchage", "x-dead-letter-exchange"),
+    ],
+)
+def test_a_misspelt_argument_is_an_error(broker, misspelt, meant):
+    with pytest.raises(NotEquivalent, match=f"Did you mean {meant}[?]"):
+        broker.queue("jobs", arguments={misspelt: 60_000})
+
+
+def test_other_arguments_of_rabbitmq_are_kept(broker):
+    others = {
+        "x-queue-type": "quorum",
+        "x-max-in-memory-length": 5,
+        "x-priority": 1,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-max-age": "1D",
+    }
+    assert broker.queue("jobs", arguments=others).declaration.arguments == others
 
 
 # -- time to run -------------------------------------------------------------------------------------------------------
