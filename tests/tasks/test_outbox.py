@@ -112,6 +112,21 @@ def test_a_web_process_killed_after_its_commit_loses_nothing(box, database, conn
     assert len(sent()) == 1
 
 
+def test_a_tasks_own_dedup_id_makes_two_rows_one_message(box, database, sent, task):
+    for _ in range(2):
+        add(box, database, task.s(1, 2).set(dedup_id="order-1"))
+    assert [box.relay(1), box.relay(1)] == [1, 1]
+    assert len(sent()) == 1
+
+
+def test_the_rows_id_holds_though_the_window_of_the_tasks_own_is_over(box, database, sent, task, hurry, monkeypatch):
+    add(box, database, task.s(1, 2).set(dedup_id="order-1", dedup_window=0.001))
+    with monkeypatch.context() as killed:
+        killed.setattr("celery_fdb.outbox.rows.Rows.delete", lambda *_: None)
+        assert [box.relay(), box.relay()] == [1, 1]
+    assert len(sent()) == 1
+
+
 # -- moments -----------------------------------------------------------------------------------------------------------
 
 
