@@ -37,6 +37,8 @@ __all__ = [
 
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
+#: A queue's longest name in UTF-8, in bytes: AMQP's short string.
+LONGEST_NAME = 255
 #: A task id's longest UTF-8 form, in bytes.
 LONGEST_TASK_ID = 255
 #: The most urgent priority, as in AMQP; the least urgent is 0.

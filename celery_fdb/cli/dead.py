@@ -13,7 +13,7 @@ from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
-from celery_fdb.cli.work import RATE
+from celery_fdb.cli.work import DURATION, RATE
 from celery_fdb.overview import look
 from kombu_fdb.deadletters import DeadLetters
 from kombu_fdb.errors import QueueNotFound
@@ -40,8 +40,8 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--task", help="A Celery task's name."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception."),
-        click.option("--older-than", type=float, metavar="SECONDS", help="Since the last death."),
-        click.option("--younger-than", type=float, metavar="SECONDS", help="Since the last death."),
+        click.option("--older-than", type=DURATION, metavar="SECONDS", help="Since the last death; or 10m, 12h, 7d."),
+        click.option("--younger-than", type=DURATION, metavar="SECONDS", help="Since the last death; or 10m, 12h, 7d."),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
 

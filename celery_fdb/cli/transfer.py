@@ -31,6 +31,7 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
     """
     if file.exists() and not force:
         raise Refused("the file exists", path=str(file), fix="Name another one, or say --force.")
+    _existing(run.where)
     source = StoreSource(run.broker, leased=leased)
     try:
         with bar(run, "export", source.header.messages) as advance:
@@ -59,7 +60,7 @@ def import_(
         if file is not None:
             source: Source = FileSource(file)
         else:
-            source = StoreSource(run.also(Where(url=url, options=from_options)), leased=leased)
+            source = StoreSource(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
             done = import_from(source, run.broker, advance, again=again)
     except OSError as error:
@@ -67,6 +68,13 @@ def import_(
     document = {"source": source.header.source, "messages": done.messages, "stored": done.stored}
     before = f" ({done.messages - done.stored:,} were there from before)" if done.stored < done.messages else ""
     return Answer(document, [f"imported {done.messages:,} message(s){before}"])
+
+
+def _existing(where: Where) -> Where:
+    """Nothing is taken from a file that would only be made. Raises ``Refused``."""
+    if where.absent is not None:
+        raise Refused("there is no broker", path=where.absent, fix="Is the path right?")
+    return where
 
 
 def _file_error(file: Path | None, error: OSError) -> Refused:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kombu_fdb import Broker, OptionError
-from kombu_fdb.location import SCHEMES, Location, locate, parse_url
+from kombu_fdb.location import SCHEMES, Location, SqliteLocation, locate, parse_url
 from kombu_fdb.options import parse_options
 
 __all__ = ["Where"]
@@ -49,10 +49,23 @@ class Where:
         url, options = self.resolve()
         return locate(parse_url(url), parse_options(options))
 
+    @property
+    def absent(self) -> str | None:
+        """The broker's file, if it has to be there and is not. Raises ``OptionError``."""
+        location = self.location()
+        return str(location.path) if isinstance(location, SqliteLocation) and not location.path.exists() else None
+
     def open(self) -> Broker:
-        """Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
+        """A file that is not there is made, and standard error says so: its path may be a typo.
+
+        Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
+        """
         url, options = self.resolve()
-        return Broker.open(url, **options)
+        absent = self.absent
+        broker = Broker.open(url, **options)
+        if absent is not None:
+            self.error(f"Note: there was no {absent}; this is a new, empty broker. Is the path right?")
+        return broker
 
 
 def _ours(configured: Any) -> str:

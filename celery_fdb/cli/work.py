@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import click
@@ -11,9 +12,9 @@ from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Run, command, table
 from kombu_fdb.model import KeyLimits
 
-__all__ = ["limit", "pause", "resume"]
+__all__ = ["DURATION", "RATE", "limit", "pause", "resume"]
 
-UNITS_S = {"s": 1, "m": 60, "h": 3_600}
+UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 @command()
@@ -53,6 +54,18 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
             self.fail(f"{value!r} is no rate such as 10, 100/m or 1000/h", param, ctx)
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, or a number with its unit: 30s, 10m, 12h, 7d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration such as 90 (seconds), 10m, 12h or 7d", param, ctx)
+        return float(found[1]) * UNITS_S[found[2] or "s"]
+
+
 class OrNone(click.ParamType):  # type: ignore[type-arg]
     """What another type takes, or ``none`` to take the limit away."""
 
@@ -65,6 +78,7 @@ class OrNone(click.ParamType):  # type: ignore[type-arg]
 
 
 RATE = Rate()
+DURATION = Duration()
 INTEGER_OR_NONE = OrNone(click.INT)
 
 
@@ -104,5 +118,11 @@ def _read(run: Run, queue: str, key: str | None) -> KeyLimits:
 
 def _limits(queue: str, key: str | None, limits: KeyLimits) -> Answer:
     fields = dataclasses.asdict(limits)
-    rows = [(name, "none" if value is None else str(value)) for name, value in fields.items()]
+    rows = [(name, _limit(value)) for name, value in fields.items()]
     return Answer({"queue": queue, "key": key, "limits": fields}, [table("limit value", rows)])
+
+
+def _limit(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -27,6 +27,7 @@ from kombu_fdb.errors import LimitExceeded, MessageTooLarge, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS, Keyspace
 from kombu_fdb.model import (
     LONGEST_KEY,
+    LONGEST_NAME,
     LONGEST_TASK_ID,
     Death,
     Delivery,
@@ -513,7 +514,9 @@ class Engine:
     # -- queues and routing ----------------------------------------------------------------------------------------
 
     def declare_queue(self, declaration: QueueDeclaration) -> None:
-        """Create a queue or update its arguments."""
+        """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``."""
+        if len(declaration.name.encode()) > LONGEST_NAME:
+            raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
         self._write(lambda tr, _: control.declare_queue(tr, self.keys, declaration))
         self.routing.forget_queue(declaration.name)
 

@@ -116,7 +116,13 @@ def check_capacity(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, ke
     capacity = (control.every_key if own is None else limits_of(own)).capacity
     size = int.from_bytes(backlog or b"", "little", signed=True) + tally.coming(queue, key)
     if capacity is not None and size >= capacity:
-        raise CapacityExceeded(queue=queue, key=key, current_size=size, capacity=capacity)
+        raise CapacityExceeded(
+            queue=queue,
+            key=key,
+            current_size=size,
+            capacity=capacity,
+            fix="Nothing was stored: publish it again later, or raise the key's capacity.",
+        )
 
 
 def _check(limits: KeyLimits) -> None:

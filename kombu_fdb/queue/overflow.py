@@ -118,9 +118,12 @@ def _excess(ready: int, new: int, most: int | None) -> int:
 
 
 def _refusal(queue: str, full: _Full) -> CapacityExceeded:
+    fix = "Nothing was stored: publish it again later, or raise the queue's {}."
     if full.excess.messages:
-        return CapacityExceeded(queue=queue, current_size=full.ready.messages, capacity=full.most[0])
-    return CapacityExceeded(queue=queue, unit="bytes", current_size=full.ready.size, capacity=full.most[1])
+        size, most, fix = full.ready.messages, full.most[0], fix.format("x-max-length")
+        return CapacityExceeded(queue=queue, current_size=size, capacity=most, fix=fix)
+    size, most, fix = full.ready.size, full.most[1], fix.format("x-max-length-bytes")
+    return CapacityExceeded(queue=queue, unit="bytes", current_size=size, capacity=most, fix=fix)
 
 
 def _oldest(tr: Transaction, graves: Graves, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:

@@ -84,7 +84,7 @@ def _import(option: str) -> KeyFunction:
             "fair_key names a function that can't be imported",
             fair_key=option,
             reason=str(error),
-            fix="Write it as 'package.module:function', importable by publishers",
+            fix="Write it as 'package.module:function'. Publishers import it: is its folder in PYTHONPATH?",
         ) from error
     if not callable(function):
         raise OptionError("fair_key names something that is no function", fair_key=option)

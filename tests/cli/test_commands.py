@@ -385,7 +385,12 @@ def test_dead_letters_of_an_exchange(run, broker):
 def test_dead_list_counts_by_what_they_have_in_common(run, graves):
     assert run("dead", "list", "celery", "--by", "reason", "--json").json == {"rejected": 3}
     assert run("dead", "list", "celery", "--by", "task", "--json").json == {"shop.add": 3}
-    assert run("dead", "list", "celery", "--older-than", "3600", "--json").json == []
+    for hour in ("3600", "3600s", "60m", "1h"):
+        assert run("dead", "list", "celery", "--older-than", hour, "--json").json == []
+        assert len(run("dead", "list", "celery", "--younger-than", hour, "--json").json) == 3
+    wrong = run("dead", "list", "celery", "--older-than", "1 week")
+    assert wrong.code == 2
+    assert "10m, 12h or 7d" in wrong.err
 
 
 def test_dead_discard_some_or_all(run, graves):
@@ -473,6 +478,14 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     result = run(*arguments)
     assert (result.code, result.out) == (2, "")
     assert ":thesecret" not in result.err
+
+
+def test_a_file_that_is_made_for_looking_is_told(run, tmp_path):
+    typo = f"fdb+sqlite:///{tmp_path}/brokr.db"
+    first, second = run("status", "--json", broker=typo), run("status", "--json", broker=typo)
+    assert first.json["queues"] == []
+    assert f"there was no {tmp_path}/brokr.db" in first.err
+    assert second.err == ""
 
 
 def test_no_broker_at_all_says_how_to_name_one(run):

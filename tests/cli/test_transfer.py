@@ -190,6 +190,15 @@ def test_the_file_is_json_lines_for_its_owner_only(run, filled, source_url, tmp_
     assert not (tmp_path / "all.jsonl.part").exists()
 
 
+def test_nothing_is_taken_from_a_broker_that_is_not_there(run, tmp_path):
+    typo = f"fdb+sqlite:///{tmp_path}/sorce.db"
+    for result in (run("import", "--from", typo), run("export", str(tmp_path / "all.jsonl"), broker=typo)):
+        assert (result.code, result.out) == (1, "")
+        assert f"there is no broker (path='{tmp_path}/sorce.db')" in result.err
+    assert not (tmp_path / "sorce.db").exists()
+    assert not (tmp_path / "all.jsonl").exists()
+
+
 def test_an_existing_file_is_replaced_only_if_it_is_said(run, filled, source_url, tmp_path):
     file = tmp_path / "f"
     file.write_text("precious")

@@ -224,6 +224,38 @@ class Person:
         self.browser.save_screenshot(path)
 
 
+@pytest.mark.parametrize("width", [1180, 400])
+def test_no_page_is_wider_than_the_window_however_long_the_names(shop: Shop, browser: Any, width: int) -> None:
+    shop.manage("open_shop")
+    shop.manage("shell", "-c", FILL)
+    person = Person(browser, shop.start_server())
+    metrics = {"width": width, "height": 820, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(person.address)
+    person.write("username", "admin")
+    person.write("password", "admin")
+    browser.find_element("css selector", "input[type=submit]").click()
+    person.expect("Queues")
+    for page in ("", f"{LONG_QUEUE}/change/", f"{LONG_QUEUE}/keys/", f"{LONG_QUEUE}/messages/"):
+        browser.get(f"{person.address}admin/celery_fdb/queue/{page}")
+        person.expect("long")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+    task = browser.find_element("css selector", "#result_list th a")
+    toolbar = browser.find_element("id", "toolbar")
+    assert task.rect["y"] > toolbar.rect["y"] + toolbar.rect["height"]  # Django 6.1 would set them side by side
+    browser.get(task.get_attribute("href"))
+    person.expect("Message id")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+LONG_QUEUE = "a-long-name-of-a-queue.of-some-team.in-some-department.of-a-company.with-a-version-v2"
+FILL = f"""
+from django_shop import celery_app
+name = "shop.tasks.a_task_with_quite_a_long_name_that_somebody_wrote_on_a_friday_afternoon"
+celery_app.send_task(name, (1,), queue={LONG_QUEUE!r}, headers={{"fair_key": "a-long-key-" + 80 * "x"}})
+"""
+
+
 def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: Any) -> None:
     shop.manage("open_shop")
     shop.start_worker()

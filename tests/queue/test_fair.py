@@ -284,6 +284,7 @@ def test_capacity(bench: Bench) -> None:
     with pytest.raises(CapacityExceeded) as caught:
         put(bench, "a", 3)
     assert (caught.value.current_size, caught.value.capacity) == (2, 2)
+    assert "raise the key's capacity" in str(caught.value)
     with pytest.raises(CapacityExceeded):
         bench.engine.publish([Publication("", "q", b"4", key="b"), Publication("", "q", b"5", key="a")])
     put(bench, "b", 6)

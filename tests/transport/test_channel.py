@@ -72,6 +72,12 @@ class TestDeclare:
         channel.exchange_declare("e", "x-delayed-message", arguments={"x-delayed-type": "topic"})
         assert channel.engine.exchange("e").type == "topic"
 
+    def test_a_queues_name_has_amqps_longest_length(self, channel: Any) -> None:
+        channel.queue_declare("q" * 255)
+        with pytest.raises(PreconditionFailed, match="name is too long"):
+            channel.queue_declare("q" * 256)
+        assert channel.engine.queue("q" * 256) is None
+
     def test_unknown_exchange_type(self, channel: Any) -> None:
         with pytest.raises(PreconditionFailed):
             channel.exchange_declare("e", "headers")

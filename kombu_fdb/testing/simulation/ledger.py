@@ -2,7 +2,8 @@
 
 The ledger keeps books of its own from the rows of messages and compares them with what the engine keeps: where each
 message is (ONE-PLACE), how many there are (COUNTS), and who may move it how: ``rights.py``. Turns and limits of keys
-are in ``ledger_keys.py``. Nothing is looked at but what the commit touched.
+are in ``ledger_keys.py``, the index by task id in ``ledger_tasks.py``, active consumers in ``ledger_single.py``.
+Nothing is looked at but what the commit touched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.testing.simulation.ledger_keys import KeyLedger
+from kombu_fdb.testing.simulation.ledger_single import SingleLedger
+from kombu_fdb.testing.simulation.ledger_tasks import TaskLedger
 from kombu_fdb.testing.simulation.process import Frame, Violation
 from kombu_fdb.testing.simulation.rights import Judge
 from kombu_fdb.testing.simulation.rows import STATES, Row, label_of, read_row
@@ -25,7 +28,7 @@ Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 #: Rows that say nothing about messages.
 _SKIPPED = frozenset(
     {"token", "alarm", "waiting", "role", "exchange", "binding", "bound", "epoch", "pace", "round", "format", "bucket"}
-    | {"task", "dedup", "dedup_end", "import", "imported", "total", "single", "expiring"}
+    | {"dedup", "dedup_end", "import", "imported", "total", "expiring"}
 )
 
 
@@ -44,6 +47,10 @@ class Ledger:
     ) -> None:
         self.keys = Keyspace(namespace)
         self.turns = KeyLedger(self.keys, exact=exact)
+        self.tasks = TaskLedger(self.keys)
+        self.single = SingleLedger(
+            self.keys, frozenset(queue for queue, given in queues.items() if "x-single-active-consumer" in given)
+        )
         self.judge = Judge(queues, delivery_limit, [grave for grave in graves if grave in queues])
         self.rows: dict[bytes, Row] = {}
         #: By message id: the keys of its rows, while there are any.
@@ -84,6 +91,8 @@ class Ledger:
                 self._message(tag, key, new, moves, touched)
             elif tag == "count":
                 touched.add(self._counter(key, new))
+            elif tag in ("task", "single"):
+                (self.tasks if tag == "task" else self.single).note(key, new)
             elif tag in ("session", "beat", "consumer"):
                 self._record(author, tag, key, old, new, observable_s)
             elif tag not in _SKIPPED:
@@ -92,6 +101,8 @@ class Ledger:
         self._check_counts(touched)
         self._check_bodies(bodies | moves.keys())
         self.turns.check(author)
+        self.tasks.check()
+        self.single.check(author, self.sessions)
 
     @property
     def counts(self) -> Counter[tuple[str, str]]:
@@ -131,7 +142,8 @@ class Ledger:
     def _count(self, row: Row, by: int, touched: set[tuple[str, str]]) -> None:
         self._expected[row.queue, row.state] += by
         touched.add((row.queue, row.state))
-        self.turns.message(row, by)
+        for books in (self.turns, self.tasks, self.single):
+            books.message(row, by)
 
     def _check_moves(self, author: Frame | None, moves: Mapping[bytes, tuple[list[Row], list[Row]]]) -> None:
         appeared = [row for _, new in moves.values() for row in new]

@@ -79,10 +79,22 @@ class Profile:
     #: One consumer at a time, so that turns follow each other exactly.
     exact: bool = False
 
+    def bounded(self, queue: str) -> bool:
+        """Whether what is published there may be gone at once."""
+        return not {"x-max-length", "x-max-length-bytes"}.isdisjoint(self.queues.get(queue, {}))
+
+    def single_active(self, queue: str) -> bool:
+        """Whether it serves one consumer at a time."""
+        return "x-single-active-consumer" in self.queues.get(queue, {})
+
 
 LIFE = {"publish": 32, "claim": 32, "ack": 16, "release": 6, "reject": 3, "duties": 14, "beat": 3, "pass": 14}
 STORMS = {"die": 2, "close": 1, "freeze": 2, "jump": 1, "outage": 1, "recovery": 1, "cut": 1, "start": 1}
-CONTROL = {"limit": 3, "pause": 1, "purge": 1, "delete": 2, "replay": 1, "wait": 3, "calm": 1, "garble": 1}
+CONTROL = {"limit": 3, "pause": 1, "purge": 1, "delete": 2, "replay": 1, "wait": 3, "calm": 1, "garble": 1} | {
+    "cancel": 2,
+    "move": 1,
+    "repeat": 2,
+}
 
 PROFILES: Mapping[str, Profile] = {
     "everything": Profile(LIFE | STORMS | CONTROL, {"plain": {}, "fair": {}, "full": {"x-max-length": 3}}),
@@ -177,6 +189,7 @@ PROFILES: Mapping[str, Profile] = {
             "refuse": {"x-max-length": 3, "x-overflow": "reject-publish"},
             "refuse-dlx": {"x-max-length": 3, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "dlx"},
             "fair-head": {"x-max-length": 4},
+            "bytes": {"x-max-length-bytes": 40},
             "graves": {},
             "cellar": {},
         },
@@ -188,6 +201,41 @@ PROFILES: Mapping[str, Profile] = {
         rivals={"consume": 8, "publish": 6, "duties": 2, "leave": 1},
         meanwhile=0.7,
         delayed=0.2,
+    ),
+    "tasks": Profile(
+        {"publish": 14, "claim": 10, "ack": 5, "release": 6, "reject": 5, "cancel": 10, "promote": 3, "duties": 4}
+        | {"pass": 4, "move": 4, "walk": 2, "purge": 1, "die": 1},
+        rivals={"cancel": 5, "promote": 3, "release": 4, "move": 4, "claim": 4, "publish": 2, "walk": 1},
+        meanwhile=0.7,
+        delayed=0.4,
+    ),
+    "repeats": Profile(
+        {"repeat": 40, "tidy": 14, "pass": 20, "claim": 6, "ack": 4, "purge": 2},
+        {"plain": {}},
+        rivals={"repeat": 10, "tidy": 2, "pass": 2},
+        meanwhile=0.7,
+        trouble=0.3,
+        delayed=0.2,
+        expiring=0.0,
+    ),
+    "letters": Profile(
+        {"publish": 12, "claim": 14, "reject": 16, "walk": 10, "discard": 3, "replay": 2, "ack": 1, "cancel": 1}
+        | {"pass": 2, "duties": 2},
+        rivals={"walk": 8, "discard": 3, "claim": 4, "reject": 3, "replay": 2},
+        meanwhile=0.8,
+        kill=0.08,
+        delayed=0.0,
+        expiring=0.05,
+    ),
+    "single": Profile(
+        {"publish": 14, "claim": 30, "ack": 8, "release": 3, "resign": 10, "pass": 2, "tick": 10, "die": 1, "close": 12}
+        | {"freeze": 2, "cut": 1, "wait": 2, "pause": 2, "duties": 2, "sweep": 6},
+        {"single": {"x-single-active-consumer": True}},
+        rivals={"claim": 14, "resign": 3, "wake": 2, "sweep": 10, "close": 8, "duties": 1, "publish": 1},
+        meanwhile=0.9,
+        kill=0.05,
+        delayed=0.0,
+        expiring=0.0,
     ),
 }
 

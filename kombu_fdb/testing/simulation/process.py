@@ -50,6 +50,14 @@ class Frame:
     commits: int = 0
     #: The latest its process's wall clock showed in this step: what was due then may be handed out.
     latest_ms: int = 0
+    #: What that clock showed when a publication with a dedup id was begun.
+    began_ms: int = 0
+
+    @property
+    def actor(self) -> Process:
+        """Whose step it is."""
+        assert self.process is not None
+        return self.process
 
     def trouble(self, point: str, number: int) -> tuple[bool, Fault | None]:
         """Whether something is to go wrong here, and what; (True, None) is death."""

@@ -7,6 +7,7 @@ store to be empty (DURABLE, FAIR): a message that nobody gets is as good as lost
 
 from __future__ import annotations
 
+from kombu_fdb.testing.simulation.owners import consumers_of, recover, take
 from kombu_fdb.testing.simulation.plan import Step
 from kombu_fdb.testing.simulation.process import Process, Violation
 from kombu_fdb.testing.simulation.world import BEAT_INTERVAL_S, DEAD_LENGTH, SESSION_TTL_S, SWEEP_INTERVAL_S, World
@@ -33,7 +34,11 @@ def come_to_rest(world: World) -> None:
     # Past whatever is delayed, by a wall clock that was ahead too, and past the next trimming of dead letters.
     world.pass_time(901.0)
     calm(world)
+    # What came due with that is trimmed by the next.
+    world.pass_time(301.0)
+    calm(world)
     _check_dead(world)
+    _check_full(world)
     _open_everything(world)
     _consume(world)
     calm(world)
@@ -83,6 +88,16 @@ def _check_dead(world: World) -> None:
             raise Violation("BOUNDED", f"{queue} keeps {number} messages, not {DEAD_LENGTH}")
 
 
+def _check_full(world: World) -> None:
+    """What the oldest give way in is not longer than it may be."""
+    for queue, given in world.profile.queues.items():
+        rows = [row for row in world.ledger.rows.values() if row.queue == queue and row.state == "ready"]
+        size = sum(row.record.size for row in rows)
+        full = len(rows) > given.get("x-max-length", len(rows)) or size > given.get("x-max-length-bytes", size)
+        if full and given.get("x-overflow", "drop-head") == "drop-head":
+            raise Violation("BOUNDED", f"{queue} keeps {len(rows)} messages, {size} bytes")
+
+
 def _open_everything(world: World) -> None:
     with world.acting(Step("open", "limit", 0, 1)):
         engine = next(iter(world.processes.values())).engine
@@ -109,13 +124,11 @@ def _consume(world: World) -> None:
 
 
 def _turn(world: World, process: Process, queues: list[str]) -> None:
-    from kombu_fdb.testing.simulation.actions import recover, take  # which imports this module
-
     with world.acting(Step("consume", "claim", 0, 1), process, "main"):
         recover(world.frames[-1])
         if take(world, world.frames[-1], queues, 50, list(process.held)):
             return
-        watches = process.engine.arm(queues)
+        watches = process.engine.arm(queues, process.session, consumers_of(world, process, queues))
         if watches is not None:
             process.watches, process.woken = watches, False
             for watch in watches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 from kombu_fdb.testing.simulation.process import Frame, Violation
@@ -11,17 +11,21 @@ from kombu_fdb.testing.simulation.rows import Row
 
 __all__ = ["Judge"]
 
+#: Verbs of operators who delete messages, and of those who take them elsewhere.
+REMOVERS = frozenset({"purge", "delete", "drop", "cancel", "discard"})
+MOVERS = frozenset({"replay", "walk", "move"})
 #: From, to: the verbs that may. ``new``: it was nowhere before; ``gone``: it is nowhere any more; ``moved``: it is in
 #: another queue, as a dead letter or back from being one.
 RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
-    ("new", "ready"): frozenset({"publish", "garble"}),
-    ("new", "delayed"): frozenset({"publish"}),
-    ("new", "moved"): frozenset({"publish", "claim", "reject", "release", "duties", "close"}),
+    ("new", "ready"): frozenset({"publish", "repeat", "garble"}),
+    ("new", "delayed"): frozenset({"publish", "repeat"}),
+    ("new", "moved"): frozenset({"publish", "repeat", "claim", "reject", "release", "duties", "close"}),
     ("ready", "leased"): frozenset({"claim"}),
-    ("ready", "gone"): frozenset({"claim", "publish", "purge", "delete", "drop", "duties", "replay"}),
-    ("ready", "moved"): frozenset({"claim", "publish", "replay", "duties"}),
+    ("ready", "gone"): frozenset({"claim", "publish", "repeat", "duties"}) | REMOVERS | MOVERS,
+    ("ready", "moved"): frozenset({"claim", "publish", "repeat", "duties"}) | MOVERS,
     ("delayed", "ready"): frozenset({"duties", "promote"}),
-    ("delayed", "gone"): frozenset({"purge", "delete", "drop", "duties"}),
+    ("delayed", "gone"): frozenset({"duties"}) | REMOVERS,
+    ("delayed", "moved"): frozenset({"move"}),
     ("leased", "gone"): frozenset({"ack", "claim", "delete", "reject", "release", "duties"}),
     ("leased", "ready"): frozenset({"release", "recover", "duties", "close", "sweep"}),
     ("leased", "delayed"): frozenset({"release"}),
@@ -34,12 +38,21 @@ SWEEPERS = frozenset({"duties", "close", "sweep"})
 REASONS = {
     "claim": ("expired", "malformed"),
     "publish": ("maxlen",),
+    "repeat": ("maxlen",),
     "reject": ("rejected",),
     "release": ("delivery_limit",),
     "duties": ("delivery_limit", "maxlen"),
 }
 #: Arguments of queues that the duties delete, or trim.
-TRIMMED = ("x-expires", "x-max-length")
+TRIMMED = frozenset({"x-expires", "x-max-length", "x-max-length-bytes"})
+
+
+class Once(NamedTuple):
+    """Of those with this id to this queue one is stored within the window."""
+
+    queue: str
+    dedup_id: str
+    window_ms: int
 
 
 class Judge:
@@ -54,6 +67,9 @@ class Judge:
         self.arrived: set[str] = set()
         #: Those whose publish was refused: they must never appear.
         self.refused: set[str] = set()
+        #: Label -> what is to be published once, and until when by its publisher's clock, at least, nothing like it.
+        self.once: dict[str, Once] = {}
+        self._windows: dict[tuple[str, str], int] = {}
 
     def moved(
         self,
@@ -76,7 +92,7 @@ class Judge:
             self._settled(author, name, before, after, sessions)
         if step == ("delayed", "ready"):
             self._not_early(author, name, before.due_ms if before else 0)
-        if before is not None and step[1] == "moved" and author.verb != "replay":
+        if before is not None and step[1] == "moved" and author.verb not in MOVERS:
             self._buried(author, name, before, after, appeared)
         if before is not None and after is None:
             self._ended(author, name, before, appeared)
@@ -86,12 +102,23 @@ class Judge:
     def _published(self, author: Frame, name: str, after: Row) -> None:
         if author.verb == "garble":
             return
-        if name in self.arrived or name in self.refused:
+        if name in self.once:
+            self._once(author, name, self.once[name])
+        elif name in self.arrived or name in self.refused:
             how = "stored twice" if name in self.arrived else "stored although its publish had failed"
             raise Violation("ONE-PLACE", f"{name} was {how}")
         self.arrived.add(name)
         if after.state == "ready":
             self._not_early(author, name, self.due[name])
+
+    def was_stored(self, once: Once) -> bool:
+        """It, or another of which it would be a duplicate."""
+        return once[:2] in self._windows
+
+    def _once(self, author: Frame, name: str, once: Once) -> None:
+        if author.latest_ms < self._windows.get(once[:2], 0):
+            raise Violation("ONCE-PUBLISHED", f"{name} was stored within the window of {once.dedup_id}")
+        self._windows[once[:2]] = author.began_ms + once.window_ms
 
     @staticmethod
     def _not_early(author: Frame, name: str, due_ms: int) -> None:
@@ -131,11 +158,15 @@ class Judge:
             return
         expired = 0 < before.record.expires_ms <= author.latest_ms
         held = before.state == "leased"
+        trimmed = not TRIMMED.isdisjoint(self._queues.get(queue, {}))
         may = {
             "claim": expired or held,
-            "publish": "x-max-length" in self._queues.get(queue, {}),
-            "duties": queue.endswith(DEAD_SUFFIX) or not self._queues.get(queue, {}).keys().isdisjoint(TRIMMED),
+            "publish": trimmed,
+            "repeat": trimmed,
+            "duties": queue.endswith(DEAD_SUFFIX) or trimmed,
             "replay": expired,
+            "walk": expired,
+            "move": False,
             "release": queue.endswith(DEAD_SUFFIX),
             "reject": queue.endswith(DEAD_SUFFIX),
         }

@@ -28,6 +28,8 @@ class Row(NamedTuple):
     #: Counted among those in flight of its key, which may be "".
     keyed: bool = False
     malformed: bytes = b""
+    #: Its key in the store; of a leased one, that where it was.
+    place: bytes = b""
 
     @property
     def reason(self) -> str:
@@ -52,9 +54,9 @@ def read_row(keys: Keyspace, tag: str, key: bytes, value: bytes) -> Row:
     record, malformed = _decode(value)
     if tag == "delayed":
         due_ms, rank = keys.split_delayed(queue, key)
-        return Row("delayed", queue, record, rank=rank, due_ms=due_ms, malformed=malformed)
+        return Row("delayed", queue, record, rank=rank, due_ms=due_ms, malformed=malformed, place=key)
     fair_key, rank = split_place(keys.place(queue, key))
-    return Row("ready", queue, record, fair_key, rank, malformed=malformed)
+    return Row("ready", queue, record, fair_key, rank, malformed=malformed, place=key)
 
 
 def _leased(keys: Keyspace, key: bytes, value: bytes) -> Row:
@@ -63,7 +65,8 @@ def _leased(keys: Keyspace, key: bytes, value: bytes) -> Row:
     assert isinstance(number, int)
     queue, place, stored = decode_lease(value)
     record, malformed = _decode(stored)
-    return Row("leased", queue, record, *split_place(place), 0, session, number, has_key(place), malformed)
+    at = keys.at(queue, place)
+    return Row("leased", queue, record, *split_place(place), 0, session, number, has_key(place), malformed, at)
 
 
 def _decode(value: bytes) -> tuple[Record, bytes]:

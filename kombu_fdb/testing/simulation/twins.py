@@ -6,13 +6,30 @@ disk: an attribute is replaced while :func:`twin` is entered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.queue import claim, control, deadletter, delay, fair, limits, publish, session, settle, single, sweep
+from kombu_fdb.queue import (
+    cancel,
+    claim,
+    control,
+    deadletter,
+    dedup,
+    delay,
+    fair,
+    limits,
+    move,
+    overflow,
+    publish,
+    replay,
+    session,
+    settle,
+    single,
+    sweep,
+)
 from kombu_fdb.queue.tally import Tally
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
@@ -97,7 +114,7 @@ class _Unexpected(Exception):
 
 
 _fence, _insert, _bury = session.fence, fair._Scheduler._insert, deadletter._way
-_store_ready = publish.store_ready
+_store_ready, _release_part = publish.store_ready, sweep.release_part
 
 
 def _require_nothing(tr: Transaction, _keys: object, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
@@ -156,6 +173,22 @@ def _silent_ready(tally: Tally, queue: str, size: int) -> None:
     tally._bells &= bells
 
 
+def _open_to_all(_tr: Transaction, _keys: object, queues: Sequence[str], *_: object) -> list[str]:
+    return list(queues)
+
+
+def _hand_over(
+    tr: Transaction, graves: deadletter.Graves, tally: Tally, session_id: bytes, *args: Any, **given: Any
+) -> int:
+    if tr.get(graves.keys.session(session_id)) is None:
+        single.leave_all(tr, graves.keys, session_id)
+    sweep.LEASES_PER_TRANSACTION, whole = 1, sweep.LEASES_PER_TRANSACTION
+    try:
+        return _release_part(tr, graves, tally, session_id, *args, **given)
+    finally:
+        sweep.LEASES_PER_TRANSACTION = whole
+
+
 TWINS: dict[str, Twin] = {
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "_take")),
@@ -198,15 +231,30 @@ TWINS: dict[str, Twin] = {
     "claims of one limited key do not exclude each other": Twin("KEY-LIMIT", "one key", *_careless("_exclude_rivals")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("_load_limits")),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_free_parked")),
-    # Single active consumers: no profile yet, the races of tests/queue/test_races.py show them.
-    "consumers become active without a look at each other": Twin("ONE-ACTIVE", "", *_blind(single, "admitted")),
-    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave")),
-    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "", *_blind(single, "leave_all")),
+    # Single active consumers
+    "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
+    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
+    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_all")),
+    "nobody asks who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
+    "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", sweep, "release_part", _hand_over),
+    # Publishing once
+    "two publishers of one dedup id do not conflict": Twin(
+        "ONCE-PUBLISHED", "repeats", *_blind(publish, "without_duplicates")
+    ),
+    "a dedup id is cleared without a look at who has published it since": Twin(
+        "ONCE-PUBLISHED", "repeats", *_blind(dedup, "clear_ended")
+    ),
+    # Tasks and letters
+    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(cancel, "take_back")),
+    "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
+    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
+    "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(replay, "_take")),
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
     "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),
     "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
     "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(deadletter, "trim", 0)),
+    "what a queue grew by other than publishing stays": Twin("BOUNDED", "full", *_without(overflow, "trim", 0)),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Tally, "ready", _silent_ready),
 }
 
