@@ -70,6 +70,9 @@ class Publication(NamedTuple):
     #: Publications of one id to one exchange and routing key are one within the window (``queue/dedup.py``).
     dedup_id: str = ""
     dedup_window_ms: int = 0
+    #: Likewise, for a publisher who may come again with the same message, whatever its dedup id: an outbox.
+    once_id: str = ""
+    once_window_ms: int = 0
     #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
     message_id: bytes = b""
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
 import pytest
@@ -22,6 +28,38 @@ def cluster() -> Iterator[SingleNodeCluster]:
     with SingleNodeCluster() as cluster:
         yield cluster
         close_clients()  # or each would wait at the exit for a store that is gone
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """A real PostgreSQL, reached by a socket; skips where there is none."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    programs = Path(shutil.which("initdb") or next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), "nowhere")).parent
+    if not (programs / "initdb").exists():
+        pytest.skip("no PostgreSQL server here")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # a socket's path is short, and its server is not root
+    user = {"user": "nobody"} if os.geteuid() == 0 else {}
+    if user:
+        shutil.chown(folder, "nobody")
+    run = partial(subprocess.run, check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user)
+    run([programs / "initdb", "-D", folder / "data", "-A", "trust", "-U", "shop", "-N"])
+    control = [programs / "pg_ctl", "-D", folder / "data", "-w"]
+    run([*control, "-l", folder / "log", "-o", f"-h '' -k {folder} -F", "start"])
+    yield f"host={folder} user=shop"
+    run([*control, "-m", "immediate", "stop"])
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgresql(postgresql_server: str) -> str:
+    """An empty database of its own for each test, as psycopg is told it."""
+    import psycopg
+
+    name = f"shop{os.urandom(6).hex()}"
+    with psycopg.connect(f"{postgresql_server} dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    connection.close()
+    return f"{postgresql_server} dbname={name}"
 
 
 @pytest.fixture(autouse=True)

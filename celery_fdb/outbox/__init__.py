@@ -14,7 +14,8 @@ against no row, and all are given back at once.
 
 A relay killed after it claimed: the rows are due again after the lease. Killed after it published and before it
 deleted, or told nothing by the broker: they are published again, and the store drops them, because it knows the
-messages by the row's id and their number there. It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
+messages by the row's id and their number there, beside a ``dedup_id`` that a task has itself (``once_id`` in
+:mod:`kombu_fdb.queue.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
 published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
 delete it. Several relays may run at once.
 """

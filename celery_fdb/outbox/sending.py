@@ -99,5 +99,5 @@ class _Once:
 
     def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
         self._published += 1
-        ids = {"dedup_id": f"outbox:{self._row_id}:{self._published}", "dedup_window": DEDUP_WINDOW_S}
-        return self._producer.publish(body, headers={**ids, **(headers or {})}, **options)
+        ids = {"once_id": f"outbox:{self._row_id}:{self._published}", "once_window": DEDUP_WINDOW_S}
+        return self._producer.publish(body, headers={**(headers or {}), **ids}, **options)

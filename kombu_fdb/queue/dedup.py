@@ -8,6 +8,11 @@ know whether its commit happened may simply publish again, and two schedulers ma
 The window counts from the first publication, by the publishers' wall clocks; a duplicate does not extend it, and the
 end of the message (acked, cancelled, dead) does not end it, as with SQS
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
+
+A publication may have two ids. Its ``once_id`` tells it from all others: an outbox publishes a row again if it does not
+know whether it did before. Its ``dedup_id`` makes calls one that somebody means to be one. A message is new only if
+both are. One that comes again by its ``once_id`` leaves the other id as it is: that window counts from the first time.
+
 An id counts for one exchange and routing key. Entries that are over are cleared by the duties of the consumers.
 """
 
@@ -28,7 +33,7 @@ def without_duplicates(
     tr: Transaction, keys: Keyspace, publications: Sequence[Publication], now_ms: int
 ) -> list[Publication | None]:
     """The publications in their order, None for each that is in the store already or was earlier in this list."""
-    entries = [_entry(keys, each) for each in publications if each.dedup_id]
+    entries = [_entry(keys, each, name) for each in publications for name, _ in _ids(each)]
     if not entries:
         return list(publications)
     seen = {key for key, value in zip(entries, tr.get_many(entries), strict=True) if value and _end(value) > now_ms}
@@ -36,16 +41,21 @@ def without_duplicates(
 
 
 def _is_duplicate(tr: Transaction, keys: Keyspace, publication: Publication, seen: set[bytes], now_ms: int) -> bool:
-    if not publication.dedup_id:
-        return False
-    entry = _entry(keys, publication)
-    if entry in seen:
-        return True
-    seen.add(entry)
-    end_ms = now_ms + publication.dedup_window_ms
-    tr.set(entry, end_ms.to_bytes(8, "big"))
-    tr.set(keys.dedup_end(end_ms, publication.exchange, publication.routing_key, publication.dedup_id), b"")
+    for name, window_ms in _ids(publication):
+        entry = _entry(keys, publication, name)
+        if entry in seen:
+            return True
+        seen.add(entry)
+        end_ms = now_ms + window_ms
+        tr.set(entry, end_ms.to_bytes(8, "big"))
+        tr.set(keys.dedup_end(end_ms, publication.exchange, publication.routing_key, name), b"")
     return False
+
+
+def _ids(publication: Publication) -> list[tuple[str, int]]:
+    """Each with its window, in the order in which they are looked at."""
+    once = publication.once_id, publication.once_window_ms
+    return [each for each in (once, (publication.dedup_id, publication.dedup_window_ms)) if each[0]]
 
 
 def clear_ended(tr: Transaction, keys: Keyspace, now_ms: int) -> int:
@@ -69,8 +79,8 @@ def restore(tr: Transaction, keys: Keyspace, entries_: Sequence[tuple[str, str, 
         tr.set(keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
 
 
-def _entry(keys: Keyspace, publication: Publication) -> bytes:
-    return keys.dedup(publication.exchange, publication.routing_key, publication.dedup_id)
+def _entry(keys: Keyspace, publication: Publication, name: str) -> bytes:
+    return keys.dedup(publication.exchange, publication.routing_key, name)
 
 
 def _end(value: bytes) -> int:

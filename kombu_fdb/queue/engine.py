@@ -204,8 +204,9 @@ class Engine:
             raise QueueError("the fairness key is too long", key=publication.key[:80], longest_bytes=LONGEST_KEY)
         if len(publication.task_id.encode()) > LONGEST_TASK_ID:
             raise QueueError("the task id is too long", task_id=publication.task_id[:80], longest_bytes=LONGEST_TASK_ID)
-        if len(publication.dedup_id.encode()) > LONGEST_KEY:
-            raise QueueError("the dedup id is too long", dedup_id=publication.dedup_id[:80], longest_bytes=LONGEST_KEY)
+        for dedup_id in (publication.dedup_id, publication.once_id):
+            if len(dedup_id.encode()) > LONGEST_KEY:
+                raise QueueError("the dedup id is too long", dedup_id=dedup_id[:80], longest_bytes=LONGEST_KEY)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(publication.payload),

@@ -20,7 +20,7 @@ from kombu.utils.json import JSONEncoder, object_hook
 from kombu_fdb.errors import FormatError
 from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Death, Delivery, Publication
-from kombu_fdb.transport.identity import dedup_of, task_id_of
+from kombu_fdb.transport.identity import dedup_of, once_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
@@ -49,6 +49,7 @@ def encode(
     properties = message.get("properties") or {}
     ttl_ms, expires_ms = expiry(headers, properties)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
+    once_id, once_window_ms = once_of(headers, dedup_window_s)
     return Publication(
         exchange,
         routing_key,
@@ -62,6 +63,8 @@ def encode(
         task_id=task_id_of(headers, properties),
         dedup_id=dedup_id,
         dedup_window_ms=dedup_window_ms,
+        once_id=once_id,
+        once_window_ms=once_window_ms,
     )
 
 

@@ -5,7 +5,8 @@ the message (``queue/whereabouts.py``). An id of more than 255 bytes is publishe
 
 The dedup id (``queue/dedup.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or ``MessageDeduplicationId``, a
 property or header, as users of SQS write it. Its window is the header ``dedup_window`` (seconds), else the option of
-that name; one that can't be read is the option's. A retry is never a duplicate: Celery hands a task's headers on to its
+that name; one that can't be read is the option's. An outbox has an id of its own beside it, the header ``once_id`` with
+the window ``once_window``. A retry is never a duplicate: Celery hands a task's headers on to its
 next attempt, which is told by ``retries``.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from kombu_fdb.model import LONGEST_TASK_ID
 
-__all__ = ["dedup_of", "task_id_of"]
+__all__ = ["dedup_of", "once_of", "task_id_of"]
 
 Facts = Mapping[str, Any]
 
@@ -40,6 +41,14 @@ def dedup_of(headers: Facts, properties: Facts, window_s: float) -> tuple[str, i
     if not dedup_id or headers.get("retries"):
         return "", 0
     return dedup_id, _window_ms(headers.get("dedup_window"), window_s)
+
+
+def once_of(headers: Facts, window_s: float) -> tuple[str, int]:
+    """Likewise, the once id."""
+    given = headers.get("once_id")
+    if given in (None, "") or headers.get("retries"):
+        return "", 0
+    return str(given), _window_ms(headers.get("once_window"), window_s)
 
 
 def _window_ms(given: Any, default_s: float) -> int:

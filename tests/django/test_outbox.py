@@ -234,7 +234,8 @@ from django.conf import settings
 settings.configure(
     SECRET_KEY="x", USE_TZ=True, DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     INSTALLED_APPS=["celery_fdb.outbox.django"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}},
+    DATABASES={"default": {"ENGINE": os.environ["ENGINE"], "NAME": os.environ["NAME"], "HOST": os.environ["HOST"],
+                           "USER": "shop"}},
 )
 import django
 django.setup()
@@ -258,11 +259,21 @@ with transaction.atomic():
 """
 
 
-@pytest.mark.process
-def test_a_web_process_killed_between_commit_and_publish_loses_nothing(url: str, sent: Any, tmp_path: Path) -> None:
+@pytest.fixture(params=["sqlite3", "postgresql"])
+def env(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> dict[str, str]:
+    """Of a project with a real database."""
     (tmp_path / "project.py").write_text(PROJECT)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "BROKER": url}
+    given = {"ENGINE": f"django.db.backends.{request.param}", "NAME": "shop.db", "HOST": ""}
+    if request.param == "postgresql":
+        dsn = dict(each.split("=") for each in request.getfixturevalue("postgresql").split())
+        given |= {"NAME": dsn["dbname"], "HOST": dsn["host"]}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "BROKER": url, **given}
 
+
+@pytest.mark.process
+def test_a_web_process_killed_between_commit_and_publish_loses_nothing(
+    env: dict[str, str], sent: Any, tmp_path: Path
+) -> None:
     def run(*arguments: str) -> int:
         return subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, check=False, timeout=60).returncode
 
@@ -276,9 +287,8 @@ def test_a_web_process_killed_between_commit_and_publish_loses_nothing(url: str,
 
 
 @pytest.mark.process
-def test_the_relay_ends_when_told(url: str, tmp_path: Path) -> None:
-    (tmp_path / "project.py").write_text(PROJECT)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "BROKER": url}
+@pytest.mark.parametrize("env", ["sqlite3"], indirect=True)
+def test_the_relay_ends_when_told(env: dict[str, str], tmp_path: Path) -> None:
     given = [sys.executable, "project.py"]
     subprocess.run([*given, "migrate", "--verbosity=0"], cwd=tmp_path, env=env, check=True, timeout=60)
     with subprocess.Popen([*given, "fdb_relay"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as relay:

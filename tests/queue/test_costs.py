@@ -235,3 +235,11 @@ def test_a_dedup_id_costs_one_read_and_two_writes(bench: Bench, counted: Countin
     assert paid.round_trips == 3
     paid = cost(counted, lambda: bench.engine.publish(batch))
     assert (paid.point_reads, paid.writes, paid.round_trips) == (10, 0, 2)
+
+
+def test_a_second_id_costs_the_same_again_and_no_round_trip(bench: Bench, counted: CountingDatabase) -> None:
+    ids = {"dedup_window_ms": 1000, "once_window_ms": 1000}
+    batch = [Publication("", "q", b"a", dedup_id=f"d{n}", once_id=f"o{n}", **ids) for n in range(10)]
+    paid = cost(counted, lambda: bench.engine.publish(batch))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (20, 0, 20, 4 * 10 + TOKEN)
+    assert paid.round_trips == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kombu_fdb.errors import CapacityExceeded, OptionError, QueueError
@@ -74,6 +76,39 @@ def test_a_duplicate_takes_no_room(bench):
     assert bench.counts() == (1, 0, 0)
 
 
+# -- a second id, of a publisher that may come again -------------------------------------------------------------------
+
+
+def row(once_id="row", dedup_id="", window_ms=10_000):
+    return replace(once(dedup_id, window_ms=window_ms), once_id=once_id, once_window_ms=60_000)
+
+
+def test_one_that_comes_again_is_not_stored_though_its_dedup_window_is_over(bench):
+    bench.engine.publish([row(dedup_id="d")])
+    bench.later(30)
+    bench.engine.publish([row(dedup_id="d")])
+    assert bench.counts() == (1, 0, 0)
+    bench.engine.publish([row("other", dedup_id="d")])
+    assert bench.counts() == (2, 0, 0), "the one that came again began no new window"
+
+
+def test_another_one_of_the_same_dedup_id_is_not_stored_and_not_when_it_comes_again(bench):
+    bench.engine.publish([row("one", dedup_id="d"), row("two", dedup_id="d")])
+    assert bench.counts() == (1, 0, 0)
+    bench.later(30)
+    bench.engine.publish([row("two", dedup_id="d")])
+    assert bench.counts() == (1, 0, 0)
+
+
+def test_without_a_dedup_id_the_other_one_is_enough(bench):
+    for _ in range(2):
+        bench.engine.publish([row("one"), row("two")])
+    assert bench.counts() == (2, 0, 0)
+    bench.later(61)
+    bench.engine.publish([row("one")])
+    assert bench.counts() == (3, 0, 0)
+
+
 def test_two_publishers_at_once(bench, threads):
     engines = [bench.another() for _ in range(4)]
     list(threads.map(lambda engine: engine.publish([once()]), engines))
@@ -107,5 +142,7 @@ def test_the_duties_clear_them(bench):
 def test_too_long_an_id_and_a_senseless_window(bench, broker):
     with pytest.raises(QueueError, match="dedup id is too long"):
         bench.engine.publish([once("x" * 513)])
+    with pytest.raises(QueueError, match="dedup id is too long"):
+        bench.engine.publish([row("x" * 513)])
     with pytest.raises(OptionError, match="dedup_window"):
         broker.queue("q").put("a", dedup_id="d", dedup_window=0)

@@ -16,6 +16,7 @@ from celery_fdb import outbox as module
 from celery_fdb.outbox import DDL, INDEX_DDL, Outbox
 from celery_fdb.published import BrokerInTest
 from kombu_fdb import OptionError
+from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.queue.engine import Engine
 from kombu_fdb.testing.processes import fork
 
@@ -109,6 +110,21 @@ def test_a_web_process_killed_after_its_commit_loses_nothing(box, database, conn
     child.join(20)
     assert child.exitcode == -signal.SIGKILL
     assert box.relay() == 1
+    assert len(sent()) == 1
+
+
+def test_a_tasks_own_dedup_id_makes_two_rows_one_message(box, database, sent, task):
+    for _ in range(2):
+        add(box, database, task.s(1, 2).set(dedup_id="order-1"))
+    assert [box.relay(1), box.relay(1)] == [1, 1]
+    assert len(sent()) == 1
+
+
+def test_the_rows_id_holds_though_the_window_of_the_tasks_own_is_over(box, database, sent, task, hurry, monkeypatch):
+    add(box, database, task.s(1, 2).set(dedup_id="order-1", dedup_window=0.001))
+    with monkeypatch.context() as killed:
+        killed.setattr("celery_fdb.outbox.rows.Rows.delete", lambda *_: None)
+        assert [box.relay(), box.relay()] == [1, 1]
     assert len(sent()) == 1
 
 
@@ -230,6 +246,25 @@ def test_a_broker_that_does_not_answer_counts_against_no_row_and_they_are_given_
     box.app._pool = box.app.amqp._producer_pool = None
     assert box.relay() == 1
     assert len(sent()) == 1
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, CommitUnknown])
+def test_nor_does_one_that_fails_in_the_middle(box, database, sent, monkeypatch, error):
+    add(box, database)
+    before = rows(database)
+    publish = Engine.publish
+
+    def fail(*args, **options):
+        publish(*args, **options)
+        raise error
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Engine, "publish", fail)
+        with pytest.raises(OperationalError):
+            box.relay()
+    assert rows(database) == before
+    assert box.relay() == 1
+    assert len(sent()) == 1, "it was stored before"
 
 
 def test_a_relay_whose_lease_is_over_takes_nothing_from_the_next(box, database, hurry):

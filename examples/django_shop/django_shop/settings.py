@@ -22,6 +22,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "celery_fdb.django",  # pages in the admin, checks, manage.py fdb
+    "celery_fdb.outbox.django",  # tasks in the order's transaction, manage.py fdb_relay
     "shop",
 ]
 MIDDLEWARE = [

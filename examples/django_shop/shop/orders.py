@@ -5,6 +5,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
+from celery_fdb.outbox.django import apply_async
 from shop.models import Customer, Order
 from shop.tasks import charge, remind
 
@@ -14,12 +15,12 @@ REMIND_AFTER = timedelta(days=2)
 
 @transaction.atomic
 def place(customer: Customer, item: str, price: str, *, remind_after: timedelta = REMIND_AFTER) -> Order:
-    """Both tasks are sent when the transaction commits, and not at all if it is rolled back.
+    """Both tasks are committed with the order, or rolled back with it, and sent right after the commit.
 
     The customer is the fairness key: who orders 1,000 things at once waits for them, and nobody else does.
     """
     order = Order.objects.create(customer=customer, item=item, price=price)
     fair = {"headers": {"fair_key": customer.name}}
-    charge.apply_async_on_commit((order.pk,), **fair)
-    remind.apply_async_on_commit((order.pk,), eta=timezone.now() + remind_after, **fair)
+    apply_async(charge, (order.pk,), **fair)
+    apply_async(remind, (order.pk,), eta=timezone.now() + remind_after, **fair)
     return order
