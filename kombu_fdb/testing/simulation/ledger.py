@@ -25,7 +25,7 @@ Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 #: Rows that say nothing about messages.
 _SKIPPED = frozenset(
     {"token", "alarm", "waiting", "role", "exchange", "binding", "bound", "epoch", "pace", "round", "format", "bucket"}
-    | {"task", "dedup", "dedup_end", "import", "imported", "total", "single", "expiring"}
+    | {"task", "dedup", "dedup_end", "import", "imported", "total", "key_total", "single", "expiring"}
 )
 
 
