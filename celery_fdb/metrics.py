@@ -8,8 +8,8 @@ process that has an endpoint already::
     REGISTRY.register(make_collector("fdb://"))
 
 What a scrape costs does not grow with the number of messages. Labels are bounded: the :data:`QUEUES` busiest queues by
-name and the longest keys of each, all others together under :data:`OTHER`; reply queues and others that vanish by
-themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0 and nothing else is told.
+name and of each the longest and the busiest keys, all others together under :data:`OTHER`; reply queues and others that
+vanish by themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0 and nothing else is told.
 
 Needs ``prometheus-client`` (``pip install "celery-fdb[metrics]"``).
 """
@@ -24,6 +24,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_fdb.keyrates import KeyRates
 from celery_fdb.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.clock import SystemClock
@@ -57,9 +58,18 @@ GAUGES = {
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
     "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are coming back).",
 }
+#: The same of messages with a fairness key, by queue and key.
+KEY_TOTALS = {
+    "celery_fdb_key_published": (PUBLISHED, "Messages with a fairness key published, of a queue's busiest keys."),
+    "celery_fdb_key_claimed": (CLAIMED, "Of those, handed out to a consumer."),
+    "celery_fdb_key_acked": (ACKED, "Of those, done."),
+    "celery_fdb_key_returned": (RETURNED, "Of those, handed back or taken from a dead consumer."),
+    "celery_fdb_key_dead_lettered": (DEAD, "Of those, that became dead letters."),
+    "celery_fdb_key_lost_leases": (LOST, "Of those, taken from a consumer process that was silent for too long."),
+}
 LATE = "celery_fdb_late_settlements"
 #: All names as they are exported.
-NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, LATE)}
+NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, *KEY_TOTALS, LATE)}
 
 
 def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerCollector:
@@ -74,9 +84,10 @@ class BrokerCollector(Collector):
     """Thread-safe. Holds one connection to the store from the first scrape on."""
 
     def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
-        """``keys``: so many of each queue have series of their own; 0 for none."""
+        """``keys``: so many of each queue have series of their own, the longest and the busiest; 0 for none."""
         self._open = open_broker
         self._keys = keys
+        self._key_rates: dict[str, KeyRates] = {}
         self._broker: Broker | None = None
         self._lock = threading.Lock()
 
@@ -98,10 +109,18 @@ class BrokerCollector(Collector):
             try:
                 if self._broker is None:
                     self._broker = self._open()
-                return look(self._broker, top_keys=self._keys)
+                overview = look(self._broker, top_keys=self._keys)
+                self._look_at_keys(overview)
+                return overview
             except KombuFDBError:
                 self._forget()
                 return None
+
+    def _look_at_keys(self, overview: Overview) -> None:
+        queues = [each for each in overview.live_queues if each.key_totals]
+        self._key_rates = {each.name: self._key_rates.get(each.name, KeyRates(self._keys)) for each in queues}
+        for queue in queues:
+            self._key_rates[queue.name].look(queue.key_totals)
 
     def _forget(self) -> None:
         """Begin anew next time: the store may be another one by then, or this a forked child."""
@@ -123,6 +142,7 @@ class BrokerCollector(Collector):
         yield from _of_queues(named, others)
         yield from _totals(named, others)
         yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
+        yield from self._totals_of_keys(named)
         states = Counter("open" if each.open else "ended" for each in overview.sessions)
         yield _gauge("celery_fdb_sessions", ["state"], [((state,), states[state]) for state in ("open", "ended")])
         late = CounterMetricFamily(LATE, "Settlements that came too late: the message was given to another consumer.")
@@ -138,6 +158,16 @@ class BrokerCollector(Collector):
                 yield from (((queue.name, key, state), number) for key, number in known)
                 rest = getattr(queue, state) - sum(number for _, number in known)
                 yield (queue.name, OTHER, state), max(rest, 0)
+
+    def _totals_of_keys(self, queues: Sequence[QueueView]) -> Iterator[Metric]:
+        found = [(each.name, self._key_rates[each.name]) for each in queues if each.name in self._key_rates]
+        for name, (event, about) in KEY_TOTALS.items():
+            metric = CounterMetricFamily(name, about, labels=["queue", "key"])
+            for queue, rates in found:
+                for key, totals in rates.named.items():
+                    metric.add_metric([queue, key], totals.get(event, 0))
+                metric.add_metric([queue, OTHER], rates.others[event])
+            yield metric
 
 
 def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:

@@ -48,7 +48,7 @@ class QueueView:
 
     ``oldest_age_s``: seconds for which the oldest ready message waits since it was published or due, None without one;
     in a queue with very many keys, of the oldest among those next in turn. ``ready_bytes``: payloads of the ready ones.
-    ``keys``: the longest, if they were asked for.
+    ``keys``: the longest, and ``key_totals``, if they were asked for.
     """
 
     name: str
@@ -69,6 +69,8 @@ class QueueView:
     passing: bool = False
     ready_bytes: int = 0
     keys: list[KeyView] = field(default_factory=list)
+    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/queue/keytotals.py``).
+    key_totals: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Overview:
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
     """Read it all. ``queues``: only of these. ``top_keys``: with so many of each queue's longest keys.
 
+    With ``top_keys`` also the totals by key.
     ``held``: with the number of each session's messages, which are counted one by one. Raises ``QueueNotFound`` for a
     name in ``queues`` that is neither declared nor holds anything, and ``StoreUnavailable``.
     """
@@ -136,7 +139,13 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         for name in names
     ]
     if top_keys:
-        views = [dataclasses.replace(each, keys=look_at_keys(broker, each.name, top=top_keys)) for each in views]
+        by_key = broker.engine.key_totals()
+        views = [
+            dataclasses.replace(
+                each, keys=look_at_keys(broker, each.name, top=top_keys), key_totals=by_key.get(each.name, {})
+            )
+            for each in views
+        ]
     return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0))
 
 

@@ -31,6 +31,7 @@ key                                                   value                     
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
+``("key_total", queue, key, event)``                  the same of a busy key; "": of others     any verb, about once a second; cleared by the duties
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
@@ -224,6 +225,19 @@ class Keyspace:
     @property
     def all_totals(self) -> Range:
         return range_of(self._key("total"))
+
+    def key_total(self, queue: str, key: str, event: str) -> bytes:
+        return self._key("key_total", queue, key, event)
+
+    def key_totals_of(self, queue: str, key: str) -> Range:
+        return range_of(self._key("key_total", queue, key))
+
+    def key_totals(self, queue: str) -> Range:
+        return range_of(self._key("key_total", queue))
+
+    @property
+    def all_key_totals(self) -> Range:
+        return range_of(self._key("key_total"))
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)

@@ -181,7 +181,7 @@ def _deliver(
     if record.expires_ms and record.expires_ms <= window.now_ms:
         drop_expired(tr, graves, tally, queue, record, value, window.now_ms, place=key)
         return None
-    tally.note(queue, CLAIMED)
+    tally.note(queue, CLAIMED, fair_key)
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
     if leased:

@@ -148,8 +148,8 @@ def bury(
     details: dict[str, Any] | None = None,
 ) -> None:
     """Move a record, which its caller has taken out of its ``place`` in ``queue``, to where its dead letters go."""
-    tally.note(queue, DEAD)
     record = _readable(graves, value)
+    tally.note(queue, DEAD, record.key)
     record = record._replace(priority=record.priority or priority_of(place))
     way = _way(tr, graves, queue)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, reason)]

@@ -52,6 +52,7 @@ from kombu_fdb.queue import (
     dedup,
     delay,
     inspect,
+    keytotals,
     letters,
     limits,
     move,
@@ -120,6 +121,7 @@ class Engine:
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
         self._totals = totals.Totals(self.keys, clock)
+        self._busiest = keytotals.Busiest()
         self._database = database
         self._clock = clock
         self._ids = ids
@@ -557,10 +559,27 @@ class Engine:
             timeout_s = self._timeout_s if timeout_s is None else timeout_s
             self._retry(lambda tr: self._totals.write(tr, share.taken), timeout_s=timeout_s)
 
+    def key_totals(self) -> dict[str, keytotals.KeyTotals]:
+        """The same by queue, key and event, of the busiest keys; key "": of a queue's others (``keytotals.py``)."""
+        found: dict[str, keytotals.KeyTotals] = {}
+        begin = self.keys.all_key_totals[0]
+        while (part := self._key_totals(begin)) is not None:
+            queue, found[queue], begin = part
+        return found
+
+    def _key_totals(self, begin: bytes) -> tuple[str, keytotals.KeyTotals, bytes] | None:
+        return self._read(lambda tr: keytotals.read_next(tr, self.keys, begin))
+
     def trim_totals(self) -> None:
-        """Forget the totals of queues that are gone."""
+        """Forget the totals of queues that are gone, and all but the busiest keys. For one thread."""
         for queue in self.totals().keys() - self.queues().keys() - {""}:
             self._forget_totals(queue)
+        for queue, names in self._busiest.surplus(self.key_totals()):
+            for start in range(0, len(names), keytotals.KEYS_PER_FOLD):
+                self._fold_totals(queue, names[start : start + keytotals.KEYS_PER_FOLD])
+
+    def _fold_totals(self, queue: str, names: Sequence[str]) -> None:
+        self._write(lambda tr, _: keytotals.fold(tr, self.keys, queue, names))
 
     def _forget_totals(self, queue: str) -> None:
         self._write(lambda tr, _: totals.forget(tr, self.keys, queue))

@@ -80,7 +80,7 @@ def _put(
     *,
     has_room: bool,
 ) -> None:
-    tally.note(queue, PUBLISHED)
+    tally.note(queue, PUBLISHED, publication.key)
     keys, routing, message_id = graves.keys, graves.routing, publication.message_id or graves.ids()
     if not has_room:
         publish_dead(tr, graves, tally, queue, publication._replace(message_id=message_id), (), now_ms, reason="maxlen")

@@ -29,7 +29,7 @@ def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) 
     for lease in held:
         if lease is not None:
             queue, place, value = lease
-            tally.note(queue, ACKED)
+            tally.note(queue, ACKED, split_place(place)[0])
             _drop_value(tr, keys, value, place)
     return [lease is not None for lease in held]
 
@@ -91,15 +91,15 @@ def put_back(
             bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, place=place, details=details)
             return
         value = redelivered(value)
-    tally.note(queue, RETURNED)
+    key, rank = split_place(place)
+    tally.note(queue, RETURNED, key)
     if due_ms > now_ms:
         task_id = names_of(value)[1]
         forget(tr, graves.keys, task_id, place)
-        store_delayed(tr, graves.keys, tally, queue, due_ms, split_place(place)[1], value, task_id=task_id)
+        store_delayed(tr, graves.keys, tally, queue, due_ms, rank, value, task_id=task_id)
         return
     tr.set(graves.keys.at(queue, place), value)
     tally.ready(queue, size_of(value))
-    key, rank = split_place(place)
     if key:
         tally.came(queue, key, rank)
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.queue import single
 from kombu_fdb.queue.deadletter import Graves, bury
@@ -117,6 +117,6 @@ def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now
         bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
         return
     if counted:  # else its owner gave it back
-        tally.note(queue, LOST)
+        tally.note(queue, LOST, split_place(place)[0])
     end_of_lease(tally, queue, place)
     put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)

@@ -31,8 +31,9 @@ READY = "ready"
 DELAYED = "delayed"
 LEASED = "leased"
 
-#: What is counted for charts only (``totals.py``): a queue's name, and what happened there.
-Event = tuple[str, str]
+#: What is counted for charts only (``totals.py``): a queue's name, what happened there, and to a message of which key;
+#: without a key: to any message.
+Event = tuple[str, ...]
 PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
 #: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
 LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
@@ -73,9 +74,11 @@ class Tally:
         key = (queue, state)
         self._counts[key] = self._counts.get(key, 0) + by
 
-    def note(self, queue: str, event: str) -> None:
-        """Count an event for the charts."""
-        self._add(self.events, (queue, event), 1)
+    def note(self, queue: str, event: str, key: str = "") -> None:
+        """Count an event for the charts; once more for the key, if the message has one."""
+        self.events[queue, event] = self.events.get((queue, event), 0) + 1
+        if key:
+            self.events[queue, event, key] = self.events.get((queue, event, key), 0) + 1
 
     def ready(self, queue: str, size: int) -> None:
         """A message of ``size`` bytes became ready: count it and wake who waits for it."""

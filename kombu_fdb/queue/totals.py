@@ -4,7 +4,8 @@ Each process counts what it does and adds it to ``("total", queue, event)`` abou
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 What it did last is added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
 store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
-counted in the transaction that does it (``tally.py``).
+counted in the transaction that does it (``tally.py``). What happens to messages with a key is counted by key as
+well, as ``keytotals.py`` says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from threading import Lock
 
 from kombu_fdb.clock import Clock
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.queue import keytotals
 from kombu_fdb.queue.tally import Event
 from kombu_fdb.store.protocol import Transaction
 
@@ -33,6 +35,9 @@ class Totals:
         self._clock = clock
         self._lock = Lock()
         self._pending: dict[Event, int] = {}
+        #: Of those, the kinds by key of each queue.
+        self._keyed: Counter[str] = Counter()
+        self._names = keytotals.Names(clock)
         self._next_s = clock.monotonic() + INTERVAL_S
 
     def note(self, events: Mapping[Event, int]) -> None:
@@ -40,8 +45,21 @@ class Totals:
         pending = self._pending
         with self._lock:
             for event, number in events.items():
-                if event in pending or len(pending) < MOST_PENDING:
-                    pending[event] = pending.get(event, 0) + number
+                kind = event if event in pending else self._new_kind(event)
+                if kind is not None:
+                    pending[kind] = pending.get(kind, 0) + number
+
+    def _new_kind(self, event: Event) -> Event | None:
+        """As what it is counted; None: not at all."""
+        queue, what, *key = event
+        if not key:
+            return event if len(self._pending) - self._keyed.total() < MOST_PENDING else None
+        if (queue, what) not in self._pending:
+            return None  # nor is it for the queue
+        if self._keyed[queue] >= keytotals.KINDS_PENDING:
+            return queue, what, keytotals.OTHERS
+        self._keyed[queue] += 1
+        return event
 
     def due(self) -> Share | None:
         """What the next transaction is to add, if it is time for it."""
@@ -52,13 +70,16 @@ class Totals:
         with self._lock:
             taken = dict(self._pending)
             self._pending.clear()
+            self._keyed.clear()
             self._next_s = self._clock.monotonic() + INTERVAL_S
         return Share(self, taken)
 
     def write(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Blind atomic adds."""
-        for (queue, event), number in events.items():
-            tr.add(self._keys.total(queue, event), number)
+        for (queue, what, *key), number in events.items():
+            if not key:
+                tr.add(self._keys.total(queue, what), number)
+        keytotals.write(tr, self._keys, self._names.folded(events))
 
 
 class Share:
@@ -98,3 +119,4 @@ def read(tr: Transaction, keys: Keyspace) -> dict[str, dict[str, int]]:
 def forget(tr: Transaction, keys: Keyspace, queue: str) -> None:
     """The queue is gone."""
     tr.clear_range(*keys.totals(queue))
+    keytotals.forget(tr, keys, queue)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,53 @@ def test_the_series_of_keys_are_bounded_and_lose_no_message(url, broker):
     assert value(found, "celery_fdb_key_messages", queue="jobs", key=OTHER, state="ready") == 37 - 15
 
 
+def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
+    jobs = broker.queue("jobs")
+    jobs.put_many("abcd", key="k")
+    jobs.put("nobody's")
+    held = {job.payload: job for job in jobs.take_many(5, 0)}
+    held[b"a"].ack()
+    held[b"b"].release()
+    held[b"c"].bury()
+    held[b"nobody's"].ack()
+    sweep(another(), broker)
+    broker.engine.add_totals()
+    found = samples(collector)
+    for name, number in (
+        ("published", 4),
+        ("claimed", 4),
+        ("acked", 1),
+        ("returned", 2),
+        ("dead_lettered", 1),
+        ("lost_leases", 1),
+    ):
+        assert value(found, f"celery_fdb_key_{name}_total", queue="jobs", key="k") == number, name
+        assert value(found, f"celery_fdb_key_{name}_total", queue="jobs", key=OTHER) == 0, "it has a key or it has none"
+
+
+def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
+    jobs = broker.queue("jobs")
+    for number in range(8):
+        jobs.put_many("x" * (number + 1), key=f"k{number}")
+    broker.engine.add_totals()
+    with closing(make_collector(url, keys=2)) as collector:
+        found = samples(collector)
+    keys = {
+        dict(labels)["key"]: number
+        for (name, labels), number in found.items()
+        if name == "celery_fdb_key_published_total"
+    }
+    assert keys == {"k7": 8, "k6": 7, OTHER: 36 - 15}
+    assert sum(keys.values()) == value(found, "celery_fdb_published_total", queue="jobs")
+
+
+def test_without_keys_nothing_is_told_of_them(url, broker):
+    broker.queue("jobs").put("a", key="k")
+    broker.engine.add_totals()
+    with closing(make_collector(url, keys=0)) as collector:
+        assert not any("key" in dict(labels) for _, labels in samples(collector))
+
+
 def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monkeypatch):
     monkeypatch.setattr(metrics, "QUEUES", 2)
     for number in range(4):
@@ -154,6 +202,7 @@ def test_once_prints_them(run, broker):
 
 def test_all_names_are_exported_and_no_others(collector, broker):
     broker.queue("jobs").put("a", key="k")
+    broker.engine.add_totals()
     assert {name for name, _ in samples(collector)} == NAMES
 
 

@@ -13,7 +13,7 @@ from celery import Celery
 from prometheus_client import REGISTRY
 
 from celery_fdb.cli import fdb
-from celery_fdb.metrics import GAUGES, LATE, NAMES, TOTALS
+from celery_fdb.metrics import GAUGES, KEY_TOTALS, LATE, NAMES, TOTALS
 from kombu_fdb import Broker
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,7 +43,7 @@ def command_table():
 
 
 def metric_table():
-    totals = {f"{name}_total": about for name, (_, about) in TOTALS.items()}
+    totals = {f"{name}_total": about for name, (_, about) in {**TOTALS, **KEY_TOTALS}.items()}
     late = {f"{LATE}_total": "Settlements that came too late: the message was given to another consumer."}
     return "".join(
         [
