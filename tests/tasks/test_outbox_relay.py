@@ -62,8 +62,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
 def connect(request, tmp_path, monkeypatch):
     if request.param == "sqlite":
         return lambda: sqlite3.connect(tmp_path / "shop.db", timeout=30)
-    import psycopg
-
+    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
     dsn = request.getfixturevalue("postgresql")
     monkeypatch.setenv("DATABASE", dsn)
     return lambda: psycopg.connect(dsn)
