@@ -116,7 +116,7 @@ class Judge:
         return once[:2] in self._windows
 
     def _once(self, author: Frame, name: str, once: Once) -> None:
-        if author.latest_ms < self._windows.get(once[:2], 0):
+        if author.actor.clock.wall_ms() < self._windows.get(once[:2], 0):
             raise Violation("ONCE-PUBLISHED", f"{name} was stored within the window of {once.dedup_id}")
         self._windows[once[:2]] = author.began_ms + once.window_ms
 
