@@ -28,11 +28,7 @@ Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 #: Rows that say nothing about messages.
 _SKIPPED = frozenset(
     {"token", "alarm", "waiting", "role", "exchange", "binding", "bound", "epoch", "pace", "round", "format", "bucket"}
-<<<<<<< HEAD
-    | {"dedup", "dedup_end", "import", "imported", "total", "expiring"}
-=======
-    | {"task", "dedup", "dedup_end", "import", "imported", "total", "key_total", "single", "expiring"}
->>>>>>> keyrates
+    | {"dedup", "dedup_end", "import", "imported", "total", "key_total", "expiring"}
 )
 
 
