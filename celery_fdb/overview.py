@@ -21,7 +21,7 @@ from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 from kombu_fdb.queue.tally import LATE
 
-__all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "look", "look_at_keys", "rates"]
+__all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "key_rates", "look", "look_at_keys", "rates"]
 
 #: Keys of one queue that are read to find its longest.
 KEYS_READ = 10_000
@@ -219,10 +219,29 @@ def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
 
 
 def _rates(before: QueueView, after: QueueView, seconds: float) -> dict[str, float]:
-    # Totals begin anew when a queue was deleted.
-    found = {event: max(0, number - before.totals.get(event, 0)) / seconds for event, number in after.totals.items()}
     growth = after.ready + after.delayed - before.ready - before.delayed
-    return {**found, "growth": growth / seconds}
+    return {**_speeds(before.totals, after.totals, seconds), "growth": growth / seconds}
+
+
+def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
+    # Totals begin anew when a queue was deleted, or a key counted among the others.
+    return {event: max(0, number - before.get(event, 0)) / seconds for event, number in after.items()}
+
+
+def key_rates(before: Overview, after: Overview) -> dict[str, dict[str, dict[str, float]]]:
+    """Messages a second by queue, key and event of :attr:`QueueView.key_totals`; "" is for the others."""
+    seconds = (after.taken_ms - before.taken_ms) / 1000
+    if seconds <= 0:
+        return {}
+    was = {queue.name: queue.key_totals for queue in before.queues}
+    return {
+        queue.name: {
+            key: _speeds(was.get(queue.name, {}).get(key, {}), events, seconds)
+            for key, events in queue.key_totals.items()
+        }
+        for queue in after.queues
+        if queue.key_totals
+    }
 
 
 def as_json(overview: Overview) -> dict[str, Any]:

@@ -10,7 +10,18 @@ from rich.table import Table
 from celery_fdb.cli.terminal import Answer, Run, age, command, table
 from celery_fdb.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
 
-__all__ = ["keys", "known", "queue_table", "queues", "session_table", "sessions", "status", "summary"]
+__all__ = [
+    "KEY_SPEEDS",
+    "key_speeds",
+    "keys",
+    "known",
+    "queue_table",
+    "queues",
+    "session_table",
+    "sessions",
+    "status",
+    "summary",
+]
 
 #: Column and event.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
@@ -52,6 +63,15 @@ def _speeds(speeds: dict[str, float]) -> list[str]:
         f"{speeds.get(event, 0.0):+.1f}" if event == "growth" else f"{speeds.get(event, 0.0):.1f}"
         for event in RATES.values()
     ]
+
+
+KEY_SPEEDS = "".join(f" >{name}/s" for name in RATES if name != "growth")
+
+
+def key_speeds(speeds: dict[str, float] | None) -> list[str]:
+    """The columns :data:`KEY_SPEEDS` of a key; empty if it is not counted by itself."""
+    events = [event for event in RATES.values() if event != "growth"]
+    return ["" if speeds is None else f"{speeds.get(event, 0.0):.1f}" for event in events]
 
 
 @command()

@@ -11,15 +11,16 @@ import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from celery_fdb.cli.look import queue_table, session_table, summary
+from celery_fdb.cli.look import KEY_SPEEDS, key_speeds, queue_table, session_table, summary
 from celery_fdb.cli.terminal import Run, command, table
-from celery_fdb.overview import Overview, as_json, look, rates
+from celery_fdb.overview import Overview, as_json, key_rates, look, rates
 from kombu_fdb.clock import Clock, SystemClock
 
 __all__ = ["Beats", "top"]
 
 Speeds = dict[str, dict[str, float]]
-Look = tuple[Overview, Speeds, dict[str, float]]
+KeySpeeds = dict[str, Speeds]
+Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]
 
 
 class Beats:
@@ -56,12 +57,13 @@ def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: 
 
 def _watch(run: Run, looks: Iterator[Look]) -> None:
     if run.as_json:
-        for overview, speeds, silent_s in looks:
-            click.echo(json.dumps({**as_json(overview), "rates": speeds, "silent_s": silent_s}))
+        for overview, speeds, by_key, silent_s in looks:
+            found = {**as_json(overview), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
+            click.echo(json.dumps(found))
         return
     with Live(console=run.console, auto_refresh=False, screen=False) as live:
-        for overview, speeds, silent_s in looks:
-            live.update(_screen(overview, speeds, silent_s), refresh=True)
+        for each in looks:
+            live.update(_screen(*each), refresh=True)
 
 
 def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
@@ -69,22 +71,27 @@ def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterat
     pause = threading.Event()
     while number is None or number > 0:
         overview = look(run.broker, top_keys=keys, held=True)
-        yield overview, {} if before is None else rates(before, overview), beats.silent_s(overview)
+        before = overview if before is None else before
+        yield overview, rates(before, overview), key_rates(before, overview), beats.silent_s(overview)
         before = overview
         number = None if number is None else number - 1
         if number != 0:
             pause.wait(interval_s)
 
 
-def _screen(overview: Overview, speeds: Speeds, silent_s: dict[str, float]) -> Group:
+def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dict[str, float]) -> Group:
     parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.live_queues, speeds)]
     rows = [
-        (queue.name, each.key, each.ready, each.leased, "paused" if each.paused else "")
+        (
+            *(queue.name, each.key, each.ready, each.leased),
+            *key_speeds(by_key.get(queue.name, {}).get(each.key) if each.key else None),
+            "paused" if each.paused else "",
+        )
         for queue in overview.live_queues
         for each in queue.keys
     ]
     if rows:
-        parts += ["", table("queue key >ready >leased note", rows)]
+        parts += ["", table(f"queue key >ready >leased{KEY_SPEEDS} note", rows)]
     if overview.sessions:
         parts += ["", session_table(overview.sessions, silent_s)]
     return Group(*parts)

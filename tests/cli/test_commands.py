@@ -150,11 +150,13 @@ def test_find_follows_a_task_through_its_states(run, app, broker):
 
 def test_top_looks_as_often_as_told(run, broker):
     broker.queue("jobs").put("a", key="alice")
+    broker.engine.add_totals()
     lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
     first, second = map(json.loads, lines)
     assert first["rates"] == {}
     assert second["rates"]["jobs"]["growth"] == 0
     assert second["queues"][0]["keys"][0]["key"] == "alice"
+    assert second["key_rates"] == {"jobs": {"alice": {"published": 0}}}
 
 
 def test_top_shows_queues_keys_and_sessions(run, broker):

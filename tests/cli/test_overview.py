@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from celery_fdb.overview import as_json, look, look_at_keys, rates
+from celery_fdb.overview import as_json, key_rates, look, look_at_keys, rates
 from kombu_fdb.errors import QueueNotFound
 
 
@@ -96,6 +96,22 @@ def test_rates_are_measured_between_two_looks(broker):
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 2000)
     assert rates(before, after) == {"jobs": {"published": 1.5, "claimed": 1.0, "acked": 1.0, "growth": 0.5}}
     assert rates(before, before) == {}
+
+
+def test_rates_are_measured_by_key(broker):
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="alice")
+    broker.engine.add_totals()
+    before = look(broker, top_keys=1)
+    jobs.put_many("bc", key="alice")
+    jobs.put("d", key="bob")
+    jobs.take(0).ack()
+    broker.engine.add_totals()
+    after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 2000)
+    assert key_rates(before, after) == {
+        "jobs": {"alice": {"published": 1.0, "claimed": 0.5, "acked": 0.5}, "bob": {"published": 0.5}}
+    }
+    assert key_rates(before, before) == {}
 
 
 def test_a_queue_that_began_anew_has_no_negative_rate(broker):

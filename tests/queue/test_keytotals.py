@@ -6,6 +6,7 @@ import pytest
 
 from kombu_fdb.model import Publication
 from kombu_fdb.queue import keytotals, totals
+from kombu_fdb.queue.keeper import TOKEN_INTERVAL_S
 from kombu_fdb.queue.keytotals import KEYS_KEPT, KINDS_PENDING, NAMES, NAMES_PER_QUEUE, NAMES_S, OTHERS, Busiest
 from kombu_fdb.queue.tally import ACKED, CLAIMED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.store.foundationdb import FoundationDatabase
@@ -126,6 +127,22 @@ def test_the_duties_keep_the_keys_that_grew_most(bench, monkeypatch):
     bench.engine.add_totals()
     bench.engine.trim_totals()
     assert bench.engine.key_totals()["q"] == {"new": {PUBLISHED: 3}, "steady": {PUBLISHED: 7}, OTHERS: {PUBLISHED: 12}}
+
+
+def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
+    duties = bench.duties()
+    duties.run_once()
+    for number in range(2 * KEYS_KEPT // NAMES_PER_QUEUE):
+        publish(bench, *(f"k{number}-{each}" for each in range(NAMES_PER_QUEUE)))
+        bench.engine.add_totals()
+        bench.later(NAMES_S)
+    for _ in range(2):
+        bench.later(TOKEN_INTERVAL_S)
+        bench.engine.beat(bench.session)
+        duties.run_once()
+    found = bench.engine.key_totals()["q"]
+    assert len(found) == KEYS_KEPT + 1
+    assert sums(found) == {PUBLISHED: 2 * KEYS_KEPT}
 
 
 def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
