@@ -146,7 +146,8 @@ def due_at(delay: float) -> int:
     """The wall clock in ``delay`` seconds, in milliseconds and rounded up; 0 for no delay. Raises ``OptionError``."""
     if delay < 0:
         raise OptionError("a delay can't be negative", delay=delay)
-    return SystemClock().wall_ms() - int(-delay * 1000 // 1) if delay else 0
+    # The clock shows a moment that began up to a millisecond ago.
+    return SystemClock().wall_ms() + 1 - int(-delay * 1000 // 1) if delay else 0
 
 
 def _details(error: object) -> dict[str, str]:

@@ -292,7 +292,8 @@ class Transport(virtual.Transport):
 
     @staticmethod
     def now_ms() -> int:
-        return time.time_ns() // 1_000_000
+        """Rounded up: a delay counted from it ends not even a part of a millisecond early."""
+        return -(-time.time_ns() // 1_000_000)
 
     def declared(self, declaration: QueueDeclaration) -> None:
         """Remember what this connection declared, if it needs care later."""

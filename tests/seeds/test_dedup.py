@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kombu_fdb.errors import CapacityExceeded, OptionError, QueueError
@@ -80,7 +78,7 @@ def test_a_duplicate_takes_no_room(bench):
 
 
 def row(once_id="row", dedup_id="", window_ms=10_000):
-    return replace(once(dedup_id, window_ms=window_ms), once_id=once_id, once_window_ms=60_000)
+    return once(dedup_id, window_ms=window_ms)._replace(once_id=once_id, once_window_ms=60_000)
 
 
 def test_one_that_comes_again_is_not_stored_though_its_dedup_window_is_over(bench):
