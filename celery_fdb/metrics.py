@@ -28,7 +28,7 @@ from celery_fdb.keyrates import KeyRates
 from celery_fdb.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]
 
@@ -47,6 +47,7 @@ TOTALS = {
     "celery_fdb_dead_lettered": (DEAD, "Messages that became dead letters, by the queue they died in."),
     "celery_fdb_lost_leases": (LOST, "Messages taken from a consumer process that was silent for too long, by queue."),
     "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that another consumer's was faster than, by queue."),
+    "celery_fdb_contested": (CONTESTED, "Messages of such claims, by queue."),
 }
 GAUGES = {
     "celery_fdb_up": "1 if the store answered this scrape.",
@@ -65,6 +66,7 @@ KEY_TOTALS = {
     "celery_fdb_key_acked": (ACKED, "Of those, done."),
     "celery_fdb_key_returned": (RETURNED, "Of those, handed back or taken from a dead consumer."),
     "celery_fdb_key_dead_lettered": (DEAD, "Of those, that became dead letters."),
+    "celery_fdb_key_contested": (CONTESTED, "Of those, in a claim that another consumer's was faster than."),
     "celery_fdb_key_lost_leases": (LOST, "Of those, taken from a consumer process that was silent for too long."),
 }
 LATE = "celery_fdb_late_settlements"

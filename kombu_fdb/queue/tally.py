@@ -15,6 +15,7 @@ __all__ = [
     "ACKED",
     "CLAIMED",
     "CONFLICTS",
+    "CONTESTED",
     "DEAD",
     "DELAYED",
     "LATE",
@@ -37,6 +38,8 @@ Event = tuple[str, ...]
 PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
 #: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
 LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
+#: A message was in a claim that was beaten.
+CONTESTED = "contested"
 
 
 class Tally:

@@ -25,7 +25,7 @@ from kombu_fdb.queue import (
 )
 from kombu_fdb.queue.contention import Contention
 from kombu_fdb.queue.looking import Looking
-from kombu_fdb.queue.tally import CONFLICTS, Tally
+from kombu_fdb.queue.tally import CONFLICTS, CONTESTED, Event, Tally
 from kombu_fdb.store.protocol import Transaction, Watch
 
 __all__ = ["Working"]
@@ -140,6 +140,7 @@ class Working(Looking):
         # One step of one counter, so that claims of several threads never share a number.
         first = next(self._claims) * MOST_LEASES
         contention.begin()
+        tried: list[Delivery] = []
 
         def body(tr: Transaction, tally: Tally) -> list[Delivery]:
             if acks:
@@ -153,11 +154,12 @@ class Working(Looking):
                 self._rng.randrange(BUCKETS),
                 consumers or {},
             )
-            return claim.claim(tr, self._graves, tally, queues, window, no_ack=no_ack)
+            tried[:] = claim.claim(tr, self._graves, tally, queues, window, no_ack=no_ack)
+            return list(tried)
 
         def on_conflict() -> None:
             self.lost_races += 1
-            self._totals.note({(queues[0], CONFLICTS): 1})
+            self._totals.note(_beaten(queues[0], tried))
             contention.lost()
 
         return self._write(body, on_conflict=on_conflict)
@@ -235,3 +237,12 @@ class Working(Looking):
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
         return self._read(lambda tr: session.holds(tr, self.keys, leases))
+
+
+def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
+    """What a claim that began with ``queue`` and lost its race counts for."""
+    tally = Tally()
+    tally.note(queue, CONFLICTS)
+    for each in tried:
+        tally.note(each.queue, CONTESTED, each.key)
+    return tally.events
