@@ -201,12 +201,18 @@ class KeyLedger:
     # -- whose turn it is --------------------------------------------------------------------------------------------
 
     def _count_turns(self) -> None:
-        """FAIR: with K keys nobody waits for more than 2 K messages of others."""
+        """FAIR: with K keys nobody waits for more than 2 K messages of others.
+
+        Not counted is the claim that was under way when a key's first message came: it could not know of it.
+        """
+        known = {*self._waits, *(key for _, key in self._claimed)}
         for _, (queue, served) in sorted(self._claimed):
             self._waits.pop((queue, served), None)
             waiting = self._waiting(queue)
             for key in waiting:
                 wait = self._waits.setdefault(key, [])
+                if key not in known:
+                    continue
                 wait.append((queue, served))
                 among = len({*wait, *waiting})
                 if len(wait) > 2 * among:
