@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-fairness sim doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-fairness sim fuzz storm mutate doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -43,6 +43,15 @@ types: $(TOX) ## mypy, strict
 sim: $(TOX) ## a range of simulation seeds: make sim SEEDS="0 500"
 	$(TOX) run -q -e sim -- $(or $(SEEDS),0 200)
 
+fuzz: $(TOX) ## made-up input for minutes, from a random seed: make fuzz ROUNDS=20000 SEED=0
+	FUZZ_ROUNDS=$(or $(ROUNDS),5000) FUZZ_SEED=$(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom)) $(TOX) run -q -e fuzz -- $(ARGS)
+
+storm: $(TOX) ## real processes killed, frozen and forked, a full disk, a cluster: make storm ARGS="kills --rounds 50"
+	$(TOX) run -q -e storm -- $(ARGS)
+
+mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate ARGS="'kombu_fdb.engine.upkeep.sweep.*'"
+	$(TOX) run -q -e mutate -- $(ARGS)
+
 bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 	$(TOX) run -q -e bench-contention -- $(ARGS)
 
@@ -56,7 +65,7 @@ doctor: $(TOX) ## check this machine's set-up; ARGS=fdb:// for another URL than 
 	$(TOX) run -q -e doctor -- $(ARGS)
 
 clean: ## remove every environment and cache
-	rm -rf .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf mutants .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(TOX):
 	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer found; name one: make PYTHON=/path/to/python3 ...' >&2; exit 1; }

@@ -3,8 +3,8 @@
 ``celery beat -S celery_fdb.beat.Scheduler``, on two machines, and each entry is published once. With another scheduler,
 such as django-celery-beat's, ``class Scheduler(OncePerTick, DatabaseScheduler)``.
 
-Each message has a dedup id (``kombu_fdb/queue/dedup.py``) made of the entry's name and of its *tick*, which has to be
-the same in all beats, although their clocks differ and each has begun at another moment:
+Each message has a dedup id (``kombu_fdb/engine/messages/dedup.py``) made of the entry's name and of its *tick*, which
+has to be the same in all beats, although their clocks differ and each has begun at another moment:
 
 * ``crontab``: the latest moment of the crontab that is not after now. Equal as long as the clocks differ by less than
   the distance of two moments. A beat that was down finds that another one has published what it makes up for.

@@ -3,8 +3,8 @@
 Celery's own ``revoke`` tells the workers that are there; they remember the id, and drop the task when it reaches them.
 A worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here the
 task's messages that nobody holds, be they ready, delayed or dead, are deleted in one transaction, and the task's result
-becomes ``REVOKED``, with a chord told as Celery's worker tells it. Then the workers are told as ever: for the attempt
-that runs.
+becomes ``REVOKED``, with a chord told as Celery's worker tells it (:mod:`celery_fdb.revoking`). Then the workers are
+told as ever: for the attempt that runs.
 
 In use after ``Celery(control="celery_fdb.control:Control")``, or ``celery_fdb.install(app)``; with another broker it is
 Celery's.
@@ -12,25 +12,16 @@ Celery's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 from celery.app.control import Control as CeleryControl
-from celery.app.task import Context
-from kombu.message import Message
-from kombu.serialization import loads, prepare_accept_content
 
-from kombu_fdb.model import Delivery, Lease, Peeked
-from kombu_fdb.queue.engine import Engine
+from celery_fdb.revoking import tell
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import open_delivery
 
 __all__ = ["Control"]
-
-logger = logging.getLogger(__name__)
-
-REASON = "revoked"
 
 
 class Control(CeleryControl):
@@ -40,7 +31,8 @@ class Control(CeleryControl):
         """Delete what waits of the task (or tasks) and mark it as revoked. Returns how many messages were deleted.
 
         0 if it is unknown, done, or held by a worker. Raises ``kombu.exceptions.OperationalError`` if the store does
-        not answer. With a broker that is not ours there is nothing to delete.
+        not answer, :class:`~celery_fdb.revoking.NotTold` if the result backend does not after the deletion. With a
+        broker that is not ours there is nothing to delete.
         """
         wanted = [task_id] if isinstance(task_id, str) else list(task_id)
         with self.app.connection_or_acquire(connection) as connected:
@@ -52,40 +44,11 @@ class Control(CeleryControl):
     def _cancel(self, engine: Engine, task_id: str) -> int:
         taken = engine.take_back(task_id)
         if taken:
-            self.app.backend.mark_as_revoked(task_id, REASON, request=self._request(taken[0]))
+            tell(self.app, taken[0])
         return len(taken)
-
-    def _request(self, taken: Peeked) -> Context | None:
-        """What the result backend wants to know of the task; None if the message can't be read."""
-        try:
-            message = _message(taken)
-            _args, _kwargs, embedded = loads(
-                message.body,
-                message.content_type,
-                message.content_encoding,
-                accept=prepare_accept_content(self.app.conf.accept_content),
-            )
-            return Context({**(message.headers or {}), **message.properties}, **embedded)
-        except Exception:  # whatever a foreign body raises, its message is cancelled
-            logger.exception("task %s is cancelled; its message can't be read, so a chord is not told", taken.task_id)
-            return None
 
     def revoke(self, task_id: str | list[str], destination: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Celery's, after :meth:`cancel`; if it is for certain workers only, the store is left alone."""
         if destination is None:
             self.cancel(task_id, kwargs.get("connection"))
         return super().revoke(task_id, destination, *args, **kwargs)
-
-
-def _message(taken: Peeked) -> Message:
-    delivery = Delivery(
-        Lease(b"", 0), taken.queue, taken.payload, taken.message_id, taken.redeliveries, taken.deaths, taken.key
-    )
-    opened = open_delivery(delivery, 0)
-    return Message(
-        body=opened["body"],
-        content_type=opened["content-type"],
-        content_encoding=opened["content-encoding"],
-        headers=opened["headers"],
-        properties=opened["properties"],
-    )

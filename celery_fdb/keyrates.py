@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kombu_fdb.queue.keytotals import OTHERS, KeyTotals
+from kombu_fdb.engine.metrics.keytotals import OTHERS, KeyTotals
 
 __all__ = ["KeyRates"]
 

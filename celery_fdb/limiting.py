@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Task
 
-from kombu_fdb.queue.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.errors import amqp_errors
 

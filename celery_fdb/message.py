@@ -2,7 +2,8 @@
 
 The body is not looked at unless it was asked for. Then JSON and texts are shown as such, and of everything else, be it
 pickle or compressed, only kind and size: nothing stored in a broker is ever unpickled here. The headers ``argsrepr``
-and ``kwargsrepr`` repeat what is in the body, so they belong to it.
+and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere but in the body itself, secrets are
+masked (``masking.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from celery_fdb.masking import masked
 from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Delivery, Lease, Peeked
@@ -19,6 +21,7 @@ __all__ = ["body_of", "describe"]
 
 #: Headers of the body's content.
 OF_THE_BODY = ("argsrepr", "kwargsrepr")
+MOST_LEVELS = 100
 #: Headers shown as fields of their own.
 TASK_HEADERS = ("task", "eta", "expires", "retries")
 
@@ -72,17 +75,18 @@ def _death(death: Death) -> dict[str, Any]:
         "time": death.time_ms / 1000,
         "exchange": death.exchange,
         "routing_keys": list(death.routing_keys),
-        "details": death.details,
+        "details": {name: masked(name, value) for name, value in death.details.items()},
     }
 
 
 def _content(message: Peeked, opened: dict[str, Any] | None) -> dict[str, Any]:
     if opened is None:
         return {"content_type": None, "headers": {}, "properties": {}, "body": _text(message.payload)}
+    properties = {k: v for k, v in opened["properties"].items() if k not in {"delivery_tag", "delivery_info"}}
     return {
         "content_type": opened["content-type"],
-        "headers": opened["headers"],
-        "properties": {k: v for k, v in opened["properties"].items() if k not in {"delivery_tag", "delivery_info"}},
+        "headers": {name: masked(name, value) for name, value in _shallow(opened["headers"]).items()},
+        "properties": {name: masked(name, value) for name, value in _shallow(properties).items()},
         "body": body_of(opened),
     }
 
@@ -94,12 +98,28 @@ def body_of(opened: dict[str, Any]) -> Any:
         return f"<{len(body)} bytes of {kind}, compressed: {opened['headers']['compression']}>"
     if kind == "application/json":
         try:
-            return json.loads(body)
-        except ValueError:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
             return _text(body)
+        return _text(body) if _is_deep(found) else found
     if kind.startswith("text/"):
         return _text(body)
     return f"<{len(body)} bytes of {kind or 'an unknown kind'}>"
+
+
+def _shallow(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: "<nested too deeply>" if _is_deep(value) else value for name, value in facts.items()}
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether it is nested more than :data:`MOST_LEVELS` times: no page and no encoder could show it."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [child for each in inner for child in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return False
+    return True
 
 
 def _text(body: bytes) -> str:

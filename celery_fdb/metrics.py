@@ -11,7 +11,7 @@ What a scrape costs does not grow with the number of messages. Labels are bounde
 name and of each the longest and the busiest keys, all others together under :data:`OTHER`; reply queues and others that
 vanish by themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0 and nothing else is told.
 
-Needs ``prometheus-client`` (``pip install "celery-fdb[metrics]"``).
+Needs ``prometheus-client`` (the extra ``metrics``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from celery_fdb.keyrates import KeyRates
 from celery_fdb.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]
 

@@ -14,14 +14,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_fdb.masking import masked
 from kombu_fdb import Broker
 from kombu_fdb.clock import SystemClock
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.stored.tally import LATE
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
-from kombu_fdb.queue.tally import LATE
 
-__all__ = ["KeyView", "Overview", "QueueView", "SessionView", "as_json", "key_rates", "look", "look_at_keys", "rates"]
+__all__ = [
+    "KeyView",
+    "Overview",
+    "QueueView",
+    "SessionView",
+    "as_json",
+    "is_internal",
+    "key_rates",
+    "look",
+    "look_at_keys",
+    "rates",
+]
 
 #: Keys of one queue that are read to find its longest.
 KEYS_READ = 10_000
@@ -63,14 +75,27 @@ class QueueView:
     dead_of: str | None = None
     #: How many sessions consume it.
     consumers: int = 0
-    #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts (``kombu_fdb/queue/totals.py``).
+    #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts
+    #: (``kombu_fdb/engine/metrics/totals.py``).
     totals: dict[str, int] = field(default_factory=dict)
     #: It vanishes by itself when nobody uses it, as reply queues do.
     passing: bool = False
     ready_bytes: int = 0
+    #: Kept by an older worker, which can't read them, for a newer one.
+    newer: int = 0
     keys: list[KeyView] = field(default_factory=list)
-    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/queue/keytotals.py``).
+    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/keytotals.py``).
     key_totals: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def is_internal(self) -> bool:
+        """Celery's own: remote control, its replies, events."""
+        return is_internal(self.name)
+
+
+def is_internal(queue: str) -> bool:
+    """Whether Celery made the queue for itself."""
+    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +128,8 @@ class Overview:
     sessions: list[SessionView]
     #: Settlements that came too late, of any queue.
     late_settlements: int = 0
+    #: What the maintenance of the queues could not do: duty, subject, error, times, since_ms.
+    asides: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def live_queues(self) -> list[QueueView]:
@@ -110,7 +137,8 @@ class Overview:
         return [queue for queue in self.queues if queue.dead_of is None]
 
     def total(self, field_name: str) -> int:
-        return sum(getattr(queue, field_name) for queue in self.live_queues)
+        """Of the application's queues: not of those that Celery makes for itself."""
+        return sum(getattr(queue, field_name) for queue in self.live_queues if not queue.is_internal)
 
 
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
@@ -146,7 +174,8 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
             )
             for each in views
         ]
-    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0))
+    asides = [each._asdict() for each in broker.engine.asides()]
+    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
@@ -165,6 +194,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
         name.removesuffix(DEAD_SUFFIX) if is_dead else None,
         passing=facts.can_vanish,
         ready_bytes=own.ready_bytes,
+        newer=own.newer,
     )
 
 
@@ -245,5 +275,8 @@ def key_rates(before: Overview, after: Overview) -> dict[str, dict[str, dict[str
 
 
 def as_json(overview: Overview) -> dict[str, Any]:
-    """The same as dicts, lists, strings and numbers."""
-    return dataclasses.asdict(overview)
+    """The same as dicts, lists, strings and numbers; secrets in arguments of queues are masked."""
+    document = dataclasses.asdict(overview)
+    for queue in document["queues"]:
+        queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
+    return document

@@ -15,16 +15,34 @@ import dataclasses
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death, KeyLimits, QueueControl, StoredMessage
+from kombu_fdb.engine.stored.tally import DELAYED, READY
+from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, encode_stored
+from kombu_fdb.model import (
+    LONGEST_KEY,
+    LONGEST_TASK_ID,
+    NO_PRIORITY,
+    URGENT,
+    Death,
+    KeyLimits,
+    QueueControl,
+    StoredMessage,
+)
+from kombu_fdb.ranges import LATEST_MS, check_text, is_whole, moment
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 __all__ = ["Binding", "Control", "Dedup", "Entry", "Header", "Limits", "read_entries", "read_header", "verify", "write"]
+
+#: What reading a document of unknown shape may raise.
+_ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error)
+#: Bytes of a name: a key of FoundationDB has 10,000, with all else that stands in it.
+LONGEST_STORED = 8_000
 
 FORMAT = "celery-fdb-export"
 VERSION = 1
@@ -87,25 +105,72 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
     deaths = tuple(Death(**{**each, "routing_keys": tuple(each["routing_keys"])}) for each in fields["deaths"])
     payload = base64.b64decode(fields["payload"], validate=True)
     message_id = bytes.fromhex(fields["message_id"])
-    return StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths})
+    message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths})
+    _check(message)
+    return message
+
+
+def _check(message: StoredMessage) -> None:
+    """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
+    decode_record(encode_stored(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)))
+    flags = (message.keyed, message.unreadable)
+    if not (
+        len(message.message_id) in (0, 16)
+        and message.state in (READY, DELAYED)
+        and is_whole(message.priority, NO_PRIORITY, URGENT)
+        and is_whole(message.due_ms, 0, LATEST_MS)
+        and all(isinstance(each, bool) for each in flags)
+    ):
+        raise ValueError(message.state)
+    for name, text, longest in (
+        ("queue", message.queue, LONGEST_STORED),
+        ("key", message.key, LONGEST_KEY),
+        ("task id", message.task_id, LONGEST_TASK_ID),
+    ):
+        check_text(name, text, longest)
+
+
+def _exchange(fields: dict[str, Any]) -> Exchange:
+    exchange = Exchange(**fields)
+    return Exchange.decode(_text(exchange.name), exchange.encode())
+
+
+def _queue(fields: dict[str, Any]) -> QueueDeclaration:
+    declaration = QueueDeclaration(**fields)
+    return QueueDeclaration.decode(_text(declaration.name), declaration.encode())
 
 
 def _control(fields: dict[str, Any]) -> Control:
-    control = fields["control"]
-    return Control(fields["queue"], QueueControl(**{**control, "every_key": KeyLimits(**control["every_key"])}))
+    return Control(_text(fields["queue"]), decode_control(encode_json(fields["control"])))
 
 
 def _limits(fields: dict[str, Any]) -> Limits:
-    return Limits(fields["queue"], fields["key"], KeyLimits(**fields["limits"]))
+    return Limits(_text(fields["queue"]), _text(fields["key"]), decode_limits(encode_json(fields["limits"])))
+
+
+def _dedup(fields: dict[str, Any]) -> Dedup:
+    found = Dedup(**fields)
+    _ = _text(found.exchange), _text(found.routing_key), _text(found.dedup_id)
+    return dataclasses.replace(found, end_ms=moment("end_ms", found.end_ms))
+
+
+def _binding(fields: dict[str, Any]) -> Binding:
+    return Binding(**{name: _text(text) for name, text in fields.items()})
+
+
+def _text(value: Any) -> str:
+    """In UTF-8, and no longer than a key of any store."""
+    check_text("name", value, LONGEST_STORED)
+    return str(value)
 
 
 _DECODE: dict[str, Callable[[dict[str, Any]], Entry]] = {
-    "exchange": lambda fields: Exchange(**fields),
-    "queue": lambda fields: QueueDeclaration(**fields),
-    "binding": lambda fields: Binding(**fields),
+    "exchange": _exchange,
+    "queue": _queue,
+    "binding": _binding,
     "control": _control,
     "limits": _limits,
-    "dedup": lambda fields: Dedup(**fields),
+    "dedup": _dedup,
     "message": _stored_message,
 }
 _KINDS: dict[type, str] = {
@@ -128,10 +193,11 @@ def _decode(line: bytes, number: int) -> Entry:
     try:
         ((kind, fields),) = json.loads(line).items()
         return _DECODE[kind](fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (*_ODD, KombuFDBError) as error:
         raise FormatError(
             "an entry of the export file can't be read",
             line=number,
+            reason=str(error)[:200],
             fix="Was it written by a newer celery-fdb? Upgrade this one.",
         ) from error
 
@@ -175,13 +241,22 @@ def read_header(path: Path) -> Header:
     try:
         fields = json.loads(line)
         version = fields.pop(FORMAT)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except _ODD:
         raise FormatError(
             "not an export of celery-fdb", path=str(path), fix="Name a file that `export` has written."
         ) from None
     if version != VERSION:
         raise FormatError("an export of a newer celery-fdb", version=version, fix="Upgrade this one.")
-    return Header(**{**fields, "id": bytes.fromhex(fields["id"])})
+    try:
+        header = Header(**{**fields, "id": bytes.fromhex(fields["id"])})
+    except _ODD as error:
+        raise FormatError(
+            "the header of the export can't be read", reason=str(error)[:200], fix="Export again."
+        ) from None
+    source: object = header.source
+    if not (isinstance(source, str) and is_whole(header.taken_ms, 0) and is_whole(header.messages, 0)):
+        raise FormatError("the header of the export can't be read", fix="Export again.")
+    return header
 
 
 def verify(path: Path) -> int:
@@ -196,7 +271,7 @@ def verify(path: Path) -> int:
         raise FormatError(
             "half an export: it has no end", path=str(path), fix="Export again; nothing was imported from it."
         )
-    if end["sha256"] != digest.hexdigest():
+    if end.get("sha256") != digest.hexdigest() or not is_whole(end.get("messages"), 0):
         raise FormatError("the export file was changed or is damaged", path=str(path), fix="Export again.")
     return int(end["messages"])
 
@@ -204,7 +279,7 @@ def verify(path: Path) -> int:
 def _end(line: bytes) -> dict[str, Any] | None:
     try:
         return dict(json.loads(line)["end"])
-    except (ValueError, KeyError, TypeError):
+    except _ODD:
         return None
 
 

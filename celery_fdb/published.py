@@ -16,12 +16,12 @@ from celery import Celery
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker, OptionError, Peeked
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import FormatError
 from kombu_fdb.location import locate, parse_url
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.options import parse_options
-from kombu_fdb.queue import browse
-from kombu_fdb.queue.engine import Engine
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.envelope import open_delivery
 

@@ -15,8 +15,8 @@ from celery import Celery, Task, current_app
 from celery.canvas import Signature
 from kombu.exceptions import BatchPublishError
 
+from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.queue.publish import BATCH_MESSAGES
 from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
 
 __all__ = ["enqueue", "everywhere", "publish_many"]

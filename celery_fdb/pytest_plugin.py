@@ -43,7 +43,7 @@ def fdb_memory_stores() -> Iterator[MemoryStores]:
     try:
         from kombu_fdb.testing.stores import MemoryStores
     except ModuleNotFoundError as error:
-        pytest.fail(f"{error}: the stores in memory need pip install 'celery-fdb[testing]'", pytrace=False)
+        pytest.fail(f"{error}: the stores in memory need pip install sortedcontainers", pytrace=False)
     with MemoryStores() as stores:
         yield stores
         _close_clients()
@@ -96,7 +96,7 @@ def fdb_cluster_broker(fdb_cluster: SingleNodeCluster, request: pytest.FixtureRe
 
 def _close_clients() -> None:
     """What tests have left open must not wait for a store that is gone."""
-    from kombu_fdb.client import close_clients
+    from kombu_fdb.process.client import close_clients
 
     close_clients()
 

@@ -18,17 +18,17 @@
 ``backoff``        how long ``retry`` waits: ``"processing-queue"`` (1, 5, 25 minutes), ``"1/5/25min"``, ``"10/30s"``
 ================== ===================================================================================================
 
-The first two and the dedup options may also be given to ``apply_async`` or ``Signature.set``, as values:
+``fair_key`` and the dedup options may also be given to ``apply_async`` or ``Signature.set``, as values:
 ``charge.apply_async((7,), fair_key="acme", dedup_id="order-7")``. A header of that name comes before all. All go
 through ``apply_async``: so do ``delay``, signatures, canvas, ``retry`` and beat. ``app.send_task("name")`` leaves
 them out: it knows no arguments' names.
 
 Limits are kept in the store, for a key of a queue. So that two tasks with different limits can share a queue and a
 customer, the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one
-turn a round (the two levels of :mod:`kombu_fdb.queue.fair`), and each of its tasks a limit of its own. Before a process
-first publishes to a key it looks whether its limits are those of the task, and sets them if not. So a changed number
-counts as soon as a process with the new code publishes to the key; a key's other limits stay as they are; and a limit
-that is taken out of the code has to be taken out of the store (``Queue.unlimit``).
+turn a round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks a limit of its own.
+Before a process first publishes to a key it looks whether its limits are those of the task, and sets them if not. So a
+changed number counts as soon as a process with the new code publishes to the key; a key's other limits stay as they
+are; and a limit that is taken out of the code has to be taken out of the store (``Queue.unlimit``).
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from celery_fdb import failures
 from celery_fdb.backoff import Backoff
 from celery_fdb.limiting import limit_keys
 from kombu_fdb.errors import OptionError
+from kombu_fdb.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
+from kombu_fdb.transport.given import text_of
 
 __all__ = ["FdbTask"]
 
@@ -91,7 +93,7 @@ class FdbTask(Backoff, Task):
         given = options.pop("fair_key", None)
         if headers.get("fair_key") is not None:
             given = headers["fair_key"]
-        key = self._value("fair_key", args, kwargs) if given is None else given
+        key = self._value("fair_key", args, kwargs) if given is None else text_of("fair_key", given)
         text = "" if key is None else str(key)
         if self.limits:
             text = self._limited(text)
@@ -109,7 +111,7 @@ class FdbTask(Backoff, Task):
             value = self._value("dedup_id", args, kwargs)
             given = None if value is None else f"{self.name}:{value}"
         if given is not None:
-            headers.setdefault("dedup_id", str(given))
+            headers.setdefault("dedup_id", text_of("dedup_id", given))
         if window is not None and "dedup_id" in headers:
             headers.setdefault("dedup_window", window)
 
@@ -184,9 +186,9 @@ def _check_argument(cls: type[FdbTask], name: str, argument: str) -> None:
 def _check_values(cls: type[FdbTask]) -> None:
     most: Any = cls.max_in_flight
     window: Any = cls.dedup_window
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+    if most is not None and not is_whole(most, 1):
         raise _unusable(cls, "max_in_flight", most, "a whole number of at least 1, or None")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, (int, float)) or window <= 0):
+    if window is not None and not (is_number(window, 0, LONGEST_S) and window > 0):
         raise _unusable(cls, "dedup_window", window, "a number of seconds, or None")
     if cls.dead_letter not in {None, True, False}:
         raise _unusable(cls, "dead_letter", cls.dead_letter, "True or False")
@@ -196,9 +198,9 @@ def _check_values(cls: type[FdbTask]) -> None:
 
 def _check_rate(cls: type[FdbTask], text: Any) -> None:
     try:
-        if isinstance(text, str) and rate(text) > 0:
+        if isinstance(text, str) and is_number(rate(text), SLOWEST, MOST):
             return
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError, ZeroDivisionError):
         pass
     raise _unusable(cls, "rate_limit_key", text, 'a rate such as "10/s", "100/m" or "5/h"')
 

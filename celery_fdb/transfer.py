@@ -5,7 +5,8 @@ ready, delayed or dead, with its key, priority, order, due time, history and ids
 hold, unless it is asked for.
 
 An import may be killed at any point and started again: nothing is lost and nothing doubled, because each message is
-stored by the transaction that marks it as stored (``kombu_fdb/queue/restore.py``). The source is left as it is.
+stored by the transaction that marks it as stored (``kombu_fdb/engine/migration/restore.py``). The source is left as it
+is.
 
 A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
 export refuses to begin then. Publishers nobody can see: whoever runs it has to turn them to the new broker first.
@@ -19,15 +20,18 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from celery_fdb import portable
 from celery_fdb.portable import Binding, Control, Dedup, Entry, Header, Limits
 from kombu_fdb import Broker, QueueError
 from kombu_fdb.clock import SystemClock, random_id
+from kombu_fdb.engine.facade.transfer import MOST_BYTES, MOST_MESSAGES, Transfer
+from kombu_fdb.errors import FormatError
 from kombu_fdb.model import QueueControl, StoredMessage
-from kombu_fdb.queue.transfer import MOST_BYTES, MOST_MESSAGES, Transfer
-from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+
+T = TypeVar("T")
 
 __all__ = ["FileSource", "Imported", "Source", "SourceBusy", "StoreSource", "export_to", "import_from"]
 
@@ -85,16 +89,17 @@ class StoreSource:
 
     def _topology(self) -> Iterator[Entry]:
         engine = self._broker.engine
-        yield from engine.exchanges()
+        exchanges = engine.exchanges()
+        yield from exchanges
         names = list(self._broker.queues())
         for name in names:
-            declaration = engine.queue(name)
+            declaration = _asked(engine.queue, name)
             if declaration is not None:
                 yield declaration
-        for binding in engine.bindings():
-            yield Binding(*binding)
+        known = {*PREDECLARED, *(each.name for each in exchanges)}
+        yield from [Binding(*each) for each in engine.bindings() if each[0] in known]
         for name in names:
-            control = engine.control(name)
+            control = _asked(engine.control, name)
             if control != QueueControl():
                 yield Control(name, control)
             if control.limited:
@@ -107,6 +112,19 @@ class StoreSource:
                 if counts.limits is not None:
                     yield Limits(queue, key, counts.limits)
             after = next(reversed(page))
+
+
+def _asked(ask: Callable[[str], T], queue: str) -> T:
+    """Nothing is left out of an export in silence. Raises ``FormatError``."""
+    try:
+        return ask(queue)
+    except FormatError as error:
+        raise FormatError(
+            "a queue's declaration or control can't be read",
+            queue=queue,
+            reason=str(error),
+            fix="Declare it again, or set its control anew (broker.engine.set_control), and export once more.",
+        ) from error
 
 
 def name_of(broker: Broker) -> str:
@@ -243,7 +261,7 @@ def _apply(target: Broker, transfer: Transfer, entry: Entry) -> None:
         case QueueDeclaration():
             engine.declare_queue(entry)
         case Binding():
-            engine.bind(entry.queue, entry.exchange, entry.routing_key)
+            transfer.bind(entry.queue, entry.exchange, entry.routing_key)
         case Control():
             engine.set_control(entry.queue, entry.control)
         case Limits():

@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kombu_fdb.broker import Broker as Broker
-    from kombu_fdb.broker import Queue as Queue
+    from kombu_fdb.api.broker import Broker as Broker
+    from kombu_fdb.api.broker import Queue as Queue
+    from kombu_fdb.api.job import Job as Job
     from kombu_fdb.errors import AlreadySettled as AlreadySettled
     from kombu_fdb.errors import CapacityExceeded as CapacityExceeded
     from kombu_fdb.errors import CommitUnknown as CommitUnknown
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from kombu_fdb.errors import QueueError as QueueError
     from kombu_fdb.errors import StoreError as StoreError
     from kombu_fdb.errors import StoreUnavailable as StoreUnavailable
-    from kombu_fdb.job import Job as Job
     from kombu_fdb.model import Death as Death
     from kombu_fdb.model import KeyCounts as KeyCounts
     from kombu_fdb.model import KeyLimits as KeyLimits
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kombu_fdb.model import RoundSnapshot as RoundSnapshot
 
 _NAMES = {
-    "broker": ("Broker", "Queue"),
-    "job": ("Job",),
+    "api.broker": ("Broker", "Queue"),
+    "api.job": ("Job",),
     "errors": (
         *("AlreadySettled", "CapacityExceeded", "CommitUnknown", "KombuFDBError", "LeaseLost", "MessageTooLarge"),
         *("OptionError", "QueueError", "StoreError", "StoreUnavailable"),

@@ -7,21 +7,33 @@ Nothing shipped imports the test kit, so the store in memory is the one that nam
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kombu_fdb.clock import SystemClock, random_id
+from kombu_fdb.engine.facade.engine import Engine, Policy
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
 from kombu_fdb.options import Options
-from kombu_fdb.queue.engine import Engine, Policy
 from kombu_fdb.store.protocol import Database, Transaction
 
 __all__ = ["Opened", "join", "open_memory", "open_store", "verify"]
 
 #: Opens a store in memory; None outside of tests.
 open_memory: Callable[[str], Database] | None = None
+
+
+# A driver is imported when the first store is opened, what joins transactions when that is first done. A child that was
+# forked in the middle by another thread would wait for ever for the lock of a half-imported module: so no fork happens
+# in the middle of it.
+_importing = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
 
 
 class Opened(NamedTuple):
@@ -61,7 +73,8 @@ def join(database: Database, location: Location, tr: Any) -> Transaction:
             broker=str(location),
             fix="Use the broker fdb://, or the outbox of celery_fdb.outbox for an SQL database.",
         )
-    from kombu_fdb.store.foundationdb_joined import join_transaction
+    with _importing:
+        from kombu_fdb.store.foundationdb_joined import join_transaction
 
     return join_transaction(database, tr)
 
@@ -75,7 +88,8 @@ def _open_database(location: Location, options: Options, timeout_s: float) -> Da
 
 
 def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
-    from kombu_fdb.store.sqlite import SqliteDatabase
+    with _importing:
+        from kombu_fdb.store.sqlite import SqliteDatabase
 
     try:
         location.create_directory()
@@ -100,7 +114,8 @@ def _open_memory(location: MemoryLocation) -> Database:
 
 
 def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
-    from kombu_fdb.store.foundationdb import FoundationDatabase, Tls
+    with _importing:
+        from kombu_fdb.store.foundationdb import FoundationDatabase, Tls
 
     return FoundationDatabase.open(
         cluster_file=None if location.cluster_file is None else str(location.cluster_file),

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from kombu_fdb.clock import SystemClock
 from kombu_fdb.connect import Opened, open_store
-from kombu_fdb.errors import KombuFDBError, OptionError
+from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.location import (
     SCHEMES,
     ClusterLocation,
@@ -37,8 +37,16 @@ from kombu_fdb.location import (
     parse_url,
 )
 from kombu_fdb.options import Options, parse_options
+from kombu_fdb.plural import plural
+from kombu_fdb.store import sqlite_files
 
 __all__ = ["Finding", "examine", "main"]
+
+NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them; a new one brings them back by itself."
+ASIDE_STEP = (
+    "A worker's maintenance can't do this and goes on with the rest; its log has the traceback. Look at that queue's "
+    "oldest messages (celery fdb peek), or delete it."
+)
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -151,8 +159,12 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def check_file(location: SqliteLocation) -> Findings:
-    """The file's place and permissions."""
-    yield Finding("ok", "sqlite", sqlite3.sqlite_version)
+    """The library, the file's place and permissions."""
+    try:
+        sqlite_files.check_library()
+        yield Finding("ok", "sqlite", sqlite3.sqlite_version)
+    except StoreUnavailable as error:
+        yield _failure("sqlite", error)
     path, folder = location.path, location.path.parent
     if not folder.is_dir():
         if location.is_default:
@@ -365,6 +377,7 @@ def _contents(opened: Opened) -> Findings:
     try:
         queues = opened.engine.queues()
         silent = len(opened.engine.beats())
+        asides = opened.engine.asides()
     except KombuFDBError as error:
         yield _failure("content", error)
         return
@@ -372,8 +385,14 @@ def _contents(opened: Opened) -> Findings:
     yield Finding(
         "ok",
         "content",
-        f"{len(queues)} queues: {counts[0]} messages ready, {counts[1]} delayed, {counts[2]} leased; {silent} sessions",
+        f"{plural(len(queues), 'queue')}: {plural(counts[0], 'message')} ready, {counts[1]:,} delayed, "
+        f"{counts[2]:,} leased; {plural(silent, 'session')}",
     )
+    if newer := {name: each.newer for name, each in queues.items() if each.newer}:
+        found = f"{sum(newer.values())} messages of a newer version, of {', '.join(map(repr, newer))}"
+        yield Finding("warn", "newer messages", found, NEWER_STEP)
+    for aside in asides:
+        yield Finding("warn", "set aside", str(aside), ASIDE_STEP)
 
 
 def _failure(what: str, error: KombuFDBError) -> Finding:

@@ -185,7 +185,7 @@ class MessageTooLarge(QueueError):
 class CapacityExceeded(QueueError):
     """The key or queue is full; nothing was stored. Carries ``current_size`` and ``capacity``.
 
-    From :meth:`kombu_fdb.broker.Queue.put` also ``item``: the payload that was refused.
+    From :meth:`kombu_fdb.api.broker.Queue.put` also ``item``: the payload that was refused.
     """
 
     text = "no more room in the queue"

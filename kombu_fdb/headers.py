@@ -12,6 +12,8 @@ from typing import Any
 
 __all__ = ["HEAD", "VERSION", "headers_of"]
 
+#: An older process that meets another number dead-letters the message: one that is raised raises the record's as well
+#: (``keyspace/codec.py``), by which the message is kept for who can read it.
 VERSION = 1
 HEAD = struct.Struct(">BI")
 #: Content type and encoding come first in meta.

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import OptionError
 from kombu_fdb.options import LONGEST_NAMESPACE, Options
+from kombu_fdb.ranges import utf8_bytes
 
 __all__ = [
     "MEMORY_SCHEME",
@@ -40,6 +41,7 @@ __all__ = [
     "default_sqlite_path",
     "is_connection_string",
     "locate",
+    "masked",
     "parse_url",
 ]
 
@@ -63,7 +65,8 @@ class UrlParts(NamedTuple):
 
     def __repr__(self) -> str:
         """Without what is secret: it may stand in a log, or in a traceback with locals."""
-        shown = self._replace(password="**" if self.password else None)
+        path = self.virtual_host and masked(self.virtual_host)
+        shown = self._replace(password="**" if self.password else None, virtual_host=path)
         return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
 
 
@@ -76,8 +79,11 @@ class SqliteLocation:
     #: Nobody named the file: its directory is ours to create, readable by this user only.
     is_default: bool = False
 
+    def __repr__(self) -> str:
+        return f"SqliteLocation({self}, namespace={masked(self.namespace)!r})"
+
     def __str__(self) -> str:
-        return f"fdb+sqlite:///{self.path}"
+        return f"fdb+sqlite:///{masked(str(self.path))}"
 
     def create_directory(self) -> None:
         """Create the directory of the default file. A directory that a user named must exist. Raises ``OSError``."""
@@ -94,11 +100,14 @@ class ClusterLocation:
     #: ``description:id@host:port``. The id is as good as a password, so it stays out of ``repr`` and logs.
     connection_string: str | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"ClusterLocation({self})"
+
     def __str__(self) -> str:
         if self.connection_string:
             description, _, coordinators = self.connection_string.partition("@")
-            return f"fdb://{description.partition(':')[0]}:**@{coordinators}/{self.namespace}"
-        return f"fdb:///{self.namespace} ({self.cluster_file or 'default cluster file'})"
+            return f"fdb://{description.partition(':')[0]}:**@{coordinators}/{masked(self.namespace)}"
+        return f"fdb:///{masked(self.namespace)} ({masked(str(self.cluster_file or 'default cluster file'))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +126,23 @@ Location = SqliteLocation | ClusterLocation | MemoryLocation
 
 def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
+    if not url.isascii():
+        utf8_bytes("URL", masked(url))
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise OptionError(
             "not a broker URL",
-            url=url.rpartition("@")[2],
+            url=url.rpartition("@")[2][:200],
             fix="Write fdb+sqlite:////absolute/path/broker.db or fdb://.",
         )
-    parts = urllib.parse.urlsplit("//" + url.partition("://")[2])
+    try:
+        parts = urllib.parse.urlsplit("//" + url.partition("://")[2])
+    except ValueError as error:  # brackets
+        raise OptionError(
+            "unusable address in the URL",
+            reason=masked(str(error)),
+            fix="An IPv6 address has brackets: [::1]:4500.",
+        ) from None
     if parts.query:
         names = ", ".join(name for name, _ in urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         raise OptionError("options in the URL", names=names, fix="Put them into broker_transport_options.")
@@ -143,6 +161,15 @@ def parse_url(url: str) -> UrlParts:
     return UrlParts(scheme, hostname, port, userid, password, virtual_host)
 
 
+#: ``id@`` or ``password@`` in whatever is quoted: what stands between a colon and an at sign.
+_SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
+
+
+def masked(text: str) -> str:
+    """For messages and ``repr``: a cluster's id is as good as a password, wherever in a URL it ended up."""
+    return _SECRET.sub("**", text)
+
+
 def locate(parts: UrlParts, options: Options, environ: Mapping[str, str] | None = None) -> Location:
     """Where the store is. Touches neither files nor network. Raises ``OptionError``.
 
@@ -156,7 +183,7 @@ def locate(parts: UrlParts, options: Options, environ: Mapping[str, str] | None 
         return _locate_cluster(parts, options)
     if parts.scheme == MEMORY_SCHEME:
         return MemoryLocation(parts.hostname or "default", options.namespace or DEFAULT_NAMESPACE)
-    raise OptionError("unknown URL scheme", scheme=parts.scheme, fix=f"Known: {', '.join(SCHEMES)}.")
+    raise OptionError("unknown URL scheme", scheme=masked(parts.scheme), fix=f"Known: {', '.join(SCHEMES)}.")
 
 
 def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) -> SqliteLocation:
@@ -172,11 +199,24 @@ def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) 
         return SqliteLocation(default_sqlite_path(environ), namespace, is_default=True)
     if ":memory:" in name or "\0" in name:
         raise OptionError(
-            "not a file", path=name, fix="The processes of a worker share one file; name one, or use kombu's memory://."
+            "not a file",
+            path=masked(name),
+            fix="The processes of a worker share one file; name one, or use kombu's memory://.",
         )
     if name.endswith(("/", os.sep)):
-        raise OptionError("a directory instead of a file", path=name, fix=f"Name a file in it: {name}broker.db.")
-    return SqliteLocation(Path(name).expanduser().absolute(), namespace)
+        shown = masked(name)
+        raise OptionError("a directory instead of a file", path=shown, fix=f"Name a file in it: {shown}broker.db.")
+    return SqliteLocation(_absolute(name), namespace)
+
+
+def _absolute(name: str) -> Path:
+    """``~`` is expanded. Raises ``OptionError``."""
+    try:
+        return Path(name).expanduser().absolute()
+    except (RuntimeError, ValueError) as error:  # nobody of that name, or a character that no path has
+        raise OptionError(
+            "not a path", path=masked(name), reason=str(error), fix="Write it from the root on."
+        ) from None
 
 
 def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
@@ -186,8 +226,11 @@ def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
     if parts.hostname is None and ("/" in path or path.endswith(".cluster")):
         raise OptionError(
             "ambiguous path in the URL",
-            path=path,
-            fix=f"A cluster file takes four slashes, fdb:////{path}; a namespace has none in it.",
+            path=masked(path),
+            fix=f"A cluster file takes four slashes, fdb:////{masked(path)}; a namespace has none in it; and what "
+            "stands in a cluster file takes two, fdb://description:id@host:port/namespace."
+            if "@" in path
+            else f"A cluster file takes four slashes, fdb:////{path}; a namespace has none in it.",
         )
     namespace = _one_of("namespace", path or None, options.namespace)
     if parts.hostname is None:
@@ -204,7 +247,7 @@ def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
 
 
 def _cluster(options: Options, *, namespace: str | None = None, cluster_file: str | None) -> ClusterLocation:
-    path = Path(cluster_file).expanduser().absolute() if cluster_file else None
+    path = _absolute(cluster_file) if cluster_file else None
     return ClusterLocation(namespace or options.namespace or DEFAULT_NAMESPACE, path)
 
 
@@ -212,7 +255,11 @@ def _one_of(name: str, from_url: str | None, from_options: str | None) -> str | 
     """Both may say it, if they say the same."""
     if from_url is not None and from_options is not None and from_url != from_options:
         raise OptionError(
-            "the URL and an option disagree", name=name, url=from_url, option=from_options, fix="Leave one of them out."
+            "the URL and an option disagree",
+            name=name,
+            url=masked(from_url),
+            option=masked(from_options),
+            fix="Leave one of them out.",
         )
     if name == "namespace" and from_url is not None and len(from_url.encode()) > LONGEST_NAMESPACE:
         raise OptionError("the namespace is too long", fix=f"At most {LONGEST_NAMESPACE} bytes.")

@@ -51,7 +51,7 @@ class Publication(NamedTuple):
 
     ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it waited longer,
     counted from ``due_ms`` if that is later than now (Tarantool: a delay extends the time to live); None for never.
-    ``expires_ms``: absolute counterpart that no delay extends (Celery's ``expires``); 0 for never.
+    ``expires_ms``: absolute counterpart that no delay extends; 0 for never.
     """
 
     exchange: str
@@ -67,7 +67,7 @@ class Publication(NamedTuple):
     ttr_ms: int = 0
     #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
     task_id: str = ""
-    #: Publications of one id to one exchange and routing key are one within the window (``queue/dedup.py``).
+    #: Publications of one id to one exchange and routing key are one within the window (``engine/messages/dedup.py``).
     dedup_id: str = ""
     dedup_window_ms: int = 0
     #: Likewise, for a publisher who may come again with the same message, whatever its dedup id: an outbox.
@@ -163,12 +163,16 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones."""
+    """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones.
+
+    ``newer``: written by a newer version, and kept for it by a process that could not read them.
+    """
 
     ready: int = 0
     delayed: int = 0
     leased: int = 0
     ready_bytes: int = 0
+    newer: int = 0
 
 
 #: What each limit that counts something is at least.

@@ -241,6 +241,14 @@ class Options:
             "how long an ack may wait for others to share a transaction with", "milliseconds", least=0, most=1_000
         ),
     )
+    undrained_timeout: float = field(
+        default=5.0,
+        metadata=_seconds(
+            "how long a message that was taken for a consumer may wait until somebody drains its connection; then it "
+            "goes back to its place, uncounted",
+            least=0.05,
+        ),
+    )
     poll_interval: float = field(
         default=1.0,
         metadata=_seconds(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import weakref
 
 __all__ = ["Bell", "readable"]
 
@@ -21,13 +22,15 @@ __all__ = ["Bell", "readable"]
 class Bell:
     """One sleeper, any number of ringers."""
 
-    __slots__ = ("_listening", "_ringing", "_rung")
+    __slots__ = ("__weakref__", "_listening", "_ringing", "_rung")
 
     def __init__(self) -> None:
         self._listening, self._ringing = socket.socketpair()
         self._listening.setblocking(False)
         self._ringing.setblocking(False)
         self._rung = False
+        # Sockets that are collected together with their bell would warn that nobody has closed them.
+        weakref.finalize(self, _close, self._ringing, self._listening).atexit = False
 
     def fileno(self) -> int:
         """Readable while rung."""
@@ -37,6 +40,13 @@ class Bell:
         """Wake the sleeper, now or when it next waits. Never blocks; harmless after ``close``."""
         if self._rung:
             return
+        try:
+            self._ring()
+        except BaseException:  # out of a signal handler: a bell that only says it is rung wakes nobody any more
+            self._ring()
+            raise
+
+    def _ring(self) -> None:
         self._rung = True
         with contextlib.suppress(OSError):
             self._ringing.send(b"!")
@@ -46,9 +56,13 @@ class Bell:
         if not self._rung:
             return
         # In this order: a ring in between does not send, but its work is seen by the look that follows.
-        with contextlib.suppress(OSError):
-            self._listening.recv(16)
-        self._rung = False
+        try:
+            with contextlib.suppress(OSError):
+                self._listening.recv(16)
+            self._rung = False
+        except BaseException:  # out of a signal handler: no look follows
+            self._ring()
+            raise
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until rung, at most ``timeout_s`` seconds. False if nobody rang. Does not clear."""
@@ -60,11 +74,13 @@ class Bell:
 
     def close(self) -> None:
         """Idempotent. A sleeper wakes."""
-        self._rung = True
-        with contextlib.suppress(OSError):
-            self._ringing.send(b"!")
-        for each in (self._ringing, self._listening):
-            each.close()
+        self._ring()
+        _close(self._ringing, self._listening)
+
+
+def _close(*sockets: socket.socket) -> None:
+    for each in sockets:
+        each.close()
 
 
 def readable(descriptor: int, timeout_s: float | None) -> bool:

@@ -8,13 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
 import pytest
 from celery import _state
 
-from kombu_fdb.client import close_clients
+from kombu_fdb.api.job import Job
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.process.client import close_clients
+from kombu_fdb.store.foundationdb_binding import binding
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.stores import MemoryStores
 
 assert celery.app.builtins
 
@@ -28,6 +33,19 @@ def cluster() -> Iterator[SingleNodeCluster]:
     with SingleNodeCluster() as cluster:
         yield cluster
         close_clients()  # or each would wait at the exit for a store that is gone
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store, of each kind."""
+    if request.param == "fdb":
+        cluster = request.getfixturevalue("cluster")
+        yield f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+    elif request.param == "sqlite":
+        yield f"fdb+sqlite:///{tmp_path}/broker.db"
+    else:
+        with MemoryStores():
+            yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +90,27 @@ def _nothing_stays() -> Iterator[None]:
     yield
     _state._on_app_finalizers &= shared
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture
+def jobs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that only looks at a job would give it back at once, as nobody refers to it any more (``api/job.py``)."""
+    kept: list[Job] = []
+    begin = Job.__init__
+
+    def begin_and_keep(job: Job, *arguments: Any) -> None:
+        kept.append(job)
+        begin(job, *arguments)
+
+    monkeypatch.setattr(Job, "__init__", begin_and_keep)
+    yield
+    kept.clear()
+
+
+@pytest.fixture
+def client_library() -> None:
+    """FoundationDB's, which needs no server to say what is wrong with a URL; skips where it is not installed."""
+    try:
+        binding()
+    except StoreUnavailable as error:
+        pytest.skip(str(error))

@@ -23,6 +23,7 @@ GUARANTEES = (
     "FAIR",
     "KEY-LIMIT",
     "ONCE-PUBLISHED",
+    "SKEW",
     "COUNTS",
     "BOUNDED",
 )

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from kombu_fdb import doctor
+from kombu_fdb import Broker, doctor
+from kombu_fdb.engine.upkeep.asides import Aside
 
 
 def run(*arguments):
@@ -22,6 +23,34 @@ def test_a_healthy_file(tmp_path):
     assert code == 0
     assert "ok    store           answers after" in text
     assert "ok    content         0 queues" in text
+
+
+def test_an_sqlite_that_is_too_old(tmp_path, monkeypatch):
+    monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 34, 1))
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 1
+    assert "fail  sqlite" in text
+    assert "-> Use a Python whose sqlite3.sqlite_version is at least 3.35.0" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_maintenance_set_aside(tmp_path):
+    with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
+        broker.engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 0
+    assert "warn  set aside       promote of 'jobs', 3 times: too large" in text
+    assert "-> A worker's maintenance can't do this" in text
+
+
+def test_messages_of_a_newer_version(tmp_path):
+    with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
+        broker.queue("jobs")
+        broker.engine._write(lambda tr, tally: tally.change("jobs", "newer", 2))
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert code == 0
+    assert "warn  newer messages  2 messages of a newer version, of 'jobs'" in text
+    assert "-> Upgrade celery-fdb in the workers" in text
 
 
 def test_the_default_file_is_not_made_by_looking(tmp_path, monkeypatch):

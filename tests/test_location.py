@@ -203,3 +203,39 @@ def test_the_schemes_are_those_that_kombu_is_told():
     import _kombu_fdb_autoload
 
     assert _kombu_fdb_autoload.SCHEMES == SCHEMES
+
+
+@pytest.mark.parametrize(
+    "url", ["fdb://[::1", "fdb://d:id@[::1:4500/x", "fdb+sqlite://]", "fdb://[zz]/x", "fdb://d:SECRET@[v1.x:4500"]
+)
+def test_a_malformed_address_is_an_option_error(url: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        locate(parse_url(url), Options())
+    assert "SECRET" not in str(caught.value)
+
+
+SECRETS = [
+    "fdb:///shop:SECRET@host:4500/x",
+    "fdb:///shop:SECRET@host:4500",
+    "fdb:////shop:SECRET@host:4500/x",
+    "fdb:/shop:SECRET@host:4500/x",
+    "fdb+sqlite:///shop:SECRET@host:4500/",
+    "fdb+sqlite:////shop:SECRET@host:4500/x",
+    "fdb+sqlite://shop:SECRET@host:4500/x",
+    "fdb://shop:SECRET@host:4500,another:4500/x",
+    "fdb://shop:SECRET@host/x",
+    "shop:SECRET@host:4500",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url: str) -> None:
+    shown = []
+    try:
+        parts = parse_url(url)
+        shown.append(repr(parts))
+        location = locate(parts, Options())
+        shown += [str(location), repr(location)]
+    except OptionError as error:
+        shown += [str(error), repr(error), repr(error.attributes)]
+    assert not [text for text in shown if "SECRET" in text]

@@ -7,13 +7,13 @@ from queue import Queue
 
 import pytest
 
-from kombu_fdb import overdue
 from kombu_fdb.errors import ForkedError, StoreUnavailable
 from kombu_fdb.model import Lease
-from kombu_fdb.overdue import MOST_STOPPED, Overdue
+from kombu_fdb.process import overdue
+from kombu_fdb.process.overdue import MOST_STOPPED, Overdue
 
 LONG_S = 3600.0
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Store:
@@ -111,3 +111,17 @@ def test_the_thread_ends_with_the_last_timer_and_starts_with_the_next(store: Sto
     assert not first.is_alive()
     assert watch(timers, 2, 0.01).wait(PATIENCE_S)
     assert timers._thread is not first
+
+
+def test_a_time_to_run_of_centuries_ends_nobodys_thread(store: Store, timers: Overdue) -> None:
+    """Stored by an older celery-fdb; a thread can't wait for more than 292 years."""
+    lease, soon = Lease(b"s", 1), Lease(b"s", 2)
+    timers.watch(lease, 2**53 / 1000, started=lambda: True, gone=lambda: None)
+    timers.watch(lease, 1e300, started=lambda: True, gone=lambda: None)
+    timers.watch(soon, 0.0, started=lambda: True, gone=lambda: None)
+    thread = timers._thread
+    assert store.taken.get(timeout=PATIENCE_S) == ([soon], True)
+    timers.watch(soon, 0.0, started=lambda: True, gone=lambda: None)
+    assert store.taken.get(timeout=PATIENCE_S) == ([soon], True)
+    assert timers._thread is thread
+    timers.clear()

@@ -81,7 +81,7 @@ def test_a_missing_extra_is_named(project):
         """,
         outcome="1 error",
     )
-    assert "pip install 'celery-fdb[testing]'" in out
+    assert "pip install sortedcontainers" in out
     assert "Traceback" not in out
 
 

@@ -87,7 +87,10 @@ def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) 
 
     Every command has --json. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 store unreachable.
     """
+    from celery_fdb.cli.terminal import check_text
     from celery_fdb.cli.where import Where
+
+    check_text(broker)
 
     # Celery's own context object has the app and the wish for no colours; stand-alone there is none.
     parent = ctx.obj

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +16,11 @@ from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
 from celery_fdb.overview import look
-from kombu_fdb.deadletters import DeadLetters
+from kombu_fdb.api.deadletters import DeadLetters
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
+from kombu_fdb.plural import plural
 
 __all__ = ["dead"]
 
@@ -27,16 +29,20 @@ __all__ = ["dead"]
 def dead() -> None:
     """Dead letters: what failed for good, and why; replay or discard it.
 
-    QUEUE is the queue they died in: their own is QUEUE.dead. For those of a dead-letter exchange name the queue it
-    leads to, and say --in.
+    QUEUE is the queue they died in, or QUEUE.dead, where they are. For those of a dead-letter exchange name the queue
+    it leads to, and say --in.
     """
+
+
+#: What the queue itself lets a message die of; an application may have others.
+REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
 
 
 def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Which ones: all of the given conditions must hold."""
     options = (
         click.option("--in", "in_queue", is_flag=True, help="QUEUE is where the dead letters are."),
-        click.option("--reason", help="As rejected, expired, delivery_limit, maxlen, malformed."),
+        click.option("--reason", help=f"As {', '.join(REASONS)}."),
         click.option("--task", help="A Celery task's name."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception."),
@@ -50,9 +56,9 @@ id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
 
 
 def _letters(run: Run, queue: str, *, in_queue: bool) -> DeadLetters:
-    """Raises ``QueueNotFound``."""
-    known(run, queue)
-    return run.broker.dead_letters(queue if in_queue else queue + DEAD_SUFFIX)
+    """``<queue>.dead``, as the tables name it, is where the dead letters are. Raises ``QueueNotFound``."""
+    view = known(run, queue)
+    return run.broker.dead_letters(queue if in_queue or view.dead_of is not None else queue + DEAD_SUFFIX)
 
 
 def _given(conditions: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +116,7 @@ def _story(death: dict[str, Any]) -> Iterator[str]:
 @click.option("--limit", type=click.IntRange(1), help="The oldest so many; default: all.")
 @click.option("--to", help="Another queue than the one they died in.")
 @click.option("--rate", type=RATE, help="At most so many a second, or 100/m, 1000/h.")
+@click.option("--yes", is_flag=True, help="Don't ask; a script is never asked.")
 def replay(
     run: Run,
     *,
@@ -119,14 +126,20 @@ def replay(
     limit: int | None,
     to: str | None,
     rate: float | None,
+    yes: bool,
     **conditions: Any,
 ) -> Answer:
     """Bring dead letters back to the queue they died in: those with the IDs, or all for which the conditions hold.
 
-    Ctrl-C ends it between two messages: those replayed are back, the others stay.
+    For all of them, without any condition, you are asked first. Ctrl-C ends it between two messages: those replayed
+    are back, the others stay.
     """
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, _given(conditions))
+    if wanted == [{}] and limit is None and _is_terminal():
+        question = f"Replay all {plural(letters.count().total(), 'dead letter')} of {clean(letters.dead_queue)}?"
+        run.confirm(question, yes=yes)
+    _check_reason(letters, conditions["reason"])
     count = 0
     try:
         with bar(run, "replay", None) as advance:
@@ -135,7 +148,7 @@ def replay(
     except QueueNotFound as error:
         fix = "Start its worker, so that it is declared, or say --to. The dead letters are where they were."
         raise QueueNotFound(error.text, **{**error.attributes, "fix": fix}) from None
-    return Answer({"queue": queue, "replayed": count}, [f"replayed {count:,} message(s)"])
+    return Answer({"queue": queue, "replayed": count}, [f"replayed {plural(count, 'message')}"])
 
 
 @command()
@@ -153,11 +166,25 @@ def discard(
         raise click.UsageError("name the IDs, or conditions, or say --all")
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, given)
+    _check_reason(letters, conditions["reason"])
     if not yes:
         number = sum(letters.count(**each).total() for each in wanted)
-        run.confirm(f"Delete {number:,} dead letter(s) of {clean(queue)} for good?", yes=yes)
+        run.confirm(f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?", yes=yes)
     count = sum(letters.discard(**each) for each in wanted)
-    return Answer({"queue": queue, "discarded": count}, [f"discarded {count:,} message(s)"])
+    return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
+
+
+def _check_reason(letters: DeadLetters, reason: str | None) -> None:
+    """Whoever mistypes a reason would else be told that all went well. Raises ``Refused``."""
+    if reason is None or reason in REASONS or next(letters.each(reason=reason), None) is not None:
+        return
+    reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
+    fix = f"There are: {reasons}." if reasons else "There are no dead letters."
+    raise Refused("no dead letter has this reason", queue=letters.dead_queue, reason=reason, fix=fix)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _wanted(run: Run, letters: DeadLetters, ids: tuple[str, ...], given: dict[str, Any]) -> list[dict[str, Any]]:

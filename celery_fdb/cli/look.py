@@ -8,7 +8,10 @@ import click
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, age, command, table
+from celery_fdb.masking import masked
 from celery_fdb.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
+from kombu_fdb.plural import plural
+from kombu_fdb.process.membership import BEATS
 
 __all__ = [
     "KEY_SPEEDS",
@@ -23,6 +26,8 @@ __all__ = [
     "summary",
 ]
 
+#: A session that has missed so many of its heartbeats is silent: dead, frozen, or away from its store.
+MISSED_BEATS = 2
 #: Column and event.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
 
@@ -32,14 +37,28 @@ def status(run: Run) -> Answer:
     """What is ready, delayed, leased and dead, by queue; how many sessions."""
     overview = look(run.broker)
     totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
-    return Answer({**as_json(overview), "totals": totals}, [*summary(overview), "", queue_table(overview.live_queues)])
+    about = [*summary(overview), *_newer(overview), *_set_aside(overview), ""]
+    return Answer({**as_json(overview), "totals": totals}, [*about, queue_table(overview.live_queues)])
+
+
+def _newer(overview: Overview) -> list[str]:
+    """What an older worker could not read, if there is something."""
+    number = sum(queue.newer for queue in overview.queues)
+    return [f"messages of a newer version: {number:,}; upgrade the workers"] if number else []
+
+
+def _set_aside(overview: Overview) -> list[str]:
+    """What the maintenance can't do, if there is something."""
+    number = len(overview.asides)
+    return [f"set aside by the maintenance: {number}; `doctor` says what and why"] if number else []
 
 
 def summary(overview: Overview) -> list[str]:
     """Two lines."""
     states = ", ".join(f"{overview.total(name):,} {name}" for name in ("ready", "delayed", "leased", "dead"))
     live = sum(session.open for session in overview.sessions)
-    return [overview.broker, f"{states}; {len(overview.live_queues)} queues, {live} sessions"]
+    queues = sum(not queue.is_internal for queue in overview.live_queues)
+    return [overview.broker, f"{states}; {plural(queues, 'queue')}, {plural(live, 'session')}"]
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
@@ -84,12 +103,15 @@ def queues(run: Run, *, everything: bool) -> Answer:
         (
             *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s)),
             "paused" if view.paused else "",
-            ", ".join(f"{name}={value}" for name, value in view.arguments.items()) if view.declared else "not declared",
+            ", ".join(f"{name}={masked(name, value)}" for name, value in view.arguments.items())
+            if view.declared
+            else "not declared",
         )
         for view in shown
     ]
     headings = "queue >ready >delayed >leased >dead >oldest note arguments"
-    return Answer([dataclasses.asdict(view) for view in shown], [table(headings, rows)])
+    document = [each for each in as_json(overview)["queues"] if everything or each["dead_of"] is None]
+    return Answer(document, [table(headings, rows)])
 
 
 def known(run: Run, queue: str) -> QueueView:
@@ -124,28 +146,35 @@ def limits_of(view: KeyView) -> str:
 @command()
 def sessions(run: Run) -> Answer:
     """The consumer processes, and how many messages each holds."""
-    found = look(run.broker, held=True).sessions
-    return Answer([dataclasses.asdict(each) for each in found], [session_table(found)])
+    overview = look(run.broker, held=True)
+    found = overview.sessions
+    return Answer([dataclasses.asdict(each) for each in found], [session_table(found, heard_s(overview))])
 
 
-def session_table(views: list[SessionView], silent_s: dict[str, float] | None = None) -> Table:
-    """``silent_s``: for how long each has been seen without a heartbeat."""
+def heard_s(overview: Overview) -> dict[str, float]:
+    """How long ago each session was heard, in seconds, by its own wall clock and ours; of those that told a time."""
+    return {each.id: max(0.0, (overview.taken_ms - each.beat_ms) / 1000) for each in overview.sessions if each.beat_ms}
+
+
+def session_table(views: list[SessionView], heard_s: dict[str, float]) -> Table:
+    """``heard_s``: how long ago each was heard."""
     return table(
-        "session host >pid program >leased >ttl state queues",
+        "session host >pid program >leased >ttl >heard state queues",
         [
             (
                 *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                *(_state(view, silent_s), ", ".join(view.queues)),
+                *(_heard(view, heard_s), _state(view, heard_s), ", ".join(view.queues)),
             )
             for view in views
         ],
     )
 
 
-def _state(view: SessionView, silent_s: dict[str, float] | None) -> str:
+def _heard(view: SessionView, heard_s: dict[str, float]) -> str:
+    return f"{age(heard_s[view.id])} ago" if view.id in heard_s else ""
+
+
+def _state(view: SessionView, heard_s: dict[str, float]) -> str:
     if not view.open:
         return "ended, its messages are coming back"
-    if silent_s is None:
-        return "open"
-    silent = silent_s.get(view.id, 0.0)
-    return f"silent for {age(silent)}" if silent > view.ttl_s / 2 else "alive"
+    return "silent" if heard_s.get(view.id, 0.0) > view.ttl_s * MISSED_BEATS / BEATS else "alive"

@@ -14,8 +14,12 @@ from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, t
 from celery_fdb.message import describe
 from celery_fdb.overview import QueueView
 from kombu_fdb.model import Peeked
+from kombu_fdb.plural import plural
 
 __all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
+
+#: After a cancellation by the broker's URL.
+UNTOLD = "its result and its chord are not told: that takes the app, celery -A APP fdb cancel"
 
 body_option = click.option(
     "--body", is_flag=True, help="Show headers and body too. JSON and text only; nothing is ever unpickled."
@@ -100,25 +104,28 @@ def _content_lines(described: dict[str, Any]) -> list[str]:
 def cancel(run: Run, *, task_id: str) -> Answer:
     """Take the task TASK_ID out of the store, if no worker has begun it; needs no worker.
 
-    With an app, its result becomes REVOKED.
+    With an app (celery -A), its result becomes REVOKED, and its chord is told.
     """
-    count = _cancel(run, task_id)
-    if count:
-        return Answer({"task_id": task_id, "cancelled": count}, [f"cancelled: {count} message(s) deleted"])
+    app = run.where.app_of_broker
+    if taken := run.broker.engine.take_back(task_id):
+        if app is not None:
+            _tell(app, taken[0])
+        told = "its result, if it has one, is REVOKED" if app else UNTOLD
+        document = {"task_id": task_id, "cancelled": len(taken), "revoked": app is not None}
+        return Answer(document, [f"cancelled: {plural(len(taken), 'message')} deleted; {told}"])
     if run.broker.find(task_id):
         raise Refused(
-            "a worker holds this task", task_id=task_id, fix=f"celery control terminate TERM {task_id} ends it there."
+            "a worker holds this task",
+            task_id=task_id,
+            fix=f"celery -A APP control terminate TERM {task_id} ends it there.",
         )
     raise _no_task(task_id)
 
 
-def _cancel(run: Run, task_id: str) -> int:
-    app = run.where.app_of_broker
-    if app is None:
-        return run.broker.cancel(task_id)
-    from celery_fdb.control import Control
+def _tell(app: Any, taken: Peeked) -> None:
+    from celery_fdb.revoking import tell  # imports much of Celery
 
-    return Control(app=app).cancel(task_id)
+    tell(app, taken)
 
 
 @command()
@@ -133,7 +140,7 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
     if not new:
         _check_room(known(run, target), known(run, source), limit)
     count = run.broker.engine.move(source, target, limit, key=key)
-    return Answer({"source": source, "target": target, "moved": count}, [f"moved {count:,} message(s)"])
+    return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])
 
 
 def _check_room(target: QueueView, source: QueueView, limit: int | None) -> None:
@@ -163,4 +170,4 @@ def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     if number:
         run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
     count = run.broker.engine.purge(queue)
-    return Answer({"queue": queue, "deleted": count}, [f"deleted {count:,} message(s)"])
+    return Answer({"queue": queue, "deleted": count}, [f"deleted {plural(count, 'message')}"])

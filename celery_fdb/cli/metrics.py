@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from ipaddress import ip_address
 
 import click
 
@@ -14,17 +15,20 @@ __all__ = ["metrics"]
 
 @command()
 @click.option("--port", type=click.IntRange(0, 65_535), default=9808, show_default=True, help="0 for any free one.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="0.0.0.0 to be scraped from other hosts.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Another one is open to other hosts.")
 @click.option("--keys", type=click.IntRange(0), default=10, show_default=True, help="So many series of keys a queue.")
 @click.option("--once", is_flag=True, help="Print the metrics and leave.")
 def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answer | None:
-    """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics, until it is told to end."""
+    """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics, until it is told to end.
+
+    The endpoint is open to whoever reaches it: by default, the users of this machine.
+    """
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
         from celery_fdb.metrics import BrokerCollector
     except ImportError as error:
-        raise Refused("prometheus-client is not installed", fix='pip install "celery-fdb[metrics]"') from error
+        raise Refused("prometheus-client is not installed", fix="pip install prometheus-client") from error
     run.where.location()  # wrong usage is told now, an unreachable store at each scrape
     collector = BrokerCollector(run.where.open, keys=keys)
     registry = CollectorRegistry()
@@ -39,6 +43,8 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
         raise Refused(
             "the address can't be served", address=address, port=port, reason=error.strerror, fix="Name another --port."
         ) from error
+    if not _is_loopback(address):
+        click.echo(f"Note: whoever reaches {address} can read the metrics; nobody is asked for a password.", err=True)
     click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)
     _wait_for_the_end()
     server.shutdown()
@@ -46,6 +52,13 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     thread.join()
     collector.close()
     return None
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _wait_for_the_end() -> None:

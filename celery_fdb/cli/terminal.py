@@ -18,7 +18,7 @@ from celery_fdb.cli.where import Where
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, OptionError, StoreError
 
-__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "number", "table"]
+__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "check_text", "clean", "command", "number", "table"]
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
@@ -67,6 +67,12 @@ class Run:
             self._broker = self.also(self.where)
         return self._broker
 
+    def made(self) -> Broker:
+        """The same, made if it is not there."""
+        if self._broker is None:
+            self._broker = self._open.enter_context(self.where.open(make=True))
+        return self._broker
+
     def also(self, where: Where) -> Broker:
         """Another broker, closed with the run."""
         return self._open.enter_context(where.open())
@@ -93,6 +99,8 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
         def run(where: Where, /, *, as_json: bool, **options: Any) -> None:
+            for value in options.values():
+                check_text(value)
             sys.exit(_run(function, Run(where, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -102,6 +110,18 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
         return made
 
     return decorate
+
+
+def check_text(value: Any) -> None:
+    """Bytes of the command line that are no UTF-8 can't stand in a store. Raises ``click.UsageError``."""
+    if isinstance(value, tuple):
+        for each in value:
+            check_text(each)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{value!r} is not UTF-8") from None
 
 
 def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, Any]) -> int:
@@ -122,7 +142,7 @@ def _print(run: Run, answer: Answer) -> None:
         click.echo(json.dumps(answer.document, default=str))
         return
     for each in answer.shown:
-        run.console.print(each)
+        run.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
 
 
 def _complain(run: Run, error: KombuFDBError) -> int:
@@ -149,7 +169,14 @@ def _code(error: KombuFDBError) -> int:
 
 def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
     """``headings``: names between spaces, with ``_`` for a space in a name and ``>`` in front of columns of numbers."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = Table(
+        title=None if title is None else clean(title),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
     for heading in headings.split():
         justify = "right" if heading.startswith(">") else "left"
         made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type] # one of the two

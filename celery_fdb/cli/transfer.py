@@ -12,6 +12,7 @@ from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from celery_fdb.cli.where import Where
 from celery_fdb.transfer import FileSource, Source, StoreSource, export_to, import_from
+from kombu_fdb.plural import plural
 
 __all__ = ["export", "import_"]
 
@@ -20,8 +21,16 @@ leased_option = click.option(
 )
 
 
+def _no_dash(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """A file is replaced as a whole when it is complete, and read twice: a pipe can't be."""
+    del ctx
+    if value is not None and str(value) == "-":
+        raise click.BadParameter("a pipe won't do: name a file", param=param)
+    return value
+
+
 @command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), callback=_no_dash)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @leased_option
 def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
@@ -29,20 +38,20 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
 
     Stop the workers and publishers first. FILE can be read by its owner only.
     """
-    if file.exists() and not force:
-        raise Refused("the file exists", path=str(file), fix="Name another one, or say --force.")
     _existing(run.where)
-    source = StoreSource(run.broker, leased=leased)
     try:
+        if file.exists() and not force:
+            raise Refused("the file exists", path=str(file), fix="Name another one, or say --force.")
+        source = StoreSource(run.broker, leased=leased)
         with bar(run, "export", source.header.messages) as advance:
             number = export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
-    return Answer({"file": str(file), "messages": number}, [f"exported {number:,} message(s) to {file}"])
+    return Answer({"file": str(file), "messages": number}, [f"exported {plural(number, 'message')} to {file}"])
 
 
 @command("import")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False, callback=_no_dash)
 @click.option("--from", "url", metavar="URL", help="Straight from another store instead of a file.")
 @click.option("--from-options", metavar="JSON", callback=json_object, help="That store's broker_transport_options.")
 @click.option("--again", is_flag=True, help="Store a second time what was imported before.")
@@ -62,12 +71,12 @@ def import_(
         else:
             source = StoreSource(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
-            done = import_from(source, run.broker, advance, again=again)
+            done = import_from(source, run.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error
     document = {"source": source.header.source, "messages": done.messages, "stored": done.stored}
     before = f" ({done.messages - done.stored:,} were there from before)" if done.stored < done.messages else ""
-    return Answer(document, [f"imported {done.messages:,} message(s){before}"])
+    return Answer(document, [f"imported {plural(done.messages, 'message')}{before}"])
 
 
 def _existing(where: Where) -> Where:

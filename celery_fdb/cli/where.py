@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kombu_fdb import Broker, OptionError
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.location import SCHEMES, Location, SqliteLocation, locate, parse_url
 from kombu_fdb.options import parse_options
 
@@ -55,17 +57,17 @@ class Where:
         location = self.location()
         return str(location.path) if isinstance(location, SqliteLocation) and not location.path.exists() else None
 
-    def open(self) -> Broker:
-        """A file that is not there is made, and standard error says so: its path may be a typo.
+    def open(self, *, make: bool = False) -> Broker:
+        """A file that is not there is made only if ``make`` says so: its path may be a typo.
 
         Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
         """
         url, options = self.resolve()
         absent = self.absent
-        broker = Broker.open(url, **options)
-        if absent is not None:
-            self.error(f"Note: there was no {absent}; this is a new, empty broker. Is the path right?")
-        return broker
+        if absent is not None and not make and Path(absent).parent.is_dir():
+            fix = "Is the path right? The first worker or message makes it."
+            raise StoreUnavailable("there is no broker yet", path=absent, fix=fix)
+        return Broker.open(url, **options)
 
 
 def _ours(configured: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -13,6 +14,11 @@ from celery_fdb.cli.terminal import Answer, Run, command, table
 from kombu_fdb.model import KeyLimits
 
 __all__ = ["DURATION", "RATE", "limit", "pause", "resume"]
+
+#: What the store's records hold, with room to spare: a hundred years, and whole numbers that JSON carries everywhere.
+LONGEST_S = 100 * 366 * 86_400
+SLOWEST, FASTEST = 1 / LONGEST_S, 2**53 - 1
+WHOLE = click.IntRange(-1, 2**53 - 1)
 
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -49,9 +55,12 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number, _, unit = str(value).partition("/")
         try:
-            return float(number) / UNITS_S[unit or "s"]
+            rate = float(number) / UNITS_S[unit or "s"]
         except (ValueError, KeyError):
+            rate = math.nan
+        if not SLOWEST <= rate <= FASTEST:  # nan is neither
             self.fail(f"{value!r} is no rate such as 10, 100/m or 1000/h", param, ctx)
+        return rate
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -60,10 +69,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
-        if found is None:
+        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", str(value))
+        seconds = math.inf if found is None else float(found[1]) * UNITS_S[found[2] or "s"]
+        if seconds > LONGEST_S:
             self.fail(f"{value!r} is no duration such as 90 (seconds), 10m, 12h or 7d", param, ctx)
-        return float(found[1]) * UNITS_S[found[2] or "s"]
+        return seconds
 
 
 class OrNone(click.ParamType):  # type: ignore[type-arg]
@@ -79,16 +89,16 @@ class OrNone(click.ParamType):  # type: ignore[type-arg]
 
 RATE = Rate()
 DURATION = Duration()
-INTEGER_OR_NONE = OrNone(click.INT)
+INTEGER_OR_NONE = OrNone(WHOLE)
 
 
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
-@click.option("--weight", type=int, help="Messages per turn.")
+@click.option("--weight", type=WHOLE, help="Messages per turn.")
 @click.option("--max-in-flight", type=INTEGER_OR_NONE, help="How many may be leased at a time.")
 @click.option("--rate", type=OrNone(RATE), help="Messages a second over all consumers, or 100/m, 1000/h.")
-@click.option("--burst", type=int, help="How many may come at once within the rate.")
+@click.option("--burst", type=WHOLE, help="How many may come at once within the rate.")
 @click.option("--capacity", type=INTEGER_OR_NONE, help="Ready messages, beyond which publishing is refused.")
 @click.option("--priority", type=INTEGER_OR_NONE, help="Of the whole key, 0 to 9 (9 the most urgent).")
 @click.option("--remove", is_flag=True, help="What holds for every key holds for this one again.")

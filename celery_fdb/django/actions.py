@@ -1,8 +1,8 @@
 """What the admin can do to the store: each action with its question, its deed and its entry in the admin's log.
 
 An action is asked for by POST, shown as a question, and done when the question comes back confirmed, also by POST. Its
-log entry is written before the deed and completed after it, so that nothing is done without an entry; one without an
-outcome tells that the process died in between, or that the store failed.
+log entry is written before the deed and completed after it, however the deed ends, so that nothing is done without an
+entry; one without an outcome tells that the process died in between.
 
 A deed acts on messages where they were seen. One that has moved meanwhile, because a worker took it or somebody else
 was faster, is left alone and counted as missed.
@@ -14,15 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery import Celery
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 
 from celery_fdb.django.models import Queue
 from celery_fdb.django.rows import Spot
+from celery_fdb.django.text import fit
+from celery_fdb.revoking import NotTold, tell
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.model import Peeked
 
-__all__ = ["ACTIONS", "Action", "Outcome", "Request", "perform"]
+__all__ = ["ACTIONS", "UNTOLD", "Action", "Outcome", "Request", "perform"]
 
 
 class Request(NamedTuple):
@@ -34,6 +38,8 @@ class Request(NamedTuple):
     key: str | None = None
     #: What people call the messages, by message id.
     names: Mapping[bytes, str] = {}
+    #: The project's, for the results of its tasks.
+    app: Celery | None = None
 
     def __str__(self) -> str:
         if self.key is not None:
@@ -50,7 +56,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``question`` and ``text`` are formatted with ``target`` and ``number``."""
+    """``question`` is formatted with ``target``, ``number`` and ``told``, what becomes of results."""
 
     name: str
     label: str
@@ -63,14 +69,18 @@ class Action:
 
 
 def perform(broker: Broker, action: Action, request: Request, user: Any) -> Outcome:
-    """Do it, with a log entry. Raises what the store raises, which the entry tells, too."""
+    """Do it, with a log entry that tells how it ended. Raises what the deed raises."""
     entry = _log(user, request.queue, f"{action.label} ({request}): begun.")
+    ending = f"{action.label} ({request}): interrupted"
     try:
         outcome = action.deed(broker, request)
-    except KombuFDBError as error:
-        _complete(entry, f"{action.label} ({request}): failed, {error}")
+        ending = outcome.text
+    except BaseException as error:
+        reason = str(error) if isinstance(error, KombuFDBError) else f"{type(error).__name__}: {error}"
+        ending = f"{action.label} ({request}): failed, {reason}"
         raise
-    _complete(entry, outcome.text)
+    finally:
+        _complete(entry, ending)
     return outcome
 
 
@@ -78,16 +88,23 @@ def _log(user: Any, queue: str, text: str) -> LogEntry:
     return LogEntry.objects.create(
         user_id=user.pk,
         content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
-        object_id=queue,
-        object_repr=queue[:200],
+        object_id=fit(queue),
+        object_repr=fit(queue)[:200],
         action_flag=CHANGE,
-        change_message=text,
+        change_message=fit(text),
     )
 
 
 def _complete(entry: LogEntry, text: str) -> None:
-    entry.change_message = text
+    entry.change_message = fit(text)
     entry.save(update_fields=["change_message"])
+
+
+#: Without the project's Celery app.
+UNTOLD = (
+    "Whoever waits for a result, or for a chord, is not told: no Celery app is known here. "
+    "Set CELERY_FDB['APP'] to have results become REVOKED."
+)
 
 
 # -- deeds -------------------------------------------------------------------------------------------------------------
@@ -128,7 +145,28 @@ def _delete(broker: Broker, request: Request, verb: str, noun: str) -> Outcome:
 
 
 def _cancel(broker: Broker, request: Request) -> Outcome:
-    return _delete(broker, request, "Cancelled", "message")
+    seen = [(each, broker.engine.read_at(request.queue, each.state, each.position)) for each in request.spots]
+    gone = [
+        (spot, listed.message)
+        for spot, listed in seen
+        if listed is not None and broker.engine.delete_at(request.queue, *spot)
+    ]
+    done = f"Cancelled {_messages(len(gone), 'message')} of {request.queue}"
+    text = f"{done}{_names(request, [spot for spot, _ in gone])}. {_tell(request.app, [each for _, each in gone])}"
+    return _outcome(text, len(request.spots) - len(gone))
+
+
+def _tell(app: Celery | None, gone: Sequence[Peeked]) -> str:
+    """Whoever waits for the results; what is to be said of it."""
+    if app is None:
+        return UNTOLD
+    failures = []
+    for each in gone:
+        try:
+            tell(app, each)
+        except NotTold as error:
+            failures.append(f"{str(error).rstrip('.')}.")
+    return " ".join(failures) or "Results that were waited for became REVOKED."
 
 
 def _discard(broker: Broker, request: Request) -> Outcome:
@@ -175,7 +213,8 @@ ACTIONS = {
         Action(
             "cancel",
             "Cancel",
-            "Delete {number} of {target} for good? A worker that runs one already goes on, and may store its result.",
+            "Delete {number} of {target} for good? A worker that runs one already goes on, and may store its result. "
+            "{told}",
             _cancel,
             selects=True,
             destroys=True,

@@ -7,11 +7,14 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
 from celery_fdb.django import message_views, views
 from celery_fdb.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
+from celery_fdb.django.page import name_in, url_of
+from celery_fdb.django.text import fit
 
 __all__ = ["DeadLetterAdmin", "QueueAdmin", "SessionAdmin"]
 
@@ -53,6 +56,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
 @admin.register(Queue)
 class QueueAdmin(StoreAdmin):
     changelist = staticmethod(views.queues)
+    object_history_template = "admin/celery_fdb/history.html"
 
     def get_urls(self) -> list[URLPattern]:
         return [
@@ -65,10 +69,16 @@ class QueueAdmin(StoreAdmin):
             path("<str:name>/action/", self._page(message_views.act), name="celery_fdb_queue_action"),
             path(
                 "<str:object_id>/history/",
-                self.admin_site.admin_view(self.history_view),
+                self.admin_site.admin_view(self._history),
                 name="celery_fdb_queue_history",
             ),
         ]
+
+    def _history(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """By the name as it stands in the log."""
+        name = name_in(object_id)
+        context = {"queue_url": url_of(self.admin_site, "change", name)}
+        return self.history_view(request, quote(fit(name)), context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue:
         """For the history page, which shows log entries of any name."""

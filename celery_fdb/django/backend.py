@@ -7,7 +7,8 @@ In the settings::
 A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of the same name, so ordinary workers run
 it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
 becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
-``app``, as ``CELERY_FDB["APP"]``.
+``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined beside ``tasks.py`` of the installed apps. Only
+tasks that are found there are run, whatever a message names (``registry.py``).
 
 Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction let it wait for the commit:
 ``transaction.on_commit(partial(task.enqueue, order_id))``.
@@ -20,7 +21,7 @@ arguments beside its result. A task that is still in the broker is found there. 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from traceback import format_exception
 from typing import Any
@@ -29,15 +30,17 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
+from django.tasks import task_backends
 from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
 from django.tasks.exceptions import TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued, task_finished, task_started
 from django.utils.json import normalize_json
-from django.utils.module_loading import import_string
 
 from celery_fdb.django import conf, store
+from celery_fdb.django.registry import UnknownTask, registered
 from celery_fdb.django.tasks import RUN
+from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.envelope import open_payload
 
 __all__ = ["CeleryBackend", "execute"]
@@ -129,7 +132,7 @@ def execute(
     worker: str,
     attempts: int,
 ) -> Any:
-    """Call the task, with Django's signals before and after. Raises what it raises."""
+    """Call the task, with Django's signals before and after. Raises what it raises, and ``UnknownTask`` before."""
     task = _task(path, alias)
     result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
     _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
@@ -148,12 +151,12 @@ def execute(
     return value
 
 
-def _task(path: str, alias: str) -> Task[Any, Any]:
-    """Raises ``ValueError`` if that is no task: a message must not name just any function."""
-    task = import_string(path)
-    if not isinstance(task, Task):
-        raise ValueError(f"{path} is not a Django task")  # noqa: TRY004 - it is the message that is wrong
-    return task.using(backend=alias)
+def _task(path: Any, alias: Any) -> Task[Any, Any]:
+    """As a message names it. Raises ``UnknownTask``: a message must not name just any function, nor any backend."""
+    backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
+    if not isinstance(backend, CeleryBackend):
+        raise UnknownTask(f"{alias!r:.200} is not a backend of this project's TASKS that Celery runs.")
+    return registered(path, backend.options.get("modules", ())).using(backend=alias)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -184,11 +187,14 @@ def _set(result: TaskResult[Any, Any], **fields: Any) -> None:
         object.__setattr__(result, name, value)
 
 
-def _sent(result_id: str, arguments: Sequence[Any]) -> TaskResult[Any, Any]:
-    """As :meth:`CeleryBackend.enqueue` sent it."""
-    path, args, kwargs, alias, enqueued_at = arguments
-    moment = datetime.fromisoformat(enqueued_at)
-    return _result(_task(path, alias), result_id, args, kwargs, alias, enqueued_at=moment)
+def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
+    """As :meth:`CeleryBackend.enqueue` sent it. Raises ``TaskResultDoesNotExist`` for what nobody enqueued here."""
+    try:
+        path, args, kwargs, alias, enqueued_at = arguments
+        moment = datetime.fromisoformat(enqueued_at)
+        return _result(_task(path, alias), result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
+    except (ValueError, TypeError) as error:
+        raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
 
 def _finished(result_id: str, meta: dict[str, Any]) -> TaskResult[Any, Any]:
@@ -224,9 +230,13 @@ def _error(error: BaseException, traceback: str | None = None) -> TaskError:
 def _waiting(result_id: str) -> TaskResult[Any, Any]:
     """A task that is still in the broker, ready, delayed or being run."""
     for message in store.broker().find(result_id):
-        envelope = open_payload(message.payload)
-        if envelope.headers.get("task") == RUN:
-            result = _sent(result_id, json.loads(envelope.body)[0])
+        try:
+            envelope = open_payload(message.payload)
+            arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == RUN else None
+        except (FormatError, ValueError, LookupError, TypeError, RecursionError):
+            continue  # no message of enqueue()
+        if arguments is not None:
+            result = _sent(result_id, arguments)
             if message.state == "leased":
                 _set(result, status=TaskResultStatus.RUNNING)
             return result

@@ -20,7 +20,7 @@ from kombu.utils.url import maybe_sanitize_url
 from kombu_fdb.errors import OptionError
 from kombu_fdb.location import SCHEMES
 
-__all__ = ["NAME", "Settings", "broker_of", "celery_app", "read"]
+__all__ = ["NAME", "Settings", "app_of_broker", "broker_of", "celery_app", "read"]
 
 NAME = "CELERY_FDB"
 
@@ -107,6 +107,11 @@ def celery_app(settings: Settings) -> Celery:
         fix = "Write 'package.module:name', as in celery -A."
         raise OptionError(f"{NAME}['APP'] names something that is no Celery app", app=settings.app, fix=fix)
     return app
+
+
+def app_of_broker(settings: Settings) -> Celery | None:
+    """The Celery app whose broker the pages show; None if only the broker is named. Raises as :func:`celery_app`."""
+    return None if settings.broker_url is not None and settings.app is None else celery_app(settings)
 
 
 def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:

@@ -12,14 +12,15 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.utils.http import url_has_allowed_host_and_scheme, urlencode
 
 from celery_fdb.django import conf
-from celery_fdb.django.actions import ACTIONS, Action, Request, perform
+from celery_fdb.django.actions import ACTIONS, UNTOLD, Action, Request, perform
 from celery_fdb.django.models import MANAGE, VIEW_BODY, DeadLetter, Queue, allows
 from celery_fdb.django.page import STATES, message_url, page, render, url_of, urls_of
 from celery_fdb.django.rows import Row, Spot, body_of, row_of
+from celery_fdb.django.text import fit
 from kombu_fdb import Broker
 from kombu_fdb.clock import SystemClock
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, StoreError
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 
 __all__ = ["act", "find", "message", "queue_messages"]
 
@@ -144,7 +145,8 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
     if action is None or (action.selects and not spots):
         messages.warning(request, "Choose an action and select what it is for. Nothing was changed.")
         return HttpResponseRedirect(back)
-    asked = Request(name, spots, request.POST.get("key"), _names(broker, name, spots))
+    app = conf.app_of_broker(conf.read())
+    asked = Request(name, spots, request.POST.get("key"), _names(broker, name, spots), app)
     if "confirmed" not in request.POST:
         return _ask(request, site, action, asked, back)
     try:
@@ -152,9 +154,9 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
     except StoreError:
         raise
     except KombuFDBError as error:
-        messages.error(request, str(error))
+        messages.error(request, fit(str(error)))
     else:
-        (messages.warning if outcome.missed else messages.success)(request, outcome.text)
+        (messages.warning if outcome.missed else messages.success)(request, fit(outcome.text))
     return HttpResponseRedirect(back)
 
 
@@ -167,10 +169,11 @@ def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
 
 def _ask(request: HttpRequest, site: AdminSite, action: Action, asked: Request, back: str) -> HttpResponse:
     number = f"{len(asked.spots)} message{'' if len(asked.spots) == 1 else 's'}"
+    told = UNTOLD if asked.app is None else "Results that are waited for become REVOKED."
     context = {
         "title": "Are you sure?",
         "action": action,
-        "question": action.question.format(target=asked, number=number),
+        "question": action.question.format(target=asked, number=number, told=told),
         "spots": [(str(each), asked.names.get(each.message_id)) for each in asked.spots],
         "key": asked.key,
         "back": back,

@@ -1,12 +1,15 @@
 """What all pages of the admin have in common: who may see them, where they are, and what is shown if the store fails.
 
 A view is made by :func:`page`: it is called with the permission checked and with an open broker. A store that does not
-answer, and settings that can't be used, are a page that says so and names the next step.
+answer, and settings that can't be used, are a page that says so and names the next step. Whatever is stored, and
+whatever is asked for, a page answers: bytes that can't be read are a page that says so, and never the server's fault.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +23,26 @@ from django.urls import reverse
 from celery_fdb.django import store
 from celery_fdb.django.models import MANAGE, VIEW, Queue, allows
 from celery_fdb.django.rows import Spot
-from kombu_fdb.errors import KombuFDBError
+from celery_fdb.django.text import fit
+from kombu_fdb import Broker
+from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, QueueError
 
-__all__ = ["STATES", "View", "message_url", "page", "render", "url_of", "urls_of"]
+__all__ = ["STATES", "View", "message_url", "name_in", "page", "render", "url_of", "urls_of"]
+
+logger = logging.getLogger(__name__)
 
 View = Callable[..., HttpResponse]
 STATES = ("ready", "delayed", "leased")
+
+
+#: The store answered: something in it, or in the request, is not as it should be.
+_REFUSED = (QueueError, LimitExceeded, FormatError)
+#: What reading bytes of another shape than ours ends in, wherever that happens.
+_UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
+#: In an address, the queue whose name is empty; ``quote`` never writes it.
+_NO_NAME = "_"
+#: Likewise, a dot of a name that has nothing else.
+_DOT = "_."
 
 
 def page(permission: str = VIEW) -> Callable[[Callable[..., HttpResponse]], View]:
@@ -37,7 +54,8 @@ def page(permission: str = VIEW) -> Callable[[Callable[..., HttpResponse]], View
             if not allows(request, permission):
                 raise PermissionDenied
             try:
-                return view(request, site, store.broker(), **{name: unquote(text) for name, text in arguments.items()})
+                named = {name: name_in(text) for name, text in arguments.items()}
+                return _answer(view, request, site, store.broker(), named)
             except KombuFDBError as error:
                 store.forget()
                 return _unavailable(request, site, error)
@@ -45,6 +63,25 @@ def page(permission: str = VIEW) -> Callable[[Callable[..., HttpResponse]], View
         return guarded
 
     return decorate
+
+
+def _answer(
+    view: Callable[..., HttpResponse], request: HttpRequest, site: AdminSite, broker: Broker, named: dict[str, str]
+) -> HttpResponse:
+    """The view's, rendered: a template may be the first to look at what is stored. Raises what the store raises."""
+    try:
+        answer = view(request, site, broker, **named)
+        return answer.render() if isinstance(answer, TemplateResponse) else answer
+    except _REFUSED as error:
+        return _unreadable(request, site, str(error))
+    except _UNREADABLE as error:
+        logger.exception("a page of the broker can't be shown")
+        return _unreadable(request, site, repr(error))
+
+
+def _unreadable(request: HttpRequest, site: AdminSite, reason: str) -> HttpResponse:
+    context = {"title": "Unreadable", "reason": reason, "acted": request.method == "POST"}
+    return render(request, site, "unreadable", Queue, context, status=422)
 
 
 def _unavailable(request: HttpRequest, site: AdminSite, error: KombuFDBError) -> HttpResponse:
@@ -70,18 +107,34 @@ def render(
         "can_manage": allows(request, MANAGE),
         **context,
     }
-    return TemplateResponse(request, f"admin/celery_fdb/{template}.html", context, status=status)
+    return _Page(request, f"admin/celery_fdb/{template}.html", context, status=status)
+
+
+class _Page(TemplateResponse):
+    @property
+    def rendered_content(self) -> str:
+        return fit(super().rendered_content)
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
+def name_in(text: str) -> str:
+    """A name, or a message's token, as it stands in an address."""
+    return "" if text == _NO_NAME else unquote(text.replace(_DOT, "."))
+
+
+def _quoted(name: str) -> str:
+    # A browser takes "." and ".." for parts of the path.
+    return _DOT * len(name) if name in {".", ".."} else quote(name) or _NO_NAME
+
+
 def url_of(site: AdminSite, view: str, name: str) -> str:
-    return reverse(f"admin:celery_fdb_queue_{view}", args=(quote(name),), current_app=site.name)
+    return reverse(f"admin:celery_fdb_queue_{view}", args=(_quoted(name),), current_app=site.name)
 
 
 def message_url(site: AdminSite, name: str, spot: Spot) -> str:
-    return reverse("admin:celery_fdb_queue_message", args=(quote(name), str(spot)), current_app=site.name)
+    return reverse("admin:celery_fdb_queue_message", args=(_quoted(name), str(spot)), current_app=site.name)
 
 
 def urls_of(site: AdminSite, name: str) -> dict[str, Any]:

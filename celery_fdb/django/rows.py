@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.conf import settings as django_settings
 from django.utils import timezone
 
+from celery_fdb.masking import masked
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed
 from kombu_fdb.transport.envelope import Envelope, open_payload
@@ -24,10 +25,10 @@ __all__ = ["Body", "Row", "Spot", "age", "body_of", "moment", "row_of"]
 
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
-#: Headers whose values may be keys to something: names that contain one of these.
-SECRET_WORDS = ("authorization", "password", "secret", "token", "api_key", "apikey", "cookie")
 #: Characters of a body that are shown.
 LONGEST_BODY = 100_000
+#: Two days before a ``datetime`` ends, as every time zone needs some hours more.
+LAST_MS = 253_402_300_800_000 - 2 * 86_400_000
 
 
 class Spot(NamedTuple):
@@ -148,7 +149,7 @@ class Row:
 
 
 def _death(death: Death) -> dict[str, Any]:
-    details = dict(death.details)
+    details = {name: masked(name, value) for name, value in death.details.items()}
     error = ": ".join(str(part) for name in ("error_class", "error") if (part := details.pop(name, None)))
     attempts = details.pop("attempts", None)
     return {
@@ -187,9 +188,8 @@ def row_of(listed: Listed, now_ms: int) -> Row:
 def _shown(name: str, value: Any, *, with_arguments: bool = False) -> str:
     if name in ARGUMENT_HEADERS and not with_arguments:
         return "(shown with the body)"
-    if any(word in name.lower() for word in SECRET_WORDS):
-        return "••••••"
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    seen = masked(name, value)
+    return seen if isinstance(seen, str) else json.dumps(seen, default=str, ensure_ascii=False)
 
 
 class Body(NamedTuple):
@@ -221,8 +221,8 @@ def body_of(row: Row) -> Body:
 
 
 def moment(ms: float) -> datetime:
-    """For a template: local time follows Django's settings."""
-    aware = datetime.fromtimestamp(ms / 1000, tz=UTC)
+    """For a template: local time follows Django's settings. What no calendar has is the nearest day that it has."""
+    aware = datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
     return aware if django_settings.USE_TZ else timezone.make_naive(aware, timezone.get_default_timezone())
 
 

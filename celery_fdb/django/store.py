@@ -1,7 +1,8 @@
 """The store as a web process uses it: opened when first asked for, once per process, and again after it has failed.
 
-A forked web server's children open their own (``kombu_fdb.client``). The same client serves the tasks this process
-publishes, if the options agree, so a page costs no connection of its own. It never consumes, so it has no session.
+A forked web server's children open their own (``kombu_fdb.process.client``). The same client serves the tasks this
+process publishes, if the options agree, so a page costs no connection of its own. It never consumes, so it has no
+session.
 """
 
 from __future__ import annotations

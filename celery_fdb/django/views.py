@@ -16,10 +16,11 @@ from celery_fdb.django import conf
 from celery_fdb.django.models import DeadLetter, Queue, Session
 from celery_fdb.django.page import STATES, page, render, url_of, urls_of
 from celery_fdb.django.rows import age, moment
+from celery_fdb.masking import masked
 from kombu_fdb import Broker
 from kombu_fdb.clock import SystemClock
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
 
 __all__ = ["dead_letters", "queue", "queue_keys", "queues", "sessions"]
 
@@ -35,7 +36,7 @@ def queues(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespons
     """All queues; those of replies and remote control only if they are asked for."""
     shows_all = "all" in request.GET
     seen = overview.look(broker)
-    live = [each for each in seen.live_queues if shows_all or not _is_internal(each.name)]
+    live = [each for each in seen.live_queues if shows_all or not each.is_internal]
     sessions_ = len([each for each in seen.sessions if each.open])
     if request.GET.get("format") == "json":
         return JsonResponse({"queues": {each.name: _counters(each) for each in live}, "sessions": sessions_})
@@ -58,11 +59,6 @@ def _counters(view: overview.QueueView) -> dict[str, int | str]:
     return {**counts, "oldest": _age(view.oldest_age_s)}
 
 
-def _is_internal(name: str) -> bool:
-    """Queues that Celery makes for itself: remote control, its replies, events."""
-    return name.endswith(".pidbox") or name.startswith("celeryev.")
-
-
 def _age(seconds: float | None) -> str:
     return "" if seconds is None else age(seconds * 1000)
 
@@ -79,6 +75,8 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
     context = {
         "title": name,
         "queue": view,
+        # In a template "arguments.items" would be the argument of that name.
+        "arguments": sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         "oldest": _age(view.oldest_age_s),
         "control": broker.engine.control(name),
         "keys": keys[:TOP_KEYS],
@@ -137,10 +135,11 @@ def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpR
 
 def _dead_letter_queues(broker: Broker, view: overview.QueueView) -> list[str]:
     exchange = view.arguments.get("x-dead-letter-exchange")
-    if exchange is None:
+    routing_key = view.arguments.get("x-dead-letter-routing-key") or view.name
+    if not isinstance(exchange, str) or not isinstance(routing_key, str):
         return []
     try:
-        return broker.engine.route(exchange, view.arguments.get("x-dead-letter-routing-key") or view.name)
+        return broker.engine.route(exchange, routing_key)
     except QueueError:  # it is not there, so the letters are in <queue>.dead
         return []
 
@@ -155,7 +154,7 @@ def sessions(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespo
         "sessions": [
             {
                 "view": each,
-                "queues": ", ".join(name for name in each.queues if not _is_internal(name)),
+                "queues": ", ".join(name for name in each.queues if not overview.is_internal(name)),
                 "beat": moment(each.beat_ms) if each.beat_ms else None,
                 "age": age(now_ms - each.beat_ms) if each.beat_ms else "",
                 "is_silent": bool(each.beat_ms) and now_ms - each.beat_ms > each.ttl_s * 1000,

@@ -3,7 +3,7 @@
 Model. A row of the table (:mod:`celery_fdb.outbox.rows`) is a signature in JSON with an id. It is
 
 * *waiting*: written in the application's own SQL transaction, so it is there if and only if the rest is;
-* *claimed*: its moment ``due_ms`` lies ahead for a lease, while a relay publishes it;
+* *claimed*: its moment ``due_ms`` lies ahead for a lease, by the database's clock, while a relay publishes it;
 * *gone*: deleted once the broker has it;
 * *poison*: its publishing failed :data:`MOST_ATTEMPTS` times by its own fault, with the pauses of :data:`BACKOFF` in
   between; ``due_ms`` is null, ``error`` says why. It stays until somebody deletes it or has it tried again.
@@ -15,7 +15,7 @@ against no row, and all are given back at once.
 A relay killed after it claimed: the rows are due again after the lease. Killed after it published and before it
 deleted, or told nothing by the broker: they are published again, and the store drops them, because it knows the
 messages by the row's id and their number there, beside a ``dedup_id`` that a task has itself (``once_id`` in
-:mod:`kombu_fdb.queue.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
+:mod:`kombu_fdb.engine.messages.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
 published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
 delete it. Several relays may run at once.
 """
@@ -33,7 +33,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from celery_fdb.outbox import sending
-from celery_fdb.outbox.rows import DDL, INDEX_DDL, Row, Rows, has_skip_locked, in_transaction, insert, mark_of
+from celery_fdb.outbox.rows import DDL, INDEX_DDL, Row, Rows, clock_of, has_skip_locked, in_transaction, insert, mark_of
 from celery_fdb.outbox.sending import DEDUP_WINDOW_S
 from kombu_fdb.backoff import seconds
 from kombu_fdb.clock import SystemClock, random_id
@@ -49,12 +49,21 @@ BACKOFF = "1/5/30/120/600s"
 
 
 class Outbox:
-    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver tells none."""
+    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver tells none.
 
-    def __init__(self, app: Celery, connect: Callable[[], Any], mark: str | None = None) -> None:
+    ``clock``: an SQL expression for the time in milliseconds, if the database is none of those that are known.
+    """
+
+    #: What to do if the table is missing.
+    how_to_make_it = "execute celery_fdb.outbox.DDL and INDEX_DDL in it, once"
+
+    def __init__(
+        self, app: Celery, connect: Callable[[], Any], mark: str | None = None, clock: str | None = None
+    ) -> None:
         self.app = app
         self._connect = connect
         self._mark = mark
+        self._db_clock = clock
         self._skip_locked: bool | None = None
         self._clock = SystemClock()
 
@@ -84,12 +93,14 @@ class Outbox:
         with closing(self._connect()) as connection:
             if self._skip_locked is None:
                 self._skip_locked = has_skip_locked(connection)
+            if self._db_clock is None:
+                self._db_clock = clock_of(connection)
             mark = self._mark or mark_of(connection)
-            yield Rows(partial(in_transaction, connection), mark, skip_locked=self._skip_locked)
+            yield Rows(partial(in_transaction, connection), mark, self._db_clock, skip_locked=self._skip_locked)
 
     def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
         """As :meth:`relay`; only rows of ``ids``, if there are any."""
-        return self._publish(rows, rows.claim(limit, self.now_ms(), int(LEASE_S * 1000), ids))
+        return self._publish(rows, rows.claim(limit, int(LEASE_S * 1000), ids))
 
     def _publish(self, rows: Rows, claimed: Sequence[Row]) -> int:
         if not claimed:
@@ -110,8 +121,8 @@ class Outbox:
             self._unless_brokers(rows, left, error)
             attempt = row.attempts + 1
             logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
-            again_ms = self.now_ms() + int(seconds(BACKOFF, attempt) * 1000)
-            rows.fail(row, repr(error), again_ms if attempt < MOST_ATTEMPTS else None)
+            pause_ms = int(seconds(BACKOFF, attempt) * 1000)
+            rows.fail(row, repr(error), pause_ms if attempt < MOST_ATTEMPTS else None)
             return False
         rows.delete([row])
         return True
@@ -122,4 +133,5 @@ class Outbox:
             raise OperationalError(str(error)) from error
 
     def now_ms(self) -> int:
+        """By the clock of this host: what ``countdown`` counts from."""
         return self._clock.wall_ms()

@@ -22,9 +22,10 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_fdb.outbox import Outbox
-from celery_fdb.outbox.rows import Rows
+from celery_fdb.outbox.rows import TABLE, Rows
+from kombu_fdb.plural import plural
 
-__all__ = ["FAILED", "FORMAT", "OK", "UNREACHABLE", "Relay", "run", "stopping"]
+__all__ = ["FAILED", "FORMAT", "OK", "UNREACHABLE", "Relay", "is_about_the_table", "run", "stopping"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Relay:
         """Publish what is due. The exit code: 1 if there are rows that could not be published."""
         try:
             with self._outbox.opened() as rows:
-                while rows.has_due(self._outbox.now_ms()):
+                while rows.has_due():
                     self.published += self._outbox.relay_some(rows, self._limit)
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
@@ -87,11 +88,11 @@ class Relay:
         """Have the rows that failed for good tried again. False if the table can't be read."""
         try:
             with self._outbox.opened() as rows:
-                number = rows.retry_poison(self._outbox.now_ms())
+                number = rows.retry_poison()
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
             return False
-        logger.info("%d rows are tried again", number)
+        logger.info("tried again: %s", plural(number, "row"))
         return True
 
     def _work(self, rows: Rows) -> None:
@@ -119,12 +120,23 @@ class Relay:
             self._complain(error)
             return None
         if number:
-            logger.warning("%d rows could not be published; their column error says why", number)
+            logger.warning("not published, for the reason in the column error: %s", plural(number, "row"))
         return number
 
     def _complain(self, error: Exception) -> None:
-        what = "broker" if isinstance(error, OperationalError) else "database"
-        logger.error("the %s does not answer: %s: %s", what, type(error).__name__, error)
+        about = f"{type(error).__name__}: {error}"
+        if isinstance(error, OperationalError):
+            logger.error("the broker does not answer: %s", about)
+        elif is_about_the_table(error):
+            logger.error("the database has no table %s: %s (%s)", TABLE, self._outbox.how_to_make_it, about)
+        else:
+            logger.error("the database does not answer: %s", about)
+
+
+def is_about_the_table(error: Exception) -> bool:
+    """Whether the database says that it has no such table, as SQLite, PostgreSQL and MySQL do."""
+    text = str(error).lower()
+    return TABLE in text and any(says in text for says in ("no such table", "does not exist", "doesn't exist"))
 
 
 @contextmanager

@@ -4,6 +4,9 @@ A row is *waiting* if its ``due_ms`` (milliseconds since 1970) is past, *claimed
 lease, *poison* if it is null. What a relay does to a row it claimed, except deleting it, counts only while ``due_ms``
 is still what it wrote: later, the row is somebody else's.
 
+What is past, the database's clock says, in the statement's own transaction: relays on hosts whose clocks differ agree
+about each lease. A new row is due at 0, so its writer's clock decides nothing but its place among other new ones.
+
 Where the database has ``FOR UPDATE SKIP LOCKED``, relays that claim at the same moment take different rows without
 waiting for each other; elsewhere the conditional update lets one of them have a row.
 """
@@ -17,7 +20,19 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import OptionError
 
-__all__ = ["DDL", "INDEX_DDL", "TABLE", "Row", "Rows", "has_skip_locked", "in_transaction", "insert", "mark_of"]
+__all__ = [
+    "CLOCKS",
+    "DDL",
+    "INDEX_DDL",
+    "TABLE",
+    "Row",
+    "Rows",
+    "clock_of",
+    "has_skip_locked",
+    "in_transaction",
+    "insert",
+    "mark_of",
+]
 
 TABLE = "celery_outbox"
 #: MySQL: ``LONGTEXT`` for signatures of more than 65,535 bytes.
@@ -33,6 +48,13 @@ CREATE TABLE celery_outbox (
 """
 #: For the day when a million rows wait for a broker that is down.
 INDEX_DDL = "CREATE INDEX celery_outbox_due ON celery_outbox (due_ms)"
+
+#: The database's clock in milliseconds since 1970: of SQLite, PostgreSQL, and MySQL and MariaDB.
+CLOCKS = (
+    "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+    "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000",
+)
 
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
@@ -51,14 +73,21 @@ class Rows:
     """``transaction`` gives a cursor in a transaction, which it commits; ``mark`` is the driver's placeholder."""
 
     def __init__(
-        self, transaction: Callable[[], AbstractContextManager[Any]], mark: str, *, skip_locked: bool = False
+        self,
+        transaction: Callable[[], AbstractContextManager[Any]],
+        mark: str,
+        clock: str,
+        *,
+        skip_locked: bool = False,
     ) -> None:
+        """``clock``: an expression for the time in milliseconds, one of :data:`CLOCKS`."""
         self._transaction = transaction
         self._mark = mark
+        self._clock = clock
         self._skip_locked = skip_locked
 
-    def claim(self, limit: int, now_ms: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
-        """Those that have been due for longest, or of ``ids``. Each is the caller's until ``now_ms + lease_ms``."""
+    def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
+        """Those that have been due for longest, or of ``ids``. Each is the caller's for ``lease_ms``."""
         query = "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ?"
         if ids:
             query += f" AND id IN ({', '.join('?' * len(ids))})"
@@ -66,6 +95,7 @@ class Rows:
         if self._skip_locked:
             query += " FOR UPDATE SKIP LOCKED"
         with self._transaction() as cursor:
+            now_ms = self._now(cursor)
             self._run(cursor, query, now_ms, *ids, limit)
             found = [Row._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]
             return [row for row in found if self._move(cursor, row, row.due_ms, row.lease_ms)]
@@ -81,17 +111,18 @@ class Rows:
             marks = ", ".join("?" * len(rows))
             self._run(cursor, f"DELETE FROM celery_outbox WHERE id IN ({marks})", *(row.id for row in rows))  # noqa: S608
 
-    def fail(self, row: Row, error: str, due_ms: int | None) -> None:
-        """One more attempt was in vain; the next is due at ``due_ms``, or never."""
+    def fail(self, row: Row, error: str, pause_ms: int | None) -> None:
+        """One more attempt was in vain; the next is due after a pause, or never."""
         statement = (
             "UPDATE celery_outbox SET attempts = attempts + 1, error = ?, due_ms = ? WHERE id = ? AND due_ms = ?"
         )
         with self._transaction() as cursor:
+            due_ms = None if pause_ms is None else self._now(cursor) + pause_ms
             self._run(cursor, statement, error, due_ms, row.id, row.lease_ms)
 
-    def has_due(self, now_ms: int) -> bool:
+    def has_due(self) -> bool:
         with self._transaction() as cursor:
-            self._run(cursor, "SELECT id FROM celery_outbox WHERE due_ms <= ? LIMIT 1", now_ms)
+            self._run(cursor, "SELECT id FROM celery_outbox WHERE due_ms <= ? LIMIT 1", self._now(cursor))
             return bool(cursor.fetchall())
 
     def count_failed(self) -> int:
@@ -100,11 +131,15 @@ class Rows:
             self._run(cursor, "SELECT COUNT(*) FROM celery_outbox WHERE attempts > 0")
             return int(cursor.fetchone()[0])
 
-    def retry_poison(self, now_ms: int) -> int:
+    def retry_poison(self) -> int:
         """Have poison rows tried again, as if they were new. Returns how many."""
         with self._transaction() as cursor:
-            self._run(cursor, "UPDATE celery_outbox SET due_ms = ?, attempts = 0 WHERE due_ms IS NULL", now_ms)
+            self._run(cursor, "UPDATE celery_outbox SET due_ms = 0, attempts = 0 WHERE due_ms IS NULL")
             return int(cursor.rowcount)
+
+    def _now(self, cursor: Any) -> int:
+        self._run(cursor, f"SELECT {self._clock}")
+        return int(cursor.fetchone()[0])
 
     def _move(self, cursor: Any, row: Row, due_ms: int, to_ms: int) -> bool:
         self._run(cursor, "UPDATE celery_outbox SET due_ms = ? WHERE id = ? AND due_ms = ?", to_ms, row.id, due_ms)
@@ -115,11 +150,11 @@ class Rows:
 
 
 def insert(cursor: Any, mark: str, row_id: str, signature: str, now_ms: int) -> None:
-    """Into the transaction of the caller's cursor."""
+    """Into the transaction of the caller's cursor. ``now_ms``: by the writer's clock, for people and for the order."""
     statement = (
-        "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) VALUES (?, ?, ?, ?, 0, NULL)"
+        "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) VALUES (?, ?, ?, 0, 0, NULL)"
     )
-    cursor.execute(statement.replace("?", mark), (row_id, signature, now_ms, now_ms))
+    cursor.execute(statement.replace("?", mark), (row_id, signature, now_ms))
 
 
 @contextmanager
@@ -151,9 +186,22 @@ def has_skip_locked(connection: Any) -> bool:
     with in_transaction(connection) as cursor:
         cursor.execute(query)
         cursor.fetchall()
+    return _can_run(connection, f"{query} FOR UPDATE SKIP LOCKED")
+
+
+def clock_of(connection: Any) -> str:
+    """How this database is asked for the time. Raises ``OptionError`` if it is none of those that are known."""
+    found = next((each for each in CLOCKS if _can_run(connection, f"SELECT {each}")), None)
+    if found is None:
+        fix = "SQLite, PostgreSQL, MySQL and MariaDB are. Give an SQL expression: Outbox(app, connect, clock='...')."
+        raise OptionError("how to ask this database for the time in milliseconds is not known", fix=fix)
+    return found
+
+
+def _can_run(connection: Any, query: str) -> bool:
     try:
         with in_transaction(connection) as cursor:
-            cursor.execute(f"{query} FOR UPDATE SKIP LOCKED")
+            cursor.execute(query)
             cursor.fetchall()
     except Exception:  # noqa: BLE001 - each driver has classes of its own
         return False

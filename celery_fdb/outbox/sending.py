@@ -14,7 +14,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_fdb.outbox.rows import Row
 from celery_fdb.publishing import everywhere
-from kombu_fdb.queue.publish import BATCH_MESSAGES
+from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 
 __all__ = ["DEDUP_WINDOW_S", "is_brokers", "send", "written"]
 

@@ -11,6 +11,7 @@ What happens when the store does not answer: what *reads* a state raises ``Store
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
@@ -29,15 +30,16 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_fdb.results.address import full_url, settings_of
 from celery_fdb.results.chords import Return
 from celery_fdb.results.errors import ResultTooLarge
-from celery_fdb.results.firing import ChordSupport
+from celery_fdb.results.firing import COUNTED, ChordSupport
 from celery_fdb.results.janitor import Janitor
 from celery_fdb.results.layout import LAST_PLACE, Part
 from celery_fdb.results.records import INLINE_BYTES, Record
 from celery_fdb.results.store import Outcome, ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
-from kombu_fdb.client import Client, client_for
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.errors import CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import CommitUnknown, Conflict, OptionError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.process.client import Client, client_for
+from kombu_fdb.ranges import LONGEST_S, is_number, is_whole
 
 __all__ = ["FdbBackend"]
 
@@ -60,6 +62,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         """Raises ``OptionError`` for a URL or option that can't be right; touches no store."""
         super().__init__(app, url=full_url(url), **kwargs)
         self.thread_safe = True  # one for all threads
+        self.expires = self._seconds(None, self.expires)
         self.failure_expires = self._seconds(app.conf.get("result_failure_expires"), self.expires)
         self.chord_expires = self._seconds(app.conf.get("result_chord_expires"), self.expires)
         self.location, self.options, self._client_options, policy = settings_of(app.conf, self.url)
@@ -70,7 +73,12 @@ class FdbBackend(ChordSupport, BaseBackend):
         self.janitor = Janitor(self)
 
     def _seconds(self, value: Any, default: float | None) -> float | None:
-        return default if value is None else self.prepare_expires(value)
+        seconds = default if value is None else self.prepare_expires(value)
+        if seconds is not None and not is_number(seconds, -math.inf, LONGEST_S):
+            raise OptionError(
+                "results can't be kept for so long", given=repr(value)[:80], fix=f"Up to {LONGEST_S:,} s."
+            )
+        return seconds
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -132,7 +140,9 @@ class FdbBackend(ChordSupport, BaseBackend):
         # The last part of a chord reads the results of the others.
         moments = (expires, self.chord_expires) if returned is not None else (expires,)
         outcome = Outcome(state, payload, self._moment(*moments))
-        self.ensure(lambda: self.store.store(task_id, outcome, returned))
+        stored = self.ensure(lambda: self.store.store(task_id, outcome, returned))
+        if stored.in_time:
+            setattr(request, COUNTED, task_id)
         return result
 
     def _returned(
@@ -144,7 +154,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         if not task_id or request.id != task_id:
             return None
         index = request.group_index
-        part = Part(request.group, LAST_PLACE if index is None else index, task_id)
+        part = Part(request.group, index if is_whole(index, 0, LAST_PLACE) else LAST_PLACE, task_id)
         if stored is not None and len(stored) > INLINE_BYTES:
             return Return(part, state, None)
         return Return(part, state, self._encode_checked(result))

@@ -25,14 +25,14 @@ deleted then. It can be published twice if the worker dies in between; it is nev
 
 from __future__ import annotations
 
-import struct
 from dataclasses import asdict, dataclass
 from enum import Enum
 
 from celery_fdb.results import expiry, records
 from celery_fdb.results.layout import Part, ResultKeys
-from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
+from kombu_fdb.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
@@ -60,10 +60,10 @@ LONGEST_LOOK_MS = 600_000
 LOOK_ROWS = 20
 #: Rows of parts read in one transaction; each has up to 90,000 bytes, and one part up to 101 rows.
 PART_ROWS = 200
+#: Ids of joined header tasks in the chord's own row, which may have 100,000 bytes. The others have rows of their own.
+JOINED_WITHIN = 500
 #: Before the state of a part whose payload stands in the record of its task.
 ELSEWHERE = "@"
-
-_COUNT = struct.Struct("<q")
 
 
 class ChordOver(KombuFDBError):
@@ -90,13 +90,14 @@ class Chord:
     #: When somebody has to look at it.
     look_ms: int
     size: int | None = None
-    #: Ids of header tasks that joined while it ran (``add_to_chord``).
+    #: Ids of header tasks that joined while it ran (``add_to_chord``), the first :data:`JOINED_WITHIN` of them.
     joined: tuple[str, ...] = ()
     #: Place and task id of the part whose worker publishes the body.
     claimed_by: tuple[int, str] | None = None
 
-    def is_complete(self, returned: int) -> bool:
-        return self.size is not None and returned >= self.size + len(self.joined)
+    def is_complete(self, returned: int, joins: int) -> bool:
+        """``joins``: how many more have joined than stand in ``joined``."""
+        return self.size is not None and returned >= self.size + len(self.joined) + joins
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,22 @@ def _read(tr: Transaction, keys: ResultKeys, group_id: str) -> Chord | None:
 
 
 def _decode(value: bytes) -> Chord:
+    """Raises ``FormatError``."""
     fields = decode_json(value)
-    claimed_by = fields["claimed_by"]
-    fields["claimed_by"] = None if claimed_by is None else (claimed_by[0], claimed_by[1])
-    return Chord(**{**fields, "joined": tuple(fields["joined"])})
+    try:
+        claimed_by, joined = fields["claimed_by"], fields["joined"]
+        chord = Chord(**{**fields, "joined": tuple(joined), "claimed_by": claimed_by and tuple(claimed_by)})
+    except (TypeError, LookupError) as error:
+        raise FormatError("unreadable chord", value=value[:80]) from error
+    moments = (chord.expires_ms, chord.opened_ms, chord.look_ms)
+    if not (
+        all(is_whole(each, 0) for each in moments)
+        and (chord.size is None or is_whole(chord.size, 0))
+        and all(isinstance(each, str) for each in chord.joined)
+        and (chord.claimed_by is None or [type(each) for each in chord.claimed_by] == [int, str])
+    ):
+        raise FormatError("unreadable chord", value=value[:80])
+    return chord
 
 
 def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
@@ -125,16 +138,14 @@ def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> No
 
 
 def _number(value: bytes | None) -> int:
-    return 0 if value is None else int(_COUNT.unpack(value)[0])
+    return decode_count(value)
 
 
 def open_(
     tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
     """Begin a chord; an earlier run of the same frozen one is forgotten."""
-    before = _read(tr, keys, group_id)
-    if before is not None:
-        _delete(tr, keys, group_id, before)
+    expire(tr, keys, group_id)
     chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
     _write(tr, keys, group_id, chord)
     tr.set(keys.look(chord.look_ms, group_id), b"")
@@ -152,32 +163,40 @@ def enlarge(
         return
     chord.size = chord.size if size is None else size
     if joined is not None and joined not in chord.joined:
-        chord.joined += (joined,)
+        if len(chord.joined) < JOINED_WITHIN:
+            chord.joined += (joined,)
+        elif tr.get(keys.join(group_id, joined)) is None:
+            tr.set(keys.join(group_id, joined), b"")
+            tr.add(keys.joins(group_id), 1)
     _write(tr, keys, group_id, chord)
 
 
-def add(tr: Transaction, keys: ResultKeys, returned: Return) -> None:
-    """Add a part, if it is not there, of a chord that is not over."""
+def add(tr: Transaction, keys: ResultKeys, returned: Return) -> bool:
+    """Add a part, if it is not there, of a chord that is not over. False if it is over: the part came too late."""
     part = returned.part
     chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
     if chord is None or known is not None:
-        return
+        return chord is not None
     if returned.payload is None:
         records.write(tr, keys.part(part), ELSEWHERE + returned.state, b"", expires_ms=0)
     else:
         records.write(tr, keys.part(part), returned.state, returned.payload, expires_ms=0)
     tr.add(keys.returned(part.group_id), 1)
+    return True
 
 
 def claim(tr: Transaction, keys: ResultKeys, part: Part, now_ms: int) -> Turn:
     """Whose turn it is when a part has been added. Writes only if the chord is complete."""
-    value, known, returned = tr.get_many([keys.chord(part.group_id), keys.part(part), keys.returned(part.group_id)])
+    group_id = part.group_id
+    value, known, returned, joins = tr.get_many(
+        [keys.chord(group_id), keys.part(part), keys.returned(group_id), keys.joins(group_id)]
+    )
     if value is None:
         return Turn.LATE
     if known is None:
         return Turn.ADD
     chord = _decode(value)
-    if not chord.is_complete(_number(returned)) or chord.claimed_by not in {None, part[1:]}:
+    if not chord.is_complete(_number(returned), _number(joins)) or chord.claimed_by not in {None, part[1:]}:
         return Turn.NOTHING
     chord.claimed_by = part.place, part.task_id
     _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
@@ -198,18 +217,32 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
     """
     found = []
     for key, _ in tr.get_range(*keys.looks_until(now_ms), limit=LOOK_ROWS):
-        group_id = keys.split_look(key)
-        value, returned = tr.get_many([keys.chord(group_id), keys.returned(group_id)])
-        if value is None:  # expired
+        looked_at = _look_at(tr, keys, key)
+        if looked_at is None:
             tr.clear(key)
             continue
-        chord = _decode(value)
-        complete = chord.is_complete(_number(returned))
+        group_id, chord, complete = looked_at
         pause_ms = CLAIM_MS if complete else min(max(now_ms - chord.opened_ms, CLAIM_MS), LONGEST_LOOK_MS)
         _look_later(tr, keys, group_id, chord, now_ms + pause_ms)
         if complete:
             found.append(group_id)
     return found
+
+
+def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord, bool] | None:
+    """The chord, and whether it is complete.
+
+    None if it has expired, or can't be read: it stays as it is, and stands in nobody's way.
+    """
+    try:
+        group_id = keys.split_look(key)
+        value, returned, joins = tr.get_many([keys.chord(group_id), keys.returned(group_id), keys.joins(group_id)])
+        if value is None:
+            return None
+        chord = _decode(value)
+        return group_id, chord, chord.is_complete(_number(returned), _number(joins))
+    except FormatError:
+        return None
 
 
 def parts(
@@ -254,8 +287,12 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
 
 
 def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
-    """Delete a chord, complete or not."""
-    chord = _read(tr, keys, group_id)
+    """Delete a chord, complete or not, or unreadable."""
+    try:
+        chord = _read(tr, keys, group_id)
+    except FormatError:
+        records.clear(tr, keys.chord(group_id))
+        return
     if chord is not None:
         _delete(tr, keys, group_id, chord)
 

@@ -20,13 +20,16 @@ from kombu_fdb.errors import StoreError
 
 if TYPE_CHECKING:
     from celery_fdb.results.store import ResultStore
-    from kombu_fdb.client import Client
+    from kombu_fdb.process.client import Client
 
-__all__ = ["ChordSupport"]
+__all__ = ["COUNTED", "ChordSupport"]
 
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+#: Of a task's request: its id, once its part was counted.
+COUNTED = "fdb_part_counted"
 
 
 class ChordSupport:
@@ -88,16 +91,18 @@ class ChordSupport:
         returned = self._returned(request, request.id, state, self.encode_result(result, state))
         if returned is None:
             return
-        turn = self._claim(returned)
-        if turn is Turn.LATE:
+        turn = self._claim(returned, request)
+        # A part that was counted may find that another one, which came after it, has published the body.
+        if turn is Turn.LATE and getattr(request, COUNTED, None) != request.id:
             logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
         elif turn is Turn.PUBLISH:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 
-    def _claim(self, returned: Return) -> Turn:
+    def _claim(self, returned: Return, request: Any) -> Turn:
         turn = self.ensure(lambda: self.store.claim_chord(returned.part))
         if turn is Turn.ADD:  # there was no result to store it with
-            self.ensure(lambda: self.store.add_part(returned))
+            if self.ensure(lambda: self.store.add_part(returned)):
+                setattr(request, COUNTED, request.id)
             turn = self.ensure(lambda: self.store.claim_chord(returned.part))
         return turn
 

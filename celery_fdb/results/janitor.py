@@ -11,15 +11,13 @@ import os
 import random
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.log import get_logger
 
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import KombuFDBError
-
-if TYPE_CHECKING:
-    from celery_fdb.results.backend import FdbBackend
 
 __all__ = ["Janitor"]
 
@@ -31,10 +29,23 @@ INTERVAL_S = 5.0
 SWEEP_PARTS = 20
 
 
+class Results(Protocol):
+    """What the janitor needs of the backend."""
+
+    app: Any
+
+    @property
+    def store(self) -> ResultStore:
+        """Raises ``StoreUnavailable``."""
+
+    def publish_abandoned(self) -> None:
+        """Publish the chords whose publisher has died. Raises a ``StoreError``."""
+
+
 class Janitor:
     """Of one backend."""
 
-    def __init__(self, backend: FdbBackend) -> None:
+    def __init__(self, backend: Results) -> None:
         self._backend = backend
         self._pid = 0
         self._stopped = threading.Event()

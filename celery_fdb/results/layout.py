@@ -14,19 +14,23 @@ key                                         value                               
 ``("chord", group_id, "body")``             record: the signature to publish               apply_chord
 ``("chord", group_id, "returned")``         number of parts, atomic add                    a part's first return
 ``("chord", group_id, "part", place, id)``  record: what a header task returned            a part's first return
+``("chord", group_id, "join", id)``            "": one of very many that joined              add_to_chord
+``("chord", group_id, "joins")``               number of those, atomic add                   add_to_chord
 ``("expiry", expires_ms, kind, id)``        "": delete the ``kind`` with this id then      store, save of a group, apply_chord; cleared by sweep
 ``("look", look_ms, group_id)``             "": look then whether the chord was abandoned  apply_chord, the last part, each look
 ==========================================  =============================================  ==================================================
 
 Everything of one kind and id is deleted by clearing its key and the range behind it. ``place`` is a header task's index
-in the chord, so the parts are read in the order of the header.
+in the chord, so the parts are read in the order of the header. What takes a key apart raises ``FormatError`` for one that
+nobody of ours can have written; the sweep and the looks clear such entries and go on.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kombu_fdb.keyspace.tuples import pack, pack_int, range_of, unpack
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.tuples import pack, pack_int, range_of, unpack_as
 
 __all__ = ["LAST_PLACE", "Part", "Range", "ResultKeys"]
 
@@ -34,6 +38,7 @@ Range = tuple[bytes, bytes]
 
 #: Of a header task that was given no place: behind all others.
 LAST_PLACE = 2**63
+KINDS = frozenset({"task", "group", "chord"})
 
 
 class Part(NamedTuple):
@@ -69,6 +74,12 @@ class ResultKeys:
     def returned(self, group_id: str) -> bytes:
         return self.chord(group_id) + pack("returned")
 
+    def join(self, group_id: str, task_id: str) -> bytes:
+        return self.chord(group_id) + pack("join", task_id)
+
+    def joins(self, group_id: str) -> bytes:
+        return self.chord(group_id) + pack("joins")
+
     def parts(self, group_id: str) -> Range:
         return range_of(self.chord(group_id) + pack("part"))
 
@@ -77,9 +88,8 @@ class ResultKeys:
 
     def split_part(self, group_id: str, key: bytes) -> tuple[int, str]:
         """Place and task id."""
-        _tag, place, task_id = unpack(key[len(self.chord(group_id)) :])
-        assert isinstance(place, int)
-        return place, str(task_id)
+        _tag, place, task_id = unpack_as(key[len(self.chord(group_id)) :], str, int, str)
+        return place, task_id
 
     def expiry(self, expires_ms: int, kind: str, id_: str) -> bytes:
         return self.prefix + pack("expiry", expires_ms, kind, id_)
@@ -90,9 +100,10 @@ class ResultKeys:
 
     def split_expiry(self, key: bytes) -> tuple[int, str, str]:
         """Moment in milliseconds, kind, id."""
-        _tag, expires_ms, kind, id_ = unpack(key[len(self.prefix) :])
-        assert isinstance(expires_ms, int)
-        return expires_ms, str(kind), str(id_)
+        _tag, expires_ms, kind, id_ = unpack_as(key[len(self.prefix) :], str, int, str, str)
+        if kind not in KINDS:
+            raise FormatError("unreadable key", key=key[:200])
+        return expires_ms, kind, id_
 
     def look(self, look_ms: int, group_id: str) -> bytes:
         return self.prefix + pack("look", look_ms, group_id)
@@ -103,7 +114,7 @@ class ResultKeys:
 
     def split_look(self, key: bytes) -> str:
         """The group's id."""
-        return str(unpack(key[len(self.prefix) :])[-1])
+        return str(unpack_as(key[len(self.prefix) :], str, int, str)[-1])
 
     @property
     def everything(self) -> Range:

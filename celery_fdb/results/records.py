@@ -64,7 +64,10 @@ def decode(value: bytes) -> Record:
     state, payload = value[begin : begin + name], value[begin + name :]
     if version != RECORD_VERSION or len(payload) != (0 if chunks else size):
         raise FormatError("unreadable result", version=version, length=len(value))
-    return Record(state.decode(), payload, expires_ms, chunks, size, value[_HEAD.size : begin])
+    try:
+        return Record(state.decode(), payload, expires_ms, chunks, size, value[_HEAD.size : begin])
+    except UnicodeDecodeError as error:
+        raise FormatError("unreadable result", state=state[:80]) from error
 
 
 def read(tr: Transaction, key: bytes) -> Record | None:

@@ -17,11 +17,13 @@ from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
 from kombu_fdb.clock import Clock
+from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import Database, Transaction, Watch
-from kombu_fdb.store.retry import CommitTokens, Retry
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import CommitTokens
 
-__all__ = ["Outcome", "ResultStore", "Sighting"]
+__all__ = ["Outcome", "ResultStore", "Sighting", "Stored"]
 
 T = TypeVar("T")
 
@@ -34,11 +36,26 @@ class Outcome(NamedTuple):
     expires_ms: int
 
 
+class Stored(NamedTuple):
+    """``replaced``: False if a success was kept instead. ``in_time``: the part was added to its open chord."""
+
+    replaced: bool
+    in_time: bool
+
+
 class Sighting(NamedTuple):
     """A result as it stands, and a watch on it unless it is ready."""
 
     record: Record | None
     watch: Watch | None
+
+
+def _readable(value: bytes) -> Record | None:
+    """None for bytes that can't be read: they are replaced or deleted all the same."""
+    try:
+        return records.decode(value)
+    except FormatError:
+        return None
 
 
 class ResultStore:
@@ -60,24 +77,22 @@ class ResultStore:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def store(self, task_id: str, outcome: Outcome, returned: Return | None = None) -> bool:
-        """Set a task's state, and add its part to a chord, in one transaction. False if a success was kept instead."""
+    def store(self, task_id: str, outcome: Outcome, returned: Return | None = None) -> Stored:
+        """Set a task's state, and add its part to a chord, in one transaction."""
 
-        def body(tr: Transaction) -> bool:
+        def body(tr: Transaction) -> Stored:
             stored = self._replace(tr, "task", task_id, outcome)
-            if returned is not None:
-                chords.add(tr, self.keys, returned)
-            return stored
+            return Stored(stored, returned is not None and chords.add(tr, self.keys, returned))
 
         return self._write(body)
 
     def _replace(self, tr: Transaction, kind: str, id_: str, outcome: Outcome) -> bool:
         key = self.keys.record(kind, id_)
         value = tr.get(key)
-        old = None if value is None else records.decode(value)
+        old = None if value is None else _readable(value)
         if old is not None and old.state == SUCCESS and kind == "task":
             return False
-        if old is not None and old.chunks:
+        if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))
         expiry.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
         records.write(tr, key, outcome.state, outcome.payload, expires_ms=outcome.expires_ms, ring=kind == "task")
@@ -114,7 +129,8 @@ class ResultStore:
         value = tr.get(key)
         if value is None:
             return
-        expiry.move(tr, self.keys, kind, id_, records.decode(value).expires_ms, 0)
+        old = _readable(value)
+        expiry.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, 0)
         records.clear(tr, key)
 
     # -- groups ------------------------------------------------------------------------------------------------------
@@ -139,9 +155,9 @@ class ResultStore:
         """``size``: how many header tasks there are; ``joined``: the id of one more."""
         self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
 
-    def add_part(self, returned: Return) -> None:
-        """Without a result to be stored."""
-        self._write(lambda tr: chords.add(tr, self.keys, returned))
+    def add_part(self, returned: Return) -> bool:
+        """Without a result to be stored. False if the chord is over."""
+        return self._write(lambda tr: chords.add(tr, self.keys, returned))
 
     def claim_chord(self, part: Part) -> Turn:
         """What the worker of a part is to do now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_fdb.results import chords, records
 from celery_fdb.results.layout import ResultKeys
+from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["SWEEP_ROWS", "sweep_part"]
@@ -16,10 +17,10 @@ def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
     """Delete up to :data:`SWEEP_ROWS` of what has expired. Returns how many."""
     rows = tr.get_range(*keys.expired_until(now_ms), limit=SWEEP_ROWS)
     for key, _ in rows:
-        _expires_ms, kind, id_ = keys.split_expiry(key)
+        tr.clear(key)
+    for (_expires_ms, kind, id_), _ in readable(rows, keys.split_expiry):
         if kind == "chord":
             chords.expire(tr, keys, id_)
         else:
             records.clear(tr, keys.record(kind, id_))
-        tr.clear(key)
     return len(rows)

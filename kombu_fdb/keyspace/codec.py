@@ -7,9 +7,18 @@ dozen bytes instead of megabytes.
 
 The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
 
+**What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
+head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
+older process counts, delays, promotes, hands back, moves and deletes a message that it can't read. Where it would have
+to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
+number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
+
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
-such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``, for which
-settings that can't be read are not set.
+such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
+be read hands out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
+limits are. A pause that somebody has asked for must not end because a field was added to it; and whoever can read it,
+or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now (``ranges.py``), are
+read as the nearest that is in it.
 """
 
 from __future__ import annotations
@@ -21,22 +30,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import TEXT_CODE, unpack
-from kombu_fdb.model import LEAST_LIMITS, NEWCOMERS, NO_PRIORITY, URGENT, Death, KeyLimits, QueueControl
+from kombu_fdb.keyspace.layout import MOST_ROUNDS, split_place
+from kombu_fdb.model import (
+    LEAST_LIMITS,
+    LONGEST_KEY,
+    LONGEST_TASK_ID,
+    NEWCOMERS,
+    NO_PRIORITY,
+    URGENT,
+    Death,
+    KeyLimits,
+    QueueControl,
+    StoredMessage,
+)
+from kombu_fdb.ranges import LONGEST_S, MOST, SLOWEST
 
 __all__ = [
     "AMOUNT_BYTES",
     "CHUNK_BYTES",
     "INLINE_BYTES",
+    "LAST_VERSION",
+    "UPGRADE",
     "Record",
     "chunks_of",
     "control_of",
     "decode_amount",
     "decode_control",
+    "decode_count",
     "decode_json",
     "decode_lease",
     "decode_limits",
     "decode_record",
+    "decode_round",
     "due_from",
     "encode_amount",
     "encode_control",
@@ -44,31 +69,48 @@ __all__ = [
     "encode_lease",
     "encode_limits",
     "encode_record",
+    "encode_stored",
+    "head_of_lease",
+    "is_newer",
     "limits_of",
     "names_of",
+    "outline_of",
     "published_at",
     "redelivered",
     "size_of",
 ]
 
-#: The largest whole number that JSON carries everywhere.
-MOST = 2**53 - 1
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
 INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.
 CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 1
+LEASE_VERSION = 1
+#: Of records and leases to come: no text begins with such a byte, so none is taken for one.
+LAST_VERSION = 31
+#: Of what was written by a newer version.
+UPGRADE = "Upgrade celery-fdb in this process."
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
 _REDELIVERIES = struct.Struct(">H")
 _MOMENT = struct.Struct(">Q")
+_SIZE = struct.Struct(">I")
+_SIZE_AT = struct.calcsize(">BHHHBI")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
 _MOST_REDELIVERIES = 0xFFFF
 _NO_CONTROL = QueueControl()
+_UNREADABLE = QueueControl(paused=True, limited=True)
+#: Of a control that can't be read.
+FIX = (
+    "The queue is paused until it can be read: upgrade celery-fdb here, or set it anew, "
+    "broker.engine.set_control(queue, QueueControl())"
+)
 _LEASE_HEAD = struct.Struct(">BHH")
 #: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
 AMOUNT_BYTES = 16
+COUNT_BYTES = 8
+ROUND_BYTES = 8
 
 
 class Record(NamedTuple):
@@ -135,6 +177,22 @@ def encode_record(
     return head + name + task + extras + (b"" if chunks else payload)
 
 
+def encode_stored(message: StoredMessage, message_id: bytes) -> bytes:
+    """The record of a message from elsewhere, under this id. Raises ``struct.error`` for what no record holds."""
+    return encode_record(
+        message_id,
+        message.payload,
+        published_ms=message.published_ms,
+        expires_ms=message.expires_ms,
+        redeliveries=message.redeliveries,
+        deaths=message.deaths,
+        key=message.key,
+        ttr_ms=message.ttr_ms,
+        task_id=message.task_id,
+        priority=message.priority_before,
+    )
+
+
 def decode_record(value: bytes) -> Record:
     """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
     try:
@@ -146,7 +204,9 @@ def decode_record(value: bytes) -> Record:
     end_of_key = _HEAD.size + name
     begin = end_of_key + task
     start = begin + extras
-    if version != RECORD_VERSION or len(value) != start + (0 if chunks else size):
+    if not 0 < version <= RECORD_VERSION or len(value) != start + (0 if chunks else size):
+        if is_newer(value):
+            raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
         raise FormatError("unreadable message record", version=version, length=len(value))
     deaths, ttr_ms, priority = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY)
     key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
@@ -167,10 +227,48 @@ def decode_record(value: bytes) -> Record:
     )
 
 
+def is_newer(value: bytes) -> bool:
+    """Whether it is the record of a newer version: with all that every version keeps."""
+    if not value or not RECORD_VERSION < value[0] <= LAST_VERSION:
+        return False
+    try:
+        _outline(value)
+    except FormatError:
+        return False
+    return True
+
+
+def outline_of(value: bytes) -> Record:
+    """The record; of a newer version's, what every version keeps: all but payload, history, priority and time to run.
+
+    Raises ``FormatError``.
+    """
+    return _outline(value) if is_newer(value) else decode_record(value)
+
+
+def _outline(value: bytes) -> Record:
+    try:
+        _version, redeliveries, chunks, name, task, _extras, size, published_ms, expires_ms, message_id = (
+            _HEAD.unpack_from(value)
+        )
+    except struct.error as error:
+        raise FormatError("unreadable message record", length=len(value)) from error
+    end_of_key, end = _HEAD.size + name, _HEAD.size + name + task
+    if name > LONGEST_KEY or task > LONGEST_TASK_ID or len(value) < end:
+        raise FormatError("unreadable message record", length=len(value))
+    key, task_id = _decode_text(value[_HEAD.size : end_of_key]), _decode_text(value[end_of_key:end])
+    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, b"", (), key, task_id=task_id)
+
+
+def _has_head(value: bytes) -> bool:
+    """Whether it is a record, of this version or a newer one, as far as its beginning tells."""
+    return len(value) >= _HEAD.size and (0 < value[0] <= RECORD_VERSION or is_newer(value))
+
+
 def names_of(value: bytes) -> tuple[str, str]:
     """The fairness key of a record and the id of its task; "" for what it has not, or if it can't be read."""
     try:
-        record = decode_record(value)
+        record = outline_of(value)
     except FormatError:
         return "", ""
     return record.key, record.task_id
@@ -178,16 +276,12 @@ def names_of(value: bytes) -> tuple[str, str]:
 
 def size_of(value: bytes) -> int:
     """The payload's size as a record tells it; of unreadable bytes, their own. The same at each step of a message."""
-    try:
-        version, _redeliveries, _chunks, _key, _task, _extras, size, *_ = _HEAD.unpack_from(value)
-    except struct.error:
-        return len(value)
-    return int(size) if version == RECORD_VERSION else len(value)
+    return int(_SIZE.unpack_from(value, _SIZE_AT)[0]) if _has_head(value) else len(value)
 
 
 def published_at(value: bytes, default: int) -> int:
     """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
-    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+    if not _has_head(value):
         return default
     return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
 
@@ -201,7 +295,7 @@ def due_from(value: bytes, due_ms: int) -> bytes:
 
 def redelivered(value: bytes) -> bytes:
     """The same record, handed out once more; unreadable bytes stay as they are."""
-    if len(value) < _HEAD.size or value[0] != RECORD_VERSION:
+    if not _has_head(value):
         return value
     (count,) = _REDELIVERIES.unpack_from(value, 1)
     return value[:1] + _REDELIVERIES.pack(min(count + 1, _MOST_REDELIVERIES)) + value[1 + _REDELIVERIES.size :]
@@ -210,22 +304,33 @@ def redelivered(value: bytes) -> bytes:
 def encode_lease(queue: str, place: bytes, record: bytes) -> bytes:
     """What is needed to put the message back where it was."""
     name = queue.encode()
-    return _LEASE_HEAD.pack(RECORD_VERSION, len(name), len(place)) + name + place + record
+    return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
 
 
 def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
     """Queue, place, record. Raises ``FormatError``."""
+    queue, place, rest = _split_lease(value)
+    if value[0] > LEASE_VERSION:
+        raise FormatError("a lease of a newer celery-fdb", version=value[0], fix=UPGRADE)
+    return queue, place, rest
+
+
+def head_of_lease(value: bytes) -> tuple[str, bytes]:
+    """Queue and place of a lease, of this version or a newer one. Raises ``FormatError``."""
+    return _split_lease(value)[:2]
+
+
+def _split_lease(value: bytes) -> tuple[str, bytes, bytes]:
     try:
         version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
     except struct.error as error:
         raise FormatError("unreadable lease", length=len(value)) from error
     start = _LEASE_HEAD.size + name_length
     end = start + place_length
-    if version != RECORD_VERSION or len(value) < end:
+    if not 0 < version <= LAST_VERSION or len(value) < end:
         raise FormatError("unreadable lease", version=version, length=len(value))
     place = value[start:end]
-    if place.startswith(TEXT_CODE) and [type(each) for each in unpack(place)] != [str, int, bytes]:
-        raise FormatError("unreadable place in a lease", place=place[:80])
+    split_place(place)
     return _decode_text(value[_LEASE_HEAD.size : start]), place, value[end:]
 
 
@@ -239,6 +344,17 @@ def decode_amount(value: bytes | None) -> tuple[int, int]:
     both = int.from_bytes((value or b"")[:AMOUNT_BYTES].ljust(AMOUNT_BYTES, b"\0"), "little", signed=True)
     messages = (both + 2**63) % 2**64 - 2**63
     return messages, both - messages >> 64
+
+
+def decode_count(value: bytes | None) -> int:
+    """A counter of atomic adds, 8 bytes; of more bytes, the first ones."""
+    return int.from_bytes((value or b"")[:COUNT_BYTES], "little", signed=True)
+
+
+def decode_round(value: bytes | None) -> int:
+    """A round of the fair ring, or a tenant's pace; 0 if it can't be read."""
+    round_ = int.from_bytes(value or b"", "big") if len(value or b"") <= ROUND_BYTES else 0
+    return round_ if round_ <= MOST_ROUNDS else 0
 
 
 def encode_json(value: Any) -> bytes:
@@ -270,21 +386,28 @@ def decode_limits(value: bytes) -> KeyLimits:
 
 
 def limits_of(value: bytes) -> KeyLimits:
-    """The limits; none if they can't be read."""
+    """The limits; if they can't be read, those of a paused key."""
     try:
         return decode_limits(value)
     except FormatError:
-        return KeyLimits()
+        return KeyLimits(paused=True)
 
 
 def _limits(fields: Any) -> KeyLimits:
     limits = _typed(KeyLimits, fields)
-    numbers = [(getattr(limits, name), least) for name, least in LEAST_LIMITS.items()]
-    counts = all(number is None or least <= number <= MOST for number, least in numbers)
-    rate = limits.rate is None or 0 < limits.rate <= MOST
+    numbers: dict[str, Any] = {name: getattr(limits, name) for name in LEAST_LIMITS}
+    counts = all(number is None or LEAST_LIMITS[name] <= number for name, number in numbers.items())
+    rate = limits.rate is None or limits.rate > 0
     if not (counts and rate and limits.priority in (None, *range(URGENT + 1))):
-        raise FormatError("unreadable limits", **{name: str(each)[:80] for name, each in fields.items()})
-    return limits
+        raise FormatError("unreadable limits", **{name: repr(each)[:80] for name, each in fields.items()})
+    nearest: dict[str, Any] = {
+        name: number if number is None else min(number, MOST) for name, number in numbers.items()
+    }
+    return dataclasses.replace(limits, rate=_nearest(limits.rate, SLOWEST, MOST), **nearest)
+
+
+def _nearest(number: float | None, least: float, most: float) -> float | None:
+    return None if number is None else min(max(number, least), most)
 
 
 def encode_control(control: QueueControl) -> bytes:
@@ -297,20 +420,24 @@ def decode_control(value: bytes | None) -> QueueControl:
         return _NO_CONTROL
     fields = decode_json(value)
     if not isinstance(fields, dict):
-        raise FormatError("unreadable control of a queue", value=value[:80])
+        raise _unreadable_control(value)
     control = _typed(QueueControl, {**fields, "every_key": _limits(fields.get("every_key", {}))})
-    ageing = control.ageing is None or 0 < control.ageing <= MOST
+    ageing = control.ageing is None or control.ageing > 0
     if not (ageing and control.newcomer in NEWCOMERS and 0 <= control.consumer_timeout_ms <= MOST):
-        raise FormatError("unreadable control of a queue", value=value[:80])
-    return control
+        raise _unreadable_control(value)
+    return dataclasses.replace(control, ageing=_nearest(control.ageing, 0.001, LONGEST_S))
+
+
+def _unreadable_control(value: bytes) -> FormatError:
+    return FormatError("unreadable control of a queue", value=value[:80], fix=FIX)
 
 
 def control_of(value: bytes | None) -> QueueControl:
-    """How the queue is worked on; if it can't be read, as if nobody had said, but keys may have limits."""
+    """How the queue is worked on; if it can't be read, not at all."""
     try:
         return decode_control(value)
     except FormatError:
-        return QueueControl(limited=True)
+        return _UNREADABLE
 
 
 T = TypeVar("T")
@@ -360,4 +487,7 @@ def _death(entry: Any) -> Death:
     keys = entry.get("routing_keys", []) if isinstance(entry, dict) else None
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("unreadable death history", value=str(entry)[:80])
-    return _typed(Death, {**entry, "routing_keys": tuple(keys)})
+    death = _typed(Death, {**entry, "routing_keys": tuple(keys)})
+    if not (0 <= death.count <= MOST and -MOST <= death.time_ms <= MOST):
+        raise FormatError("unreadable death history", count=str(death.count)[:80], time_ms=str(death.time_ms)[:80])
+    return death

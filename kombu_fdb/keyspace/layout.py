@@ -11,16 +11,17 @@ key                                                   value                     
 ``("fair", queue)``                                   "": a message with a key was published   publish
 ``("todo", queue, "door", bucket, key, rank)``        "": look at this key                     publish, release, sweep; cleared by claim
 ``("todo", queue, "freed", key)``                     "": the key may do more than before      ack, release, sweep, limit; cleared by claim
-``("active", queue, key, rank)``                      A: in the ring, P: parked                claim
+``("active", queue, key, rank)``                      A: in the ring, P: parked                claim; cleared with its last message
 ``("todo", queue, "ring", rank, round, stamp, key)``  rank of the messages: the key's turn     claim
 ``("round", queue, rank)``                            the round being served, atomic max       claim
-``("pace", queue, rank, tenant)``                     last round given to a tenant's keys      claim
+``("turns", queue, rank, tenant)``                    the tenant's turns in the ring           claim; purge, delete, move
 ``("flight", queue, key)``                            leased messages of the key, atomic add   claim, ack, release, sweep
 ``("backlog", queue, key)``                           ready messages of the key, atomic add    publish, claim, release, sweep
 ``("limits", queue, key)``                            the key's limits                         limit
 ``("control", queue)``                                paused, newcomer, limits of every key    limit, pause, declare
-``("bucket", queue, key)``                            token bucket of a rate                   claim
-``("thaw", due_ms, queue, key)``                      "": ring the key's door then             claim; cleared by promote
+``("bucket", queue, key)``                            token bucket of a rate                   claim; cleared when it is full
+``("thaw", due_ms, queue, key)``                      ms to wait: ring the key's bell then     claim; cleared by promote
+``("relimit", queue)``                                how far a change of limits has got       limit; cleared when it is done
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
 ``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
 ``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
@@ -29,6 +30,7 @@ key                                                   value                     
 ``("import", id)``                                     what a finished import was                import
 ``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
+``("copy", message_id, target)``                       id of a copy of its chunks, how many are there   who buries it; cleared by the burial, or the duties
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("key_total", queue, key, event)``                  the same of a busy key; "": of others     any verb, about once a second; cleared by the duties
@@ -46,23 +48,53 @@ key                                                   value                     
 ``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
 ``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
-``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
+``("token", client, slot)``                           commit token (``store/tokens.py``)       every writing transaction
+``("aside", duty, subject)``                          what a duty could not do, and why        the duties
+``("newer", kind, version, queue, place)``            record or lease of a newer version       an older one: claim, bury, sweep; cleared by the duties of a newer one
 ====================================================  =======================================  ==================================================
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
 A key's ring entry, its active mark and its doors are kept per rank: priority is strict across keys.
+
+Whatever takes a key apart raises ``FormatError``, and nothing else, for one that nobody of ours can have written. Such a
+row must stop nobody's work: who walks over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it aside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Any, TypeVar
 from zlib import crc32
 
-from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE, pack, pack_int, pack_stamp, range_of, unpack
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.tuples import (
+    STAMP_CODE,
+    TEXT_CODE,
+    pack,
+    pack_int,
+    pack_stamp,
+    range_of,
+    unpack,
+    unpack_as,
+)
 from kombu_fdb.model import NO_PRIORITY, URGENT
 
-__all__ = ["BUCKETS", "FORMAT_VERSION", "NO_KEY", "Keyspace", "Range", "has_key", "priority_of", "split_place"]
+__all__ = [
+    "BUCKETS",
+    "FORMAT_VERSION",
+    "MOST_ROUNDS",
+    "NO_KEY",
+    "Keyspace",
+    "Range",
+    "has_key",
+    "priority_of",
+    "readable",
+    "split_place",
+]
+
+T = TypeVar("T")
 
 #: Raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
@@ -80,6 +112,13 @@ RANK_FROM_END = 14
 
 #: Ranks are one packed integer each.
 _RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
+#: Behind a rank: a stamp and its code.
+_STAMP_BYTES = 13
+_PACKED_RANKS = frozenset(_RANKS)
+#: Tags of ranges in which messages wait.
+_OF_MESSAGES = frozenset({"ready", "keyed", "delayed"})
+#: Rounds are counted up from the one that was served last, in 8 bytes.
+MOST_ROUNDS = 2**62
 
 
 class Keyspace:
@@ -143,10 +182,8 @@ class Keyspace:
 
     def split_delayed(self, queue: str, key: bytes) -> tuple[int, bytes]:
         """``due_ms`` and the rank of a delayed key."""
-        due_ms, rank, _stamp = unpack(key[len(self.delayed(queue)) :])
-        assert isinstance(due_ms, int)
-        assert isinstance(rank, int)
-        return due_ms, pack_int(rank)
+        due_ms, rank, _stamp = unpack_as(key[len(self.delayed(queue)) :], int, int, bytes)
+        return due_ms, _rank_of(rank, key)
 
     def lease(self, session: bytes, number: int) -> bytes:
         return self.leases(session) + pack_int(number)
@@ -173,7 +210,8 @@ class Keyspace:
 
     def dedup_of(self, end: bytes) -> bytes:
         """The entry whose end this key is."""
-        return self._key("dedup", *self.unpack(end)[2:])
+        _end_ms, *entry = self.split(end, int, str, str, str)
+        return self._key("dedup", *entry)
 
     @property
     def leases_prefix(self) -> bytes:
@@ -203,6 +241,19 @@ class Keyspace:
     def bodies(self, message_id: bytes) -> Range:
         """All chunks of a message."""
         return range_of(self._key("body", message_id))
+
+    def chunk_of(self, body: bytes) -> int:
+        """The number of a chunk."""
+        number = self.unpack(body)[-1]
+        assert isinstance(number, int)
+        return number
+
+    def copy(self, message_id: bytes, target: str) -> bytes:
+        return self._key("copy", message_id, target)
+
+    @property
+    def all_copies(self) -> Range:
+        return range_of(self._key("copy"))
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
@@ -241,6 +292,10 @@ class Keyspace:
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)
+
+    @property
+    def all_bells(self) -> Range:
+        return range_of(self._key("bell"))
 
     def _waiting(self, queue: str) -> bytes:
         return self._key("waiting", queue)
@@ -297,29 +352,32 @@ class Keyspace:
 
     def ring_entry(self, queue: str, rank: bytes, round_: int, stamp: bytes, key: str) -> bytes:
         """``stamp``: 12 bytes, of the key's first message."""
-        return self.ring(queue) + rank + pack_int(round_) + pack_stamp(stamp) + pack(key)
+        return self.ring(queue) + self.ring_suffix(rank, round_, stamp, key)
+
+    @staticmethod
+    def ring_suffix(rank: bytes, round_: int, stamp: bytes, key: str) -> bytes:
+        """What stands behind the ring's prefix."""
+        return rank + pack_int(round_) + pack_stamp(stamp) + pack(key)
 
     def split_ring(self, queue: str, entry: bytes) -> tuple[bytes, int, bytes, str]:
         """Packed rank, round, 12-byte stamp, key."""
-        rank, round_, stamp, key = unpack(entry[len(self.ring(queue)) :])
-        assert isinstance(rank, int)
-        assert isinstance(round_, int)
-        assert isinstance(stamp, bytes)
-        return pack_int(rank), round_, stamp, str(key)
+        rank, round_, stamp, key = unpack_as(entry[len(self.ring(queue)) :], int, int, bytes, str)
+        if round_ > MOST_ROUNDS or len(stamp) != _STAMP_BYTES - 1:
+            raise FormatError("unreadable turn of a key", queue=queue, entry=entry[:200])
+        return _rank_of(rank, entry), round_, stamp, key
 
     def split_door(self, door: bytes) -> tuple[str, bytes]:
         """Key and packed rank."""
-        _tag, _queue, _door, _bucket, key, rank = self.unpack(door)
-        assert isinstance(rank, int)
-        return str(key), pack_int(rank)
+        _queue, _door, _bucket, key, rank = self.split(door, str, str, int, str, int)
+        return key, _rank_of(rank, door)
 
     def split_freed(self, freed: bytes) -> str:
         """The key."""
-        return str(self.unpack(freed)[-1])
+        return str(self.split(freed, str, str, str)[2])
 
     def fairness(self, queue: str) -> list[Range]:
-        """All that goes with a queue's keys, but the messages, their counters and the bucket of a limit."""
-        tags = ("todo", "active", "round", "pace", "limits", "bucket")
+        """All that goes with a queue's keys, but the messages and their counters; "pace" is of older stores."""
+        tags = ("todo", "active", "round", "turns", "pace", "limits", "bucket")
         return [range_of(self._key(tag, queue)) for tag in tags]
 
     def all_active(self, queue: str) -> Range:
@@ -338,6 +396,24 @@ class Keyspace:
         keyed = self.keyed(queue)
         return key[len(keyed) :] if key.startswith(keyed) else key[len(self.ready(queue)) :]
 
+    def key_at(self, queue: str, key: bytes) -> str:
+        """The fairness key among whose messages one stands, by its key; "" for none, or if that can't be read."""
+        try:
+            return split_place(self.place(queue, key))[0]
+        except FormatError:
+            return ""
+
+    def queue_of(self, key: bytes) -> str:
+        """In which queue the message with this key is ready or delayed. Raises ``FormatError`` for any other key."""
+        tag, queue, *_ = (*unpack(key[len(self.prefix) :]), "", "")
+        if not key.startswith(self.prefix) or tag not in _OF_MESSAGES or not isinstance(queue, str):
+            raise FormatError("not a message's key", key=key[:200])
+        if tag == "delayed":
+            self.split_delayed(queue, key)
+        else:
+            split_place(self.place(queue, key))
+        return queue
+
     def rounds(self, queue: str) -> Range:
         return range_of(self._key("round", queue))
 
@@ -348,8 +424,8 @@ class Keyspace:
     def round(self, queue: str, rank: bytes) -> bytes:
         return self._key("round", queue) + rank
 
-    def pace(self, queue: str, rank: bytes, tenant: str) -> bytes:
-        return self._key("pace", queue) + rank + pack(tenant)
+    def turns(self, queue: str, rank: bytes, tenant: str) -> bytes:
+        return self._key("turns", queue) + rank + pack(tenant)
 
     def flight(self, queue: str, key: str) -> bytes:
         return self._key("flight", queue, key)
@@ -372,6 +448,10 @@ class Keyspace:
     def bucket(self, queue: str, key: str) -> bytes:
         return self._key("bucket", queue, key)
 
+    @property
+    def all_buckets(self) -> Range:
+        return range_of(self._key("bucket"))
+
     def thaw(self, due_ms: int, queue: str, key: str) -> bytes:
         return self._key("thaw", due_ms, queue, key)
 
@@ -382,6 +462,13 @@ class Keyspace:
     @property
     def all_thaws(self) -> Range:
         return range_of(self._key("thaw"))
+
+    def relimit(self, queue: str) -> bytes:
+        return self._key("relimit", queue)
+
+    @property
+    def all_relimits(self) -> Range:
+        return range_of(self._key("relimit"))
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -414,6 +501,10 @@ class Keyspace:
 
     def _epoch(self, exchange: str) -> bytes:
         return self._key("epoch", exchange)
+
+    @property
+    def all_epochs(self) -> Range:
+        return range_of(self._key("epoch"))
 
     def binding(self, exchange: str, queue: str, routing_key: str) -> bytes:
         return self._key("binding", exchange, queue, routing_key)
@@ -471,9 +562,56 @@ class Keyspace:
     def all_tokens(self) -> Range:
         return range_of(self._key("token"))
 
+    def aside(self, duty: str, subject: str) -> bytes:
+        return self._key("aside", duty, subject)
+
+    def newer(self, kind: str, version: int, queue: str, place: bytes) -> bytes:
+        """Where a record or lease of that version is kept for who can read it. ``place``: of its message."""
+        return self._key("newer", kind, version, queue) + place
+
+    def newer_until(self, kind: str, version: int) -> Range:
+        """All of that kind that who knows ``version`` can read."""
+        prefix = self._key("newer", kind)
+        return prefix, prefix + pack_int(version + 1)
+
+    def split_newer(self, kept: bytes) -> tuple[str, bytes]:
+        """Queue and place of a kept message. Raises ``FormatError``."""
+        _newer, kind, version, queue, *_place = (*self.unpack(kept), "", 0, "")
+        if not isinstance(kind, str) or not isinstance(version, int) or not isinstance(queue, str):
+            raise FormatError("not a kept message's key", key=kept[:200])
+        place = kept[len(self._key("newer", kind, version, queue)) :]
+        split_place(place)
+        return queue, place
+
+    @property
+    def all_newer(self) -> Range:
+        return range_of(self._key("newer"))
+
+    @property
+    def all_asides(self) -> Range:
+        return range_of(self._key("aside"))
+
     def unpack(self, key: bytes) -> tuple[str | bytes | int, ...]:
         """The elements behind the namespace, the tag first."""
         return unpack(key[len(self.prefix) :])
+
+    def split(self, key: bytes, *types: type) -> tuple[Any, ...]:
+        """The elements behind the tag, which have to be of these types. Raises ``FormatError``."""
+        return unpack_as(key[len(self.prefix) :], str, *types)[1:]
+
+    def read(self, rows: Iterable[tuple[bytes, bytes]], *types: type) -> Iterator[tuple[tuple[Any, ...], bytes]]:
+        """The elements behind each row's tag, and its value; rows that have others are skipped."""
+        return readable(rows, lambda key: self.split(key, *types))
+
+
+def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -> Iterator[tuple[T, bytes]]:
+    """What ``split`` makes of each row's key, and its value. Rows whose keys can't be read are nobody's, and skipped."""
+    for key, value in rows:
+        try:
+            found = split(key)
+        except FormatError:
+            continue
+        yield found, value
 
 
 def has_key(place: bytes) -> bool:
@@ -482,12 +620,20 @@ def has_key(place: bytes) -> bool:
 
 
 def split_place(place: bytes) -> tuple[str, bytes]:
-    """Key ("" for none) and packed rank of a place."""
-    if not place.startswith(TEXT_CODE):
-        return "", place[:1] if place.startswith(_RANKS[URGENT]) else place[:2]
-    key, rank, _stamp = unpack(place)
-    assert isinstance(rank, int)
-    return str(key), pack_int(rank)
+    """Key ("" for none) and packed rank of a place. Raises ``FormatError``."""
+    packed = place[:-_STAMP_BYTES]
+    if place[-_STAMP_BYTES : 1 - _STAMP_BYTES] != STAMP_CODE:
+        raise FormatError("unreadable place", place=place[:200])
+    if packed in _PACKED_RANKS:
+        return "", packed
+    key, rank = unpack_as(packed, str, int)
+    return key, _rank_of(rank, place)
+
+
+def _rank_of(rank: int, key: bytes) -> bytes:
+    if not 0 <= rank <= URGENT:
+        raise FormatError("unreadable rank", rank=rank, key=key[:200])
+    return _RANKS[URGENT - rank]
 
 
 def priority_of(place: bytes) -> int:

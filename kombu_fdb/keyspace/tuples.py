@@ -5,13 +5,26 @@ binding, because the embedded store must work without ``libfdb_c`` and because p
 on the hot path. A test holds it equal to ``fdb.tuple``.
 
 Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A
-versionstamp is 12 bytes (10 assigned at commit, 2
-chosen by the writer) behind :data:`STAMP_CODE`.
+versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer) behind :data:`STAMP_CODE`. What is none of
+these is a ``FormatError`` to whoever packs it: what can be packed can be unpacked.
 """
 
 from __future__ import annotations
 
-__all__ = ["STAMP_CODE", "STAMP_LENGTH", "TEXT_CODE", "Element", "pack", "pack_int", "pack_stamp", "range_of", "unpack"]
+__all__ = [
+    "STAMP_CODE",
+    "STAMP_LENGTH",
+    "TEXT_CODE",
+    "Element",
+    "pack",
+    "pack_int",
+    "pack_stamp",
+    "range_of",
+    "unpack",
+    "unpack_as",
+]
+
+from typing import Any
 
 from kombu_fdb.errors import FormatError
 
@@ -21,6 +34,8 @@ BYTES_CODE = b"\x01"
 TEXT_CODE = b"\x02"
 INT_ZERO = 0x14
 STAMP_CODE = b"\x33"
+#: From here on FoundationDB's binding writes another form.
+_NO_INT = 2**64 - 1
 #: Length of a packed versionstamp without its code.
 STAMP_LENGTH = 12
 
@@ -34,12 +49,21 @@ def _pack_element(element: Element) -> bytes:
     if isinstance(element, int):
         return pack_int(element)
     if isinstance(element, str):
-        return TEXT_CODE + element.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+        return TEXT_CODE + _utf8(element).replace(b"\x00", b"\x00\xff") + b"\x00"
     return BYTES_CODE + element.replace(b"\x00", b"\x00\xff") + b"\x00"
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise FormatError("a text that has no UTF-8 form can't stand in a key", given=ascii(text)[:80]) from error
 
 
 def pack_int(number: int) -> bytes:
     """A non-negative integer below 2**64 - 1: its length is in the code, so shorter ones sort first."""
+    if not 0 <= number < _NO_INT:
+        raise FormatError("a number that can't stand in a key", bits=number.bit_length(), negative=number < 0)
     length = (number.bit_length() + 7) // 8
     return bytes((INT_ZERO + length,)) + number.to_bytes(length, "big")
 
@@ -62,6 +86,14 @@ def unpack(packed: bytes) -> tuple[Element, ...]:
         element, position = _unpack_element(packed, position)
         elements.append(element)
     return tuple(elements)
+
+
+def unpack_as(packed: bytes, *types: type) -> tuple[Any, ...]:
+    """Decode elements of exactly these types (of a versionstamp: bytes). Raises ``FormatError``."""
+    elements = unpack(packed)
+    if [type(each) for each in elements] != [*types]:
+        raise FormatError("unreadable key", key=packed[:200])
+    return elements
 
 
 def _unpack_element(packed: bytes, position: int) -> tuple[Element, int]:

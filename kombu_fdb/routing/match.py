@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 __all__ = ["EXCHANGE_TYPES", "matches"]
@@ -20,7 +21,7 @@ def matches(exchange_type: str, binding_key: str, routing_key: str) -> bool:
         return True
     if exchange_type == "direct" or ("*" not in binding_key and "#" not in binding_key):
         return binding_key == routing_key
-    return _topic_matches(_words(binding_key), _words(routing_key))
+    return _topic_matches(_parts(binding_key), _words(routing_key))
 
 
 @lru_cache(4096)
@@ -29,24 +30,42 @@ def _words(key: str) -> tuple[str, ...]:
     return tuple(key.split(".")) if key else ()
 
 
-def _topic_matches(binding: tuple[str, ...], key: tuple[str, ...]) -> bool:
-    """Follow all ways to match at once: a state is how many words of the binding are used up.
+@lru_cache(4096)
+def _parts(binding: str) -> tuple[tuple[str, ...], ...]:
+    """The words between the ``#`` of a binding; of several ``#`` in a row, one counts."""
+    parts: list[list[str]] = [[]]
+    hashes = 0
+    for word in _words(binding):
+        if word != "#":
+            parts[-1].append(word)
+        elif parts[-1] or not hashes:
+            parts.append([])
+            hashes += 1
+    return tuple(map(tuple, parts))
 
-    Not a regular expression: with several ``#`` it takes exponential time on a key that does not match.
+
+def _topic_matches(parts: Sequence[tuple[str, ...]], key: tuple[str, ...]) -> bool:
+    """The first part stands at the beginning, the last at the end, the others in this order between them.
+
+    Each of those as early as it can: what comes before it is the ``#``'s, and a later place leaves less to the next. So
+    it takes at most as many steps as the key has words times the binding (a regular expression with several ``#`` takes
+    exponential time, and following all ways to match at once still is quadratic in the binding).
     """
-    states = _skip_hashes({0}, binding)
-    for word in key:
-        states = {state for state in states if state < len(binding) and binding[state] == "#"} | {
-            state + 1 for state in states if state < len(binding) and binding[state] in ("*", word)
-        }
-        states = _skip_hashes(states, binding)
-    return len(binding) in states
+    first, *others = parts
+    if not others:
+        return len(first) == len(key) and _fits(first, key, 0)
+    last = others.pop()
+    at, end = len(first), len(key) - len(last)
+    if at > end or not _fits(first, key, 0) or not _fits(last, key, end):
+        return False
+    for part in others:
+        while at + len(part) <= end and not _fits(part, key, at):
+            at += 1
+        at += len(part)
+        if at > end:
+            return False
+    return True
 
 
-def _skip_hashes(states: set[int], binding: tuple[str, ...]) -> set[int]:
-    """``#`` also stands for no word."""
-    reached = set(states)
-    for state in range(len(binding)):
-        if state in reached and binding[state] == "#":
-            reached.add(state + 1)
-    return reached
+def _fits(part: tuple[str, ...], key: tuple[str, ...], at: int) -> bool:
+    return all(word in ("*", found) for word, found in zip(part, key[at : at + len(part)], strict=True))

@@ -164,11 +164,8 @@ class RoutingTables:
         return PREDECLARED.get(name) if value is None else Exchange.decode(name, value)
 
     def _read_bindings(self, tr: Transaction, name: str) -> list[tuple[str, str]]:
-        bindings = []
-        for key, _ in tr.get_range(*self._keys.bindings(name), snapshot=True):
-            _tag, _exchange, queue, routing_key = self._keys.unpack(key)
-            bindings.append((str(routing_key), str(queue)))
-        return bindings
+        rows = self._keys.read(tr.get_range(*self._keys.bindings(name), snapshot=True), str, str, str)
+        return [(routing_key, queue) for (_exchange, queue, routing_key), _ in rows]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ from kombu_fdb.store.watch import OneShotWatch
 __all__ = ["FoundationDatabase", "Tls"]
 
 STAMP = bytes(10)
+#: The most that FoundationDB allows; its default is 10,000 watches per client, beyond which each one fires at once.
+MOST_WATCHES = 1_000_000
 
 _pack_offset = struct.Struct("<I").pack
 
@@ -76,6 +78,7 @@ class FoundationDatabase:
         try:
             apply(fdb, tls or Tls())
             handle = _connect(fdb, cluster_file, connection_string)
+            handle.options.set_max_watches(MOST_WATCHES)
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
         database = cls(handle, cluster_file or ("the URL" if connection_string else "the default cluster file"))
@@ -315,6 +318,8 @@ class FoundationTransaction:
         try:
             tr.commit().wait()
         except self._fdb_error as error:
+            # Else a commit that still waits for its read version could get one after somebody has settled the doubt.
+            tr.reset()
             raise (explain_commit(error) if self._wrote else explain(error)) from error
 
     def cancel(self) -> None:

@@ -7,74 +7,40 @@ Model. One logical transaction is a ``body`` that is run in fresh transactions u
 * unknown (FoundationDB's 1021, https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results):
   the store no longer works on it, but it may or may not have happened.
 
-For the last one each writing run also sets a *commit token*: one key that only this caller writes, to a value that only
-this run writes. The next run reads the key first. If it finds the token of an earlier unknown run, that run has
-committed, and its result is returned as if its answer had come. So no verb of the queue has to be idempotent by itself,
-at the price of one blind write per transaction, and none on a store that answers every commit.
+For the last one each writing run also sets a *commit token* (``tokens.py``). The next run reads it first. If it finds
+the token of an earlier unknown run, that run has committed, and its result is returned as if its answer had come. So no
+verb of the queue has to be idempotent by itself, at the price of one blind write and one conflict key per transaction,
+and none on a store that answers every commit.
 
-If the commit may still be under way (``in_flight``: the deadline passed while it ran) nothing can be concluded, and
-``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of unknown outcome. What each
-verb does then stands in ``queue/engine.py``.
+If the commit may still be under way (``in_flight``: the deadline passed while it ran), reading proves nothing: it may
+land after the look. Then ``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of
+unknown outcome. A caller who brings a :class:`~kombu_fdb.store.tokens.Doubt` finds in it what may have happened,
+also when the call ended by an exception out of a signal handler, and :meth:`Retry.resolve` settles it later: it looks
+and *fences* in one transaction, so that what has not happened never will. What each verb does stands in
+``engine/facade/engine.py``.
 
 Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction is given
-what is left of it. A token key is used by one transaction at a time: see :class:`CommitTokens`.
+what is left of it.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from kombu_fdb.clock import Clock
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
+from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.tokens import CommitTokens, Doubt, Token
 
-__all__ = ["CommitTokens", "Retry", "Token"]
+__all__ = ["Retry"]
 
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 1.0
-
-
-@dataclass(slots=True)
-class Token:
-    """One key, and the number of the logical transaction that may write it now."""
-
-    key: bytes
-    number: int = 0
-
-    def value(self, attempt: int) -> bytes:
-        return struct.pack(">QI", self.number, attempt)
-
-
-class CommitTokens:
-    """A stack of token keys for one process: as many as transactions ever ran at the same time.
-
-    ``list.append`` and ``list.pop`` are atomic, so no lock is needed.
-    """
-
-    def __init__(self, make_key: Callable[[int], bytes]) -> None:
-        self._make_key = make_key
-        self._free: list[Token] = []
-        self._made = 0
-
-    @contextmanager
-    def lend(self) -> Iterator[Token]:
-        """A token nobody else uses meanwhile, with a number it never had before."""
-        try:
-            token = self._free.pop()
-        except IndexError:
-            self._made += 1
-            token = Token(self._make_key(self._made))
-        token.number += 1
-        yield token
-        # Not in a ``finally``: after an error the commit may still be in flight and write this key late. Such a token
-        # is left behind, and swept from the store by age.
-        self._free.append(token)
 
 
 class Pauses(Protocol):
@@ -95,18 +61,72 @@ class Retry:
     clock: Clock
     tokens: CommitTokens
     pauses: Pauses
+    patience: Patience = field(default_factory=Patience)
 
     def __call__(
-        self, body: Callable[[Transaction], T], *, timeout_s: float, on_conflict: Callable[[], None] | None = None
+        self,
+        body: Callable[[Transaction], T],
+        *,
+        timeout_s: float,
+        on_conflict: Callable[[], None] | None = None,
+        doubt: Doubt[T] | None = None,
     ) -> T:
         """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result.
 
-        ``on_conflict`` is told of each lost race.
+        ``on_conflict`` is told of each lost race. ``doubt``: for what may have happened when this raises; an empty one,
+        or that of an earlier call for the same transaction, which this one goes on with.
         """
         if not self.database.commit_may_be_unknown:
             return self._run(body, timeout_s, None, on_conflict)
-        with self.tokens.lend() as token:
-            return self._run(body, timeout_s, token, on_conflict)
+        doubt = Doubt() if doubt is None else doubt
+        token = self._token_for(doubt)
+        try:
+            return self._run(body, timeout_s, doubt, on_conflict)
+        finally:
+            if not doubt.is_open:
+                token.before = doubt.landed or token.before
+                self.tokens.give_back(token)
+
+    def _token_for(self, doubt: Doubt[T]) -> Token:
+        """Of an open doubt its own, by which its next run finds out about those before; each run has its own value."""
+        if doubt.is_open:
+            token = _token(doubt)
+            token.number += 1
+            return token
+        assert not doubt.results, "what has been settled is another transaction's"
+        doubt.token = token = self.tokens.take(self.clock.monotonic())
+        return token
+
+    def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
+        """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.
+
+        None: it is too long ago to be told. Raises as :meth:`__call__`: it is as open as before.
+        """
+        if not doubt.is_open:
+            return doubt.landed is not None
+        try:
+            landed = self.repeat(lambda tr: self._fence(tr, doubt), timeout_s=timeout_s)
+        except _Forgotten:
+            return None
+        doubt.settle(landed)
+        return landed is not None
+
+    def _fence(self, tr: Transaction, doubt: Doubt[Any]) -> bytes | None:
+        token = _token(doubt)
+        landed = self._landed(tr, doubt)
+        if landed is None:
+            tr.set(token.key, token.fence)
+        return landed
+
+    def _landed(self, tr: Transaction, doubt: Doubt[Any]) -> bytes | None:
+        """Which run has committed; read serializably, so that none can do so beside this transaction."""
+        token = _token(doubt)
+        stored = tr.get(token.key)
+        if stored in doubt.results:
+            return stored
+        if stored not in (token.before, token.fence) or doubt.is_too_old(self.clock):
+            raise _Forgotten
+        return None
 
     def repeat(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
         """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
@@ -123,68 +143,78 @@ class Retry:
         self,
         body: Callable[[Transaction], T],
         timeout_s: float,
-        token: Token | None,
+        doubt: Doubt[T] | None,
         on_conflict: Callable[[], None] | None,
         *,
         read_only: bool = False,
     ) -> T:
-        deadline = self.clock.monotonic() + timeout_s
-        unknown: dict[bytes, T] = {}
+        began = self.clock.monotonic()
+        deadline = began + self.patience.allow(timeout_s)
         pause = FIRST_PAUSE_S
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._attempt(body, deadline, token, attempt, unknown, read_only)
+                return self._attempt(body, deadline, doubt, attempt, read_only)
             except StoreError as error:
                 if on_conflict is not None and isinstance(error, Conflict):
                     on_conflict()
                 final = not error.retryable or (isinstance(error, CommitUnknown) and error.in_flight)
                 if final or not self._pause(pause, deadline):
-                    _give_up(error, bool(unknown), attempt)
+                    self.patience.wasted(self.clock.monotonic() - began)
+                    _give_up(error, doubt is not None and doubt.is_open, attempt)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
     def _attempt(
         self,
         body: Callable[[Transaction], T],
         deadline: float,
-        token: Token | None,
+        doubt: Doubt[T] | None,
         attempt: int,
-        unknown: dict[bytes, T],
         read_only: bool,
     ) -> T:
         timeout_s = max(deadline - self.clock.monotonic(), 0.001)
         tr = self.database.begin(timeout_s=timeout_s, read_only=read_only)
         try:
-            if unknown and token is not None:
-                committed = tr.get(token.key, snapshot=True)
-                if committed in unknown:
-                    return unknown[committed]
-            result = body(tr)
-            if tr.read_only:
-                return self._finish_reading(tr, result)
-            return self._commit(tr, token, attempt, unknown, result)
-        finally:
+            try:
+                return self._run_once(tr, body, doubt, attempt)
+            finally:
+                tr.cancel()
+        except BaseException:  # out of a signal handler it may have cut the first cancel short
             tr.cancel()
+            raise
 
-    @staticmethod
-    def _finish_reading(tr: Transaction, result: T) -> T:
-        tr.commit()  # nothing to conflict with; arms watches
+    def _run_once(self, tr: Transaction, body: Callable[[Transaction], T], doubt: Doubt[T] | None, attempt: int) -> T:
+        if doubt is not None and doubt.results:
+            landed = self._landed(tr, doubt)
+            if landed is not None:
+                doubt.settle(landed)
+                return doubt.results[landed]
+        result = body(tr)
+        if tr.read_only:
+            tr.commit()  # nothing to conflict with; arms watches
+            return result
+        if doubt is None:
+            tr.commit()
+        else:
+            self._commit(tr, doubt, attempt, result)
+        self.patience.answered()
         return result
 
-    @staticmethod
-    def _commit(tr: Transaction, token: Token | None, attempt: int, unknown: dict[bytes, T], result: T) -> T:
-        if token is None:
-            tr.commit()
-            return result
+    def _commit(self, tr: Transaction, doubt: Doubt[T], attempt: int, result: T) -> None:
+        token = _token(doubt)
         value = token.value(attempt)
+        tr.add_read_conflict_key(token.key)
         tr.set(token.key, value)
+        doubt.begin(value, result, self.clock)
         try:
             tr.commit()
         except CommitUnknown:
-            unknown[value] = result
             raise
-        return result
+        except StoreError:
+            del doubt.results[value]
+            raise
+        doubt.settle(value)
 
     def _pause(self, seconds: float, deadline: float) -> bool:
         """Wait a little, unless that would pass the deadline."""
@@ -193,6 +223,17 @@ class Retry:
             return False
         self.clock.sleep(seconds)
         return True
+
+
+class _Forgotten(StoreError):
+    """The token that would tell may have been cleared meanwhile."""
+
+    text = "the commit is too long ago to find out whether it has happened"
+
+
+def _token(doubt: Doubt[Any]) -> Token:
+    assert doubt.token is not None, "a doubt has a token from its first run on"
+    return doubt.token
 
 
 def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> NoReturn:

@@ -22,34 +22,37 @@ What fails:
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
 * the writer is killed between its commit and its ring, or has no permission for a FIFO: nobody is told. Every
   ``CHECK_S`` seconds a reader with armed watches therefore compares their values once;
+* somebody removes the directory: the next ring, or the next listener, makes it again;
+* an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
 * the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
 
 A process without armed watches is not woken: its thread waits for the next one to be armed, and whoever arms it first
 throws away what lies in the pipe (all of it was written after commits that the second read will see).
+
+A descriptor is closed by nobody but its last user, the thread or whoever has the lock: a digest that is written to a
+number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import logging
 import os
 import secrets
 import termios
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
-from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.store.sqlite_files import make_directory, open_sidecar
+from kombu_fdb.clock import Clock
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.store.sqlite_bells import SUFFIX, BellDirectory
+from kombu_fdb.store.sqlite_turns import FairLock, Signal
 from kombu_fdb.store.watch import OneShotWatch
 from kombu_fdb.wakeup import readable
 
-__all__ = ["Listener", "Ringer"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["ALL_KEYS", "LOCK_S", "NEWS_BYTES", "Listener", "digest"]
 
 DIGEST_BYTES = 8
 #: Stands for every key.
@@ -64,13 +67,15 @@ CHECK_S = 2.0
 #: Other queues' news may come by the thousand; then look only this often.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.004
-
-GENERATION = "generation"
-SUFFIX = ".bell"
+#: The lock is held for microseconds; whoever waits as long as this goes without.
+LOCK_S = 1.0
+#: How long closing waits for the thread, which may be in somebody's callback.
+CLOSE_S = 2.0
 
 
 @lru_cache(maxsize=4096)
-def _digest(key: bytes) -> bytes:
+def digest(key: bytes) -> bytes:
+    """What stands for the key in a pipe."""
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
@@ -82,140 +87,69 @@ def _has_bytes(descriptor: int) -> bool:
 class Listener:
     """This process's FIFO and the watches armed on it."""
 
-    def __init__(self, directory: str, mode: int, read_values: Callable[[Sequence[bytes]], list[bytes | None]]) -> None:
-        self._directory = directory
-        self._mode = mode
+    def __init__(
+        self, bells: BellDirectory, read_values: Callable[[Sequence[bytes]], list[bytes | None]], clock: Clock
+    ) -> None:
+        self._bells = bells
         self._read_values = read_values
-        self._changed = threading.Condition()
-        self._armed: dict[bytes, list[OneShotWatch]] = {}
-        self._path = ""
+        #: Also of the ringer and of the directory.
+        self.lock = FairLock(clock)
+        self._changed = Signal()
+        self._armed: dict[bytes, dict[OneShotWatch, Hashable]] = {}
+        #: File name of the FIFO, "" as long as there is none.
+        self.name = ""
         self._read_fd = self._write_fd = -1
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
-    def name(self) -> str:
-        """File name of the FIFO, "" as long as there is none."""
-        return os.path.basename(self._path)
-
-    @property
     def armed(self) -> int:
         """How many watches wait."""
-        with self._changed:
-            return sum(map(len, self._armed.values()))
+        return sum(map(len, list(self._armed.values())))
 
     def open(self) -> None:
-        """Put the FIFO in place. Raises ``OSError``; without effect the second time."""
-        with self._changed:
-            if self._read_fd < 0 and not self._closed:
-                self._open()
+        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
+        if self._thread is None:
+            self.lock.run(self._open, LOCK_S)
 
-    def arm(self, watch: OneShotWatch) -> None:
-        """Register ``watch``, after :meth:`open`; the caller must then read the value again."""
-        with self._changed:
-            if self._closed or watch.done:
-                return
-            if not self._armed:
-                self._drain()
-            self._armed.setdefault(_digest(watch.key), []).append(watch)
-            self._changed.notify_all()
+    def arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+        """Register ``watch``, after :meth:`open`; the caller must then read the value again. Raises as that does."""
+        self.lock.run(lambda: self._arm(watch, owner), LOCK_S)
+        self._changed.set()
 
     def disarm(self, watch: OneShotWatch) -> None:
-        with self._changed:
-            digest = _digest(watch.key)
-            left = [other for other in self._armed.get(digest, ()) if other is not watch]
-            if left:
-                self._armed[digest] = left
-            else:
-                self._armed.pop(digest, None)
+        """Never raises: a watch that stays by mistake fires once, to nobody."""
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(lambda: self._disarm(watch), LOCK_S)
+
+    def forget(self, owner: Hashable) -> None:
+        """Disarm all that ``owner`` has armed."""
+        for watch, whose in self._all_armed():
+            if whose is owner:
+                self.disarm(watch)
 
     def hear(self, digests: list[bytes]) -> None:
-        """News from this very process: costs nothing when nobody waits for it."""
-        if any(digest in self._armed for digest in digests):
+        """News from this very process, with the lock: costs nothing when nobody waits for it."""
+        if any(each in self._armed for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
     def close(self) -> None:
-        """Remove the FIFO and end the thread. Armed watches never fire."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._armed.clear()
-            self._changed.notify_all()
-        if self._read_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-            self._knock(ALL_KEYS)
+        """Remove the FIFO and end the thread. Armed watches never fire. Idempotent."""
+        self._closed = True
+        self._armed.clear()
+        self._changed.set()
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(self._leave, LOCK_S)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=CHECK_S)
-        self.close_files()
+            self._thread.join(CLOSE_S)
 
     def close_files(self) -> None:
         """All that a forked child may do."""
-        for fd in (self._read_fd, self._write_fd):
-            if fd >= 0:
-                os.close(fd)
+        descriptors = (self._read_fd, self._write_fd)
         self._read_fd = self._write_fd = -1
-
-    def _open(self) -> None:
-        self._path = os.path.join(self._directory, f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
-        try:
-            self._make_fifo(self._path + "-new")
-        except BaseException:
-            self.close_files()
-            _remove(self._path + "-new")
-            raise
-        self._thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
-        self._thread.start()
-
-    def _make_fifo(self, hidden: str) -> None:
-        os.mkfifo(hidden, 0o600)
-        os.chmod(hidden, self._mode)
-        self._read_fd = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK)
-        # A writer of our own: without any, the pipe would report a hang-up for ever.
-        self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK)
-        os.rename(hidden, self._path)
-        _append_one(os.path.join(self._directory, GENERATION))
-
-    def _listen(self) -> None:
-        rest = 0.0
-        while self._wait_until_armed():
-            if not readable(self._read_fd, CHECK_S):
-                self.compare(self._all_armed())
-                rest = 0.0
-                continue
-            due = self._due(self._drain())
-            for watch in due:
-                watch.fire()
-            rest = 0.0 if due else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
-            if rest:
-                with self._changed:
-                    self._changed.wait(rest)
-
-    def _all_armed(self) -> list[OneShotWatch]:
-        with self._changed:
-            return [watch for waiting in self._armed.values() for watch in waiting]
-
-    def _wait_until_armed(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._armed or self._closed)
-            return not self._closed
-
-    def _drain(self) -> bytes:
-        news = b""
-        with contextlib.suppress(BlockingIOError):
-            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
-            while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
-                news += chunk
-        return news
-
-    def _due(self, news: bytes) -> list[OneShotWatch]:
-        """Take the watches that this news is about out of the register."""
-        digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
-        with self._changed:
-            if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
-                digests = set(self._armed)
-            return [watch for digest in digests for watch in self._armed.pop(digest, ())]
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def compare(self, watches: Sequence[OneShotWatch]) -> None:
         """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
@@ -228,93 +162,107 @@ class Listener:
                 self.disarm(watch)
                 watch.fire()
 
+    # With the lock
+
+    def _open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the database was closed")
+        if self._read_fd < 0:
+            self._bells.renew()
+            self._make_fifo(f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
+        # Not only noted: an exception may have come in between.
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _make_fifo(self, name: str) -> None:
+        hidden = f"{name}-new"
+        try:
+            self._read_fd = self._bells.make_pipe(hidden)
+            # A writer of our own: without any, the pipe would report a hang-up for ever.
+            self._write_fd = self._bells.open_pipe(hidden)
+            self.name = name
+            self._bells.publish(hidden, name)
+        except BaseException:
+            self.close_files()
+            for each in (hidden, name):
+                self._bells.remove(each)
+            raise
+
+    def _arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+        if self._closed or watch.done:
+            return
+        if not self._armed:
+            self._drain()
+        self._armed.setdefault(digest(watch.key), {})[watch] = owner
+
+    def _disarm(self, watch: OneShotWatch) -> None:
+        bell = digest(watch.key)
+        waiting = self._armed.get(bell, {})
+        waiting.pop(watch, None)
+        if not waiting:
+            self._armed.pop(bell, None)
+
     def _knock(self, news: bytes) -> None:
+        if self._write_fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write_fd, news)
+
+    def _leave(self) -> None:
+        if self.name:
+            self._bells.remove(self.name)
+        self._knock(ALL_KEYS)
+
+    def _due(self, news: bytes) -> list[OneShotWatch]:
+        """Take the watches that this news is about out of the register."""
+        digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
+        if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
+            digests = set(self._armed)
+        return [watch for each in digests for watch in self._armed.pop(each, ())]
+
+    # The thread
+
+    def _listen(self) -> None:
+        rest = 0.0
+        while self._wait_until_armed():
+            if not readable(self._read_fd, CHECK_S):
+                self._compare_all()
+                rest = 0.0
+                continue
+            due = self._take_due(self._drain())
+            for watch in due:
+                watch.fire()
+            rest = 0.0 if due else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
+            if rest:
+                self._changed.wait(rest)
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(self.close_files, CLOSE_S)
+
+    def _take_due(self, news: bytes) -> list[OneShotWatch]:
+        try:
+            return self.lock.run(lambda: self._due(news), LOCK_S)
+        except StoreUnavailable:  # this process was stopped for a while: its time is up, the news are not
+            self._compare_all()
+            return []
+
+    def _compare_all(self) -> None:
+        self.compare([watch for watch, _ in self._all_armed()])
+
+    def _all_armed(self) -> list[tuple[OneShotWatch, Hashable]]:
+        return [each for waiting in list(self._armed.values()) for each in list(waiting.items())]
+
+    def _wait_until_armed(self) -> bool:
+        while not self._closed:
+            if self._armed:
+                return True
+            self._changed.wait(None)
+        return False
+
+    def _drain(self) -> bytes:
+        news = b""
         with contextlib.suppress(BlockingIOError):
-            os.write(self._write_fd, news)
-
-
-class Ringer:
-    """Tells every listening process which keys a commit changed."""
-
-    def __init__(self, directory: str, mode: int, listener: Listener) -> None:
-        self._directory = directory
-        self._mode = mode
-        self._listener = listener
-        self._lock = threading.Lock()
-        self._fds: dict[str, int] = {}
-        self._listed = -1
-        self._generation_fd = self._open_generation()
-
-    def ring(self, keys: Sequence[bytes]) -> None:
-        """After the commit. Never raises: a bell that fails is made good by ``CHECK_S``."""
-        digests = [_digest(key) for key in keys]
-        try:
-            with self._lock:
-                self._refresh()
-                if self._fds:
-                    self._tell_others(digests)
-            self._listener.hear(digests)
-        except OSError as error:
-            logger.warning("could not wake the other processes: %s", error)
-
-    def close_files(self) -> None:
-        fds, self._fds = self._fds, {}
-        for fd in (*fds.values(), self._generation_fd):
-            os.close(fd)
-
-    def _open_generation(self) -> int:
-        make_directory(self._directory, self._mode)
-        return open_sidecar(os.path.join(self._directory, GENERATION), self._mode)
-
-    def _refresh(self) -> None:
-        """List the FIFOs if there may be new ones; the size is taken before."""
-        status = os.fstat(self._generation_fd)
-        if status.st_nlink == 0:  # somebody removed the directory
-            # Opened before the old one is closed: if that fails, the descriptor we keep is still ours.
-            gone, self._generation_fd = self._generation_fd, self._open_generation()
-            os.close(gone)
-            status = os.fstat(self._generation_fd)
-            self._listed = -1
-        if status.st_size != self._listed:
-            for name in os.listdir(self._directory):
-                if name.endswith(SUFFIX) and name not in self._fds and name != self._listener.name:
-                    self._connect(name)
-            self._listed = status.st_size
-
-    def _connect(self, name: str) -> None:
-        path = os.path.join(self._directory, name)
-        try:
-            self._fds[name] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                _remove(path)
-            else:
-                logger.warning("can't wake the process behind %s: %s", path, error)
-
-    def _tell_others(self, digests: list[bytes]) -> None:
-        news = b"".join(digests)
-        if len(news) > NEWS_BYTES:
-            news = ALL_KEYS
-        for name, fd in list(self._fds.items()):
-            try:
-                os.write(fd, news)
-            except BlockingIOError:
-                pass
-            except BrokenPipeError:
-                os.close(self._fds.pop(name))
-                _remove(os.path.join(self._directory, name))
-
-
-def _append_one(path: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(fd, b".")
-    finally:
-        os.close(fd)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
+            while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
+                news += chunk
+        return news

@@ -1,16 +1,26 @@
-"""The files of a SQLite store, a connection to it, and what SQLite's errors mean to the one who must mend them."""
+"""The file of a SQLite store: its place, its tables, and a connection to it.
+
+A process that has it open through SQLite must never open it, its ``-wal`` or its ``-shm`` by any other way: to close
+*any* descriptor of a file cancels *all* POSIX locks that the process has on it
+(https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes take the log away under it, with all that was
+committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and only a file that
+nobody can have open is made: it was not there before.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
+import stat
 import sys
 
-from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["check_path", "connect", "create", "explain", "explain_os", "make_directory", "open_sidecar"]
+__all__ = ["OLDEST_SQLITE", "check_library", "check_path", "connect", "create", "identify", "set_synchronous"]
+
+#: The first with ``RETURNING`` (https://www.sqlite.org/lang_returning.html).
+OLDEST_SQLITE = (3, 35, 0)
 
 #: "cFDB" in the file's header: tells our databases from an application's own.
 APPLICATION_ID = 0x63464442
@@ -20,8 +30,6 @@ MMAP_BYTES = 256 * 1024 * 1024
 #: Of a new file. A row of up to about a quarter of a page stands among others, a larger one has a page of its own (in
 #: a ``WITHOUT ROWID`` table, https://www.sqlite.org/fileformat2.html#b_tree_pages). Celery's messages are about 1 kB.
 PAGE_BYTES = 8192
-#: What a checkpoint copies at most while writers wait: 16 MB.
-CHECKPOINT_PAGES = 2_000
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
 
@@ -33,11 +41,22 @@ INSERT INTO kv VALUES (0, 0);
 """
 
 
+def check_library() -> None:
+    """Raises ``StoreUnavailable`` if Python came with a SQLite that is too old."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreUnavailable(
+            "the SQLite library of this Python is too old",
+            version=sqlite3.sqlite_version,
+            fix=f"Use a Python whose sqlite3.sqlite_version is at least {oldest}",
+        )
+
+
 def check_path(path: str) -> str:
-    """The absolute path, or an error that says what to do."""
+    """The path as SQLite uses it, absolute and without symbolic links, or an error that says what to do."""
     if path in ("", ":memory:"):
         raise StoreUnavailable("a database in memory can't be shared between processes", fix="Give it a path of a file")
-    path = os.path.abspath(os.path.expanduser(path))
+    path = os.path.realpath(os.path.expanduser(path))
     parent = os.path.dirname(path)
     if os.path.isdir(path):
         raise StoreUnavailable("this is a directory", path=path, fix="Give the path of a file inside it")
@@ -46,26 +65,23 @@ def check_path(path: str) -> str:
     return path
 
 
-def open_sidecar(path: str, mode: int) -> int:
-    """Open a file beside the database, for whoever may use the database."""
-    try:
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.fchmod(fd, mode)
-            return fd
-        return os.open(path, os.O_RDWR)
-
-
-def make_directory(path: str, mode: int) -> None:
-    """Make a directory that whoever may use the database may use."""
+def identify(path: str) -> tuple[int, int]:
+    """Device and inode of the file, which is made if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-        os.chmod(path, 0o700 | mode | (mode & 0o444) >> 2)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreUnavailable("this is not a regular file", path=path, fix="Give the path of a file")
+    if status.st_nlink > 1:  # https://www.sqlite.org/howtocorrupt.html, 2.5: each name has a log of its own
+        raise StoreUnavailable(
+            "the database has more than one name (hard link)",
+            path=path,
+            fix=f"Leave it one: `find / -xdev -inum {status.st_ino}` shows them, a copy is made with `sqlite3 .backup`",
+        )
+    return status.st_dev, status.st_ino
 
 
-def connect(path: str, *, writer: bool, synchronous: str) -> sqlite3.Connection:
+def connect(path: str, *, writer: bool) -> sqlite3.Connection:
     """A connection with our settings. It may meet a lock: the caller tries again until its deadline."""
     connection = sqlite3.connect(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
@@ -75,18 +91,21 @@ def connect(path: str, *, writer: bool, synchronous: str) -> sqlite3.Connection:
         for pragma in (
             f"cache_size=-{cache_kib}",
             f"mmap_size={MMAP_BYTES}",
-            f"synchronous={synchronous}",
-            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
             f"journal_size_limit={WAL_KEEP_BYTES}",
             "temp_store=MEMORY",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        if sys.platform == "darwin" and synchronous == "full":
-            connection.execute("PRAGMA fullfsync=1").fetchall()
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
+    """For the transactions from now on: ``"full"`` also makes durable what was committed before with ``"normal"``."""
+    connection.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+    if sys.platform == "darwin":
+        connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -103,51 +122,3 @@ def create(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
-
-
-_MEANINGS: dict[int, tuple[str, str]] = {
-    sqlite3.SQLITE_BUSY: ("another program locks the database", "Find it with `fuser {path}` and end it"),
-    sqlite3.SQLITE_LOCKED: ("another connection locks the database", "Find it with `fuser {path}` and end it"),
-    sqlite3.SQLITE_FULL: ("the disk is full", "Free space on the file system of {path}"),
-    sqlite3.SQLITE_READONLY: (
-        "the database is read-only",
-        "Make {path} and its directory writable for this user (`chmod`, `chown`, or mount it read-write)",
-    ),
-    sqlite3.SQLITE_PERM: ("no permission for the database", "Make {path} readable and writable for this user"),
-    sqlite3.SQLITE_CANTOPEN: (
-        "the database can't be opened",
-        "Make {path} and its directory readable and writable for this user",
-    ),
-    sqlite3.SQLITE_NOTADB: ("this file is not a SQLite database", "Give another path, or move {path} away"),
-    sqlite3.SQLITE_CORRUPT: (
-        "the database is damaged",
-        "Stop all its users, then restore it, or save what is left with `sqlite3 {path} .recover`",
-    ),
-    sqlite3.SQLITE_IOERR: ("the disk failed", "Look into the system's log, and check the disk of {path}"),
-    sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
-}
-
-
-def explain(error: sqlite3.Error, path: str) -> StoreError:
-    """SQLite's error as ours, in one line that names the fix."""
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is not None and code & 0xFF == sqlite3.SQLITE_TOOBIG:
-        return LimitExceeded("over a limit of SQLite", reason=str(error))
-    text, fix = _MEANINGS.get((code or 0) & 0xFF, ("SQLite failed", ""))
-    name = getattr(error, "sqlite_errorname", None)
-    return StoreUnavailable(text, path=path, reason=name or str(error), fix=fix.format(path=path) or None)
-
-
-def explain_os(error: OSError, path: str) -> StoreUnavailable:
-    """A failed system call on the database's files."""
-    fixes = {
-        errno.EACCES: f"Make {path} and its directory readable and writable for this user",
-        errno.EPERM: f"Make {path} and its directory readable and writable for this user",
-        errno.EROFS: f"Mount the file system of {path} read-write",
-        errno.ENOSPC: f"Free space on the file system of {path}",
-        errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
-    }
-    reason = os.strerror(error.errno or 0)
-    return StoreUnavailable(
-        "the database's files can't be used", path=path, reason=reason, fix=fixes.get(error.errno or 0)
-    )

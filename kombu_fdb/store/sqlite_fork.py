@@ -1,6 +1,6 @@
 """Keeps SQLite's connections out of forked children: closed before the fork, opened again when needed.
 
-Model. Every open database is *guarded*. Before a fork each one lets no new transaction start, waits until the running
+Model. Every open file is *guarded*. Before a fork each one lets no new transaction start, waits until the running
 ones have ended (``WAIT_S`` at most) and closes its connections, so that SQLite's library knows nothing of the file when
 the process is copied. After it the parent goes on. The child closes its copies of the lock files and pipes.
 
@@ -14,53 +14,72 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-import threading
 import weakref
 from typing import Protocol
 
+from kombu_fdb.clock import Clock
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.store.sqlite_turns import Turn
 
 __all__ = ["Users", "guard", "refuse_tainted", "unguard"]
 
 WAIT_S = 2.0
+#: Only who forks or closes waits for transactions, and only in that moment do they wait.
+PAUSE_S = 0.0005
 
 
 class Users:
-    """How many transactions hold a connection, and a barrier that keeps new ones out."""
+    """The transactions that hold a connection, and a barrier that keeps new ones out.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._count = 0
+    Each step is one call into C and may be repeated, so an exception between any two leaves nothing behind that
+    :meth:`leave` does not mend.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._inside: set[Turn] = set()
         self._stopped = False
 
-    def enter(self, timeout_s: float) -> None:
-        with self._changed:
-            if self._stopped and not self._changed.wait_for(lambda: not self._stopped, timeout=timeout_s):
-                raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
-            self._count += 1
+    def __len__(self) -> int:
+        return len(self._inside)
 
-    def leave(self) -> None:
-        with self._changed:
-            self._count -= 1
-            if self._stopped:
-                self._changed.notify_all()
+    def enter(self, user: Turn, timeout_s: float) -> None:
+        """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
+        self._inside.add(user)
+        if self._stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+            self._wait(user, self._clock.monotonic() + timeout_s)
+
+    def leave(self, user: Turn) -> None:
+        """Also if it never entered."""
+        self._inside.discard(user)
 
     def stop(self, timeout_s: float) -> bool:
         """Keep new ones out, and wait for the others; False if some did not end in time."""
-        with self._changed:
-            self._stopped = True
-            return self._changed.wait_for(lambda: self._count == 0, timeout=timeout_s)
+        self._stopped = True
+        deadline = self._clock.monotonic() + timeout_s
+        while self._inside:
+            if self._clock.monotonic() > deadline:
+                return False
+            self._clock.sleep(PAUSE_S)
+        return True
 
     def go_on(self) -> None:
-        with self._changed:
-            self._stopped = False
-            self._changed.notify_all()
+        self._stopped = False
+
+    def _wait(self, user: Turn, deadline: float) -> None:
+        while self._stopped:
+            self._inside.discard(user)
+            if self._clock.monotonic() > deadline:
+                raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
+            self._clock.sleep(PAUSE_S)
+            self._inside.add(user)
 
 
 class Guarded(Protocol):
-    path: str
     pid: int
     users: Users
+    #: Device and inode.
+    identity: tuple[int, int]
 
     def close_connections(self) -> None: ...
     def connections(self) -> list[sqlite3.Connection]: ...
@@ -69,23 +88,24 @@ class Guarded(Protocol):
 
 # The process's state, because forking is: what is open, and what a child can't use.
 _guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
-_stopping: list[tuple[Guarded, bool]] = []
+_stopping: list[Guarded] = []
+_stopped: list[Guarded] = []
 _tainted: set[tuple[int, int]] = set()
 
 
-def guard(database: Guarded) -> None:
-    _guarded.add(database)
+def guard(file: Guarded) -> None:
+    _guarded.add(file)
 
 
-def unguard(database: Guarded) -> None:
-    _guarded.discard(database)
+def unguard(file: Guarded) -> None:
+    _guarded.discard(file)
 
 
 def refuse_tainted(path: str) -> None:
     """Raise if this process inherited open connections to the file."""
-    for database in [database for database in _guarded if database.pid != os.getpid()]:
-        _taint(database)  # C code forked, and the hooks did not run
-        _guarded.discard(database)
+    for file in [file for file in _guarded if file.pid != os.getpid()]:
+        _taint(file)  # C code forked, and the hooks did not run
+        _guarded.discard(file)
     if not _tainted:
         return
     try:
@@ -101,32 +121,33 @@ def refuse_tainted(path: str) -> None:
 
 
 def _before() -> None:
-    for database in list(_guarded):
-        stopped = database.users.stop(WAIT_S)
-        if stopped:
-            database.close_connections()
-        _stopping.append((database, stopped))
+    for file in list(_guarded):
+        _stopping.append(file)  # first: what raises from here on must not leave the barrier up
+        if file.users.stop(WAIT_S):
+            file.close_connections()
+            _stopped.append(file)
 
 
 def _after_in_parent() -> None:
+    _stopped.clear()
     while _stopping:
-        _stopping.pop()[0].users.go_on()
+        _stopping.pop().users.go_on()
 
 
 def _after_in_child() -> None:
-    clean = {id(database) for database, stopped in _stopping if stopped}
+    clean = {id(file) for file in _stopped}
+    _stopped.clear()
     _stopping.clear()
-    for database in list(_guarded):
-        if id(database) not in clean:
-            _taint(database)
-        database.close_files()
-        _guarded.discard(database)
+    for file in list(_guarded):
+        if id(file) not in clean:
+            _taint(file)
+        file.close_files()
+        _guarded.discard(file)
 
 
-def _taint(database: Guarded) -> None:
-    status = os.stat(database.path)
-    _tainted.add((status.st_dev, status.st_ino))
-    for connection in database.connections():
+def _taint(file: Guarded) -> None:
+    _tainted.add(file.identity)
+    for connection in file.connections():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 

@@ -1,22 +1,29 @@
-"""One transaction of the SQLite store, operation by operation."""
+"""One transaction of the SQLite store, operation by operation.
+
+Model. It begins with its first operation and ends with ``commit`` or ``cancel``. Its *turn* is made before anything is
+taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by that turn: so ``cancel``
+mends whatever an exception at any moment has left, and may be called again if it was cut short itself. A commit that an
+exception cut short has happened, or has not; its bells are rung in both cases.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kombu_fdb.errors import StoreError
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
 from kombu_fdb.store.protocol import KeyValue
-from kombu_fdb.store.sqlite_files import explain
+from kombu_fdb.store.sqlite_errors import explain, explain_os
+from kombu_fdb.store.sqlite_turns import Turn
 from kombu_fdb.store.watch import OneShotWatch
 
 if TYPE_CHECKING:
-    from kombu_fdb.store.sqlite import SqliteDatabase
+    from kombu_fdb.store.sqlite_open_file import OpenFile
 
-__all__ = ["ReadingTransaction", "SqliteTransaction"]
+__all__ = ["SqliteTransaction"]
 
 #: Keys asked for in one statement.
 MOST_PARAMETERS = 500
@@ -40,30 +47,47 @@ def _sum(stored: bytes | None, delta: int, width: int) -> int:
     return (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
 
 
+class Owner(Hashable, Protocol):
+    """Whose transaction it is: a handle of the file."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def synchronous(self) -> str: ...
+
+
 class SqliteTransaction:
     """One that may write: alone from its first operation to its end."""
 
     __slots__ = (
         "_bells",
+        "_clears",
         "_connection",
         "_cursor",
-        "_db",
         "_deadline",
         "_ended",
+        "_file",
+        "_owner",
+        "_sent",
         "_size",
         "_stamp",
+        "_turn",
         "_watches",
         "_wrote",
     )
 
     _begin = "BEGIN IMMEDIATE"
 
-    def __init__(self, database: SqliteDatabase, timeout_s: float) -> None:
-        self._db = database
-        self._deadline = database.clock.monotonic() + timeout_s
+    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
+        self._file = file
+        self._owner = owner
+        self._deadline = file.clock.monotonic() + timeout_s
+        self._turn: Turn | None = None
         self._cursor: sqlite3.Cursor | None = None
         self._connection: sqlite3.Connection | None = None
         self._ended = False
+        self._clears = False
+        self._sent = False
         self._wrote = False
         self._size = 0
         self._stamp = b""
@@ -110,11 +134,13 @@ class SqliteTransaction:
 
     def clear(self, key: bytes) -> None:
         check_key(key)
+        self._open_reserve()
         self._change(CLEAR, (key,), 3 * len(key))
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
         check_key(begin)
         check_key(end)
+        self._open_reserve()
         self._change(CLEAR_RANGE, (begin, end), 2 * (len(begin) + len(end)))
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
@@ -148,6 +174,19 @@ class SqliteTransaction:
             check_size(self._size)
         self._run(sql, parameters)
 
+    def _open_reserve(self) -> None:
+        """A transaction that clears may use the file's last pages."""
+        if self._clears:
+            return
+        self._clears = True
+        try:
+            if self._cursor is None:
+                self._start()
+            self._file.open_reserve()
+        except sqlite3.Error as error:
+            self._fail(error)
+            raise explain(error, self._file.path) from error
+
     def _next_stamp(self) -> bytes:
         (version,) = self._run(NEXT_VERSION, ()).fetchone()
         self._stamp = _pack_stamp(version, 0)
@@ -164,85 +203,91 @@ class SqliteTransaction:
     # Watches and the end
 
     def watch(self, key: bytes) -> OneShotWatch:
-        self._db.prepare_to_listen()
-        watch = OneShotWatch(key, self._db.listener.disarm, seen=self.get(key))
+        # What can fail of arming one; after the commit nothing may.
+        try:
+            self._file.listener.open()
+        except OSError as error:
+            raise explain_os(error, f"{self._file.path}-bells") from error
+        watch = OneShotWatch(key, self._file.listener.disarm, seen=self.get(key))
         self._watches.append(watch)
         return watch
 
     def commit(self) -> None:
         if self._cursor is not None:
-            self._run("COMMIT", ())
-            self._release(sound=True)
+            self._send()
+            self._release()
         elif self._ended:
             raise StoreError("the transaction has ended")
         self._ended = True
         if self._bells:
-            self._db.ring(self._bells)
+            self._ring()
         if self._watches:
-            self._db.arm(self._watches)
+            self._arm()
 
     def cancel(self) -> None:
         self._ended = True
-        if self._cursor is not None:
-            self._give_up()
+        if self._turn is not None:
+            self._release()
+        if self._sent and self._bells:
+            self._ring()
+
+    def _send(self) -> None:
+        try:
+            self._file.check_place()
+        except StoreUnavailable:
+            self.cancel()
+            raise
+        self._sent = True
+        self._run("COMMIT", ())
+
+    def _ring(self) -> None:
+        self._file.ringer.ring(self._bells)
+        self._bells = []
+
+    def _arm(self) -> None:
+        """Register, then compare with what this transaction saw: nothing can fall between. Never raises."""
+        listener = self._file.listener
+        try:
+            for watch in self._watches:
+                listener.arm(watch, self._owner)
+        except StoreUnavailable:
+            for watch in self._watches:
+                watch.fire()
+        listener.compare(self._watches)
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
         try:
             return (self._cursor or self._start()).execute(sql, parameters)
         except sqlite3.Error as error:
-            self.cancel()
-            raise explain(error, self._db.path) from error
+            self._fail(error)
+            raise explain(error, self._file.path) from error
 
     def _start(self) -> sqlite3.Cursor:
         if self._ended:
             raise StoreError("the transaction has ended")
-        connection = self._connection = self._take()
-        cursor = connection.cursor()
+        if self._owner.closed:
+            raise StoreUnavailable("the database was closed", path=self._file.path)
+        self._turn = turn = Turn()
         try:
-            self._db.insist(lambda: cursor.execute(self._begin), self._deadline)
+            self._connection = self._take(turn)
+            cursor = self._connection.cursor()
+            self._file.insist(lambda: cursor.execute(self._begin), self._deadline)
         except BaseException:
-            self._release(sound=False)
+            self.cancel()
             raise
         self._cursor = cursor
         return cursor
 
-    def _give_up(self) -> None:
-        assert self._cursor is not None
-        sound = True
-        if self._connection is not None and self._connection.in_transaction:
-            try:
-                self._cursor.execute("ROLLBACK")
-            except sqlite3.Error:
-                sound = False
-        self._release(sound=sound)
+    def _fail(self, error: sqlite3.Error) -> None:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            self._file.look_again()
+        self.cancel()
 
-    def _take(self) -> sqlite3.Connection:
-        return self._db.take_writer(self._deadline)
+    def _take(self, turn: Turn) -> sqlite3.Connection:
+        return self._file.take_writer(turn, self._owner.synchronous, self._deadline)
 
-    def _release(self, *, sound: bool) -> None:
-        self._cursor = self._connection = None
-        if not sound:
-            self._db.discard_writer()
-        self._db.return_writer()
-
-
-class ReadingTransaction(SqliteTransaction):
-    """One that promised not to write: a snapshot beside the writer."""
-
-    __slots__ = ()
-
-    _begin = "BEGIN"
-
-    def _take(self) -> sqlite3.Connection:
-        return self._db.take_reader(self._deadline)
-
-    def _change(self, sql: str, parameters: tuple[bytes, ...], size: int) -> None:
-        raise StoreError("write in a transaction that was begun read-only", key=parameters[0])
-
-    def _next_stamp(self) -> bytes:
-        raise StoreError("write in a transaction that was begun read-only")
-
-    def _release(self, *, sound: bool) -> None:
-        connection, self._cursor, self._connection = self._connection, None, None
-        assert connection is not None
-        self._db.return_reader(connection, sound=sound)
+    def _release(self) -> None:
+        """Idempotent, so nothing is forgotten before it is returned."""
+        assert self._turn is not None
+        self._file.return_writer(self._turn)
+        self._turn = self._cursor = self._connection = None

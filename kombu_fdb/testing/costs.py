@@ -68,6 +68,10 @@ class CountingDatabase:
     def total(self) -> Cost:
         return sum(self.transactions, Cost())
 
+    def worst(self) -> Cost:
+        """Of each number the largest in any one transaction."""
+        return Cost(*map(max, zip(*map(astuple, self.transactions), strict=True)))
+
     def reset(self) -> None:
         self.transactions.clear()
 

@@ -7,7 +7,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["Fault", "Faults"]
+__all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted"]
+
+#: How much later a commit may land of which its caller has heard nothing, in seconds. FoundationDB refuses one whose
+#: read version is older than that.
+LATEST_LANDING_S = 5.0
 
 
 class Fault(Enum):
@@ -16,6 +20,7 @@ class Fault(Enum):
     CONFLICT = "conflict"  # commit
     ANSWER_LOST_APPLIED = "commit applied, answer lost"  # commit
     ANSWER_LOST_NOT_APPLIED = "commit not applied, answer lost"  # commit
+    INTERRUPTED = "an exception out of a signal handler"  # commit: it is applied; read
     COMMIT_LATE = "deadline passed in the commit, which may land later"  # commit
     TOO_OLD = "transaction too old"  # commit, read
     UNAVAILABLE = "store unavailable"  # commit, read
@@ -34,6 +39,10 @@ _AT_COMMIT = (
 _AT_READ = (Fault.TOO_OLD, Fault.UNAVAILABLE)
 
 
+class Interrupted(BaseException):
+    """What a signal handler, gevent's timeout or a soft time limit raises wherever the program is just then."""
+
+
 class Faults:
     """Decides what goes wrong next.
 
@@ -47,6 +56,7 @@ class Faults:
         self._commits: deque[Fault | None] = deque()
         self._reads: deque[Fault | None] = deque()
         self._watches: deque[Fault | None] = deque()
+        self._landings: deque[float | None] = deque()
         #: How often each fault struck.
         self.struck: Counter[Fault] = Counter()
 
@@ -62,10 +72,14 @@ class Faults:
         """Script the next firings of watches: ``WATCH_LOST`` or ``None``."""
         self._watches.extend(faults)
 
+    def at_landings(self, *seconds: float | None) -> None:
+        """Script how late the next late commits land; None: never."""
+        self._landings.extend(seconds)
+
     def stop(self) -> None:
         """Nothing goes wrong from now on; for the end of a simulation, where everything must come to rest."""
         self.rates.clear()
-        for script in (self._commits, self._reads, self._watches):
+        for script in (self._commits, self._reads, self._watches, self._landings):
             script.clear()
 
     def next_at_commit(self, *, can_conflict: bool) -> Fault | None:
@@ -88,8 +102,11 @@ class Faults:
     def fires_for_nothing(self) -> bool:
         return self._by_chance((Fault.WATCH_FOR_NOTHING,)) is not None
 
-    def coin(self) -> bool:
-        return self._rng.random() < 0.5
+    def lateness_s(self) -> float | None:
+        """How late a late commit lands, from its caller's error on; None: never."""
+        if self._landings:
+            return self._landings.popleft()
+        return self._rng.uniform(0.0, LATEST_LANDING_S) if self._rng.random() < 0.5 else None
 
     def _by_chance(self, kinds: tuple[Fault, ...]) -> Fault | None:
         for kind in kinds:

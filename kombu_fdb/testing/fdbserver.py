@@ -1,4 +1,8 @@
-"""A FoundationDB cluster of one process in a temporary directory, for tests and demos."""
+"""A FoundationDB cluster of one process, or of some on this machine, in a temporary directory: for tests and demos.
+
+Of three processes, each is a coordinator and a machine of its own (its zone), so any one of them may die: the data is
+in two, and two coordinators are a majority.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +22,14 @@ from typing import Self
 
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["SingleNodeCluster", "fdb_unavailable_reason"]
+__all__ = ["Cluster", "Server", "SingleNodeCluster", "fdb_unavailable_reason"]
 
 START_S = 30
 STOP_S = 10
 #: Another process may take the port between our choosing and the server's binding it.
 ATTEMPTS = 3
+#: Several processes on one machine, each of which would take gigabytes.
+LITTLE_MEMORY = ("--memory=2GiB", "--cache-memory=64MiB")
 #: Between us and the server, so that it never outlives us, even if we are killed: then ``read`` meets the end of input.
 GUARD = """
 temporary=$1; shift
@@ -50,43 +56,79 @@ def fdb_unavailable_reason() -> str | None:
     return None
 
 
-class SingleNodeCluster:
-    """``with SingleNodeCluster() as cluster: FoundationDatabase.open(cluster.cluster_file)``.
+class Server:
+    """One ``fdbserver``, which may be killed and started again on the same data and port."""
 
-    The memory engine logs to disk, so what was committed survives :meth:`stop` and :meth:`start`.
+    def __init__(self, address: str, directory: Path, arguments: Sequence[str] = (), temporary: str = "") -> None:
+        """``temporary``: what its guard removes if this process dies before it."""
+        self.address, self.directory = address, directory
+        self.pid = 0
+        self._arguments, self._temporary = arguments, temporary
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def spawn(self) -> None:
+        """Start it; it answers when its cluster does."""
+        self.directory.mkdir(exist_ok=True)
+        with (self.directory / "stderr").open("ab") as output:
+            self._guard = subprocess.Popen(
+                [
+                    *("sh", "-c", GUARD, "guard", self._temporary),
+                    *("fdbserver", "--public-address", self.address, *self._arguments),
+                    *("--datadir", str(self.directory / "data")),
+                    *("--logdir", str(self.directory)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+            )
+        assert self._guard.stdout is not None
+        self.pid = int(self._guard.stdout.readline())
+
+    def stop(self) -> None:
+        """Kill it; its data stays. Idempotent."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            with guard:  # closes the pipes, and waits
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                guard.communicate(b"stop\n", STOP_S)
+
+
+class Cluster:
+    """``with Cluster() as cluster: FoundationDatabase.open(cluster.cluster_file)``.
+
+    Whichever engine it has logs to disk, so what was committed survives :meth:`stop` and :meth:`start`.
     """
 
-    def __init__(self, directory: str | None = None, *, tls: Mapping[str, str] | None = None) -> None:
-        """``tls``: paths by name, as ``certificate_file``, ``key_file``, ``ca_file``; then it speaks TLS only."""
+    def __init__(
+        self, directory: str | None = None, *, processes: int = 1, tls: Mapping[str, str] | None = None
+    ) -> None:
+        """With one process, or with three and more.
+
+        ``tls``: paths by name, as ``certificate_file``, ``key_file``, ``ca_file``; then it speaks TLS only.
+        """
         # Not a TemporaryDirectory: a forked child would remove it at its exit.
         self.directory = Path(directory or tempfile.mkdtemp(prefix="celery-fdb-cluster-"))
         self._temporary = directory is None
-        self._pid = 0
         self.cluster_file = str(self.directory / "fdb.cluster")
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._port = 0
+        self.servers: list[Server] = []
+        self._processes = processes
         self._tls = [f"--tls_{name}={path}" for name, path in (tls or {}).items()]
 
     @property
     def connection_string(self) -> str:
         return Path(self.cluster_file).read_text(encoding="utf-8").strip()
 
-    @property
-    def _address(self) -> str:
-        return f"127.0.0.1:{self._port}{':tls' if self._tls else ''}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process, for tests that stop or kill it."""
-        return self._pid
-
     def __enter__(self) -> Self:
         for attempt in range(ATTEMPTS):
-            self._port = _free_port()
-            Path(self.cluster_file).write_text(f"test:{secrets.token_hex(4)}@{self._address}\n", encoding="utf-8")
+            self.servers = [self._server(number) for number in range(self._processes)]
+            coordinators = ",".join(each.address for each in self.servers)
+            Path(self.cluster_file).write_text(f"test:{secrets.token_hex(4)}@{coordinators}\n", encoding="utf-8")
             try:
-                self._spawn()
-                self._cli("configure new single memory; waitopen")
+                for each in self.servers:
+                    each.spawn()
+                kind = "single memory" if self._processes == 1 else "double ssd"
+                self._cli(f"configure new {kind}; waitopen")
             except RuntimeError:
                 self.stop()
                 if attempt == ATTEMPTS - 1:
@@ -107,37 +149,23 @@ class SingleNodeCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it again on the same data and port, and wait until it answers."""
-        self._spawn()
+        """Start it again on the same data and ports, and wait until it answers."""
+        for each in self.servers:
+            each.spawn()
         self._cli("waitopen")
 
     def stop(self) -> None:
-        """Kill the server; its data stays. Idempotent."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            with guard:  # closes the pipes, and waits
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
-                guard.communicate(b"stop\n", STOP_S)
+        """Kill all its processes; their data stays. Idempotent."""
+        for each in self.servers:
+            each.stop()
 
-    def _spawn(self) -> None:
-        logs = self.directory / "logs"
-        logs.mkdir(exist_ok=True)
-        with (logs / "stderr").open("ab") as output:
-            self._guard = subprocess.Popen(
-                [
-                    *("sh", "-c", GUARD, "guard", str(self.directory) if self._temporary else ""),
-                    *("fdbserver", "--public-address", self._address, *self._tls),
-                    *("--cluster-file", self.cluster_file),
-                    *("--datadir", str(self.directory / "data")),
-                    *("--logdir", str(logs)),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-            )
-        assert self._guard.stdout is not None
-        self._pid = int(self._guard.stdout.readline())
+    def _server(self, number: int) -> Server:
+        address = f"127.0.0.1:{_free_port()}{':tls' if self._tls else ''}"
+        arguments = ["--cluster-file", self.cluster_file, *self._tls]
+        if self._processes > 1:
+            arguments += [f"--locality-machineid=m{number}", f"--locality-zoneid=z{number}", *LITTLE_MEMORY]
+        temporary = str(self.directory) if self._temporary else ""
+        return Server(address, self.directory / f"server{number}", arguments, temporary)
 
     def _cli(self, commands: str) -> None:
         arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", *self._tls, "--exec", commands]
@@ -145,7 +173,19 @@ class SingleNodeCluster:
             done = subprocess.run(arguments, capture_output=True, timeout=START_S, text=True, check=False)
             if done.returncode == 0:
                 return
-        raise RuntimeError(f"fdbserver on port {self._port} did not start; see {self.directory}/logs")
+        raise RuntimeError(f"fdbserver did not start; see {self.directory}/server*")
+
+
+class SingleNodeCluster(Cluster):
+    """A cluster of one process."""
+
+    def __init__(self, directory: str | None = None, *, tls: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, tls=tls)
+
+    @property
+    def pid(self) -> int:
+        """The server's process, for tests that stop or kill it."""
+        return self.servers[0].pid
 
 
 def _free_port() -> int:

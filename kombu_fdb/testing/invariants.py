@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.newer import LEASE
+from kombu_fdb.engine.stored.whereabouts import places
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of, size_of
+from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import QueueCounts
-from kombu_fdb.queue.engine import Engine
-from kombu_fdb.queue.whereabouts import places
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
@@ -37,12 +38,16 @@ def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
             message_id = _message_id(record)
             assert message_id not in found, f"ONE-PLACE: {message_id.hex()} is {found[message_id]} and {queue, state}"
             found[message_id] = (queue, {"lease": "leased", "keyed": "ready"}.get(state, state))
+    for key, value in _rows(engine, "newer"):
+        message_id = _message_id(value)
+        assert message_id not in found, f"ONE-PLACE: {message_id.hex()} is {found[message_id]} and kept"
+        found[message_id] = (engine.keys.split_newer(key)[0], "newer")
     return found
 
 
 def _message_id(record: bytes) -> bytes:
     try:
-        return decode_record(record).message_id
+        return outline_of(record).message_id
     except FormatError:
         return record
 
@@ -62,8 +67,8 @@ def check_counts(engine: Engine) -> None:
     sizes = ready_bytes(engine)
     queues = {queue for queue, _ in scanned} | set(engine.queues())
     for queue in queues:
-        ready, delayed, leased = (scanned[queue, state] for state in ("ready", "delayed", "leased"))
-        expected = QueueCounts(ready, delayed, leased, sizes[queue])
+        ready, delayed, leased, newer = (scanned[queue, state] for state in ("ready", "delayed", "leased", "newer"))
+        expected = QueueCounts(ready, delayed, leased, sizes[queue], newer)
         assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
 
 
@@ -79,8 +84,16 @@ def check_whereabouts(engine: Engine) -> None:
                 place = keys.at(queue, place)
             if task_id := names_of(record)[1]:
                 expected.add((task_id, place))
+    unnamed = set()
+    for key, value in _rows(engine, "newer"):
+        place = keys.at(*keys.split_newer(key))
+        if task_id := names_of(value)[1]:
+            expected.add((task_id, place))
+        elif keys.unpack(key)[1] == LEASE:
+            unnamed.add(place)
     rows = {str(keys.unpack(key)[1]) for key, _ in _rows(engine, "task")}
     found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(keys, task_id))}
+    found = {(task_id, key) for task_id, key in found if key not in unnamed}
     assert found == expected, f"the index by task id: {found ^ expected}"
 
 
@@ -108,5 +121,7 @@ def leftovers(engine: Engine) -> list[bytes]:
         "single",
         "bound",
         "binding",
+        "relimit",
+        "newer",
     )
     return [key for tag in tags for key, _ in _rows(engine, tag)]

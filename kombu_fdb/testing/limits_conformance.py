@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from kombu_fdb.engine.messages.overflow import MOST_LEAVING
 from kombu_fdb.errors import CapacityExceeded, NotEquivalent, OptionError
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.model import Publication, QueueControl, QueueCounts
-from kombu_fdb.queue.overflow import MOST_LEAVING
+from kombu_fdb.model import KeyLimits, Publication, QueueControl, QueueCounts
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.invariants import leftovers
-from kombu_fdb.testing.queue_conformance import Bench, _beat, _wait_until
+from kombu_fdb.testing.queue_conformance import Bench, OnBench, _beat, _wait_until
 
 __all__ = ["LimitsConformance"]
 
@@ -48,15 +46,13 @@ class Consumer:
         return fired
 
 
-class LimitsConformance:
-    """Run over every store."""
+def _numbers(bench: Bench, limit: int) -> list[int]:
+    """What one claim takes."""
+    return [int(each.payload) for each in bench.take(limit)]
 
-    @pytest.fixture
-    def bench(self, database: Database) -> Iterator[Bench]:
-        bench = Bench(database)
-        yield bench
-        bench.check()
-        bench.clean()
+
+class LimitsConformance(OnBench):
+    """Run over every store."""
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -265,6 +261,46 @@ class LimitsConformance:
         while found := bench.payloads(3):
             seen += found
         assert sorted(seen) == sorted(b"%d" % number for number in range(40))
+
+    # -- keys that may not be served -------------------------------------------------------------------------------
+
+    def test_a_paused_key_at_the_head_hides_no_newcomer(self, bench: Bench) -> None:
+        """Its turn is all that the claim's window holds; the other key has none before this claim."""
+        bench.put(b"1", b"2", key="a")
+        assert _numbers(bench, 1) == [1]
+        bench.engine.limit("q", "a", KeyLimits(paused=True))
+        bench.put(b"3", key="b")
+        assert _numbers(bench, 1) == [3]
+
+    @pytest.mark.parametrize("want", [1, 2, 3, 5])
+    def test_paused_keys_leave_no_gap_in_a_claim(self, bench: Bench, want: int) -> None:
+        """Those behind them move up, in their order, before anybody has a second turn."""
+        for key in "abcdefghijkl":
+            bench.put(b"%d" % ord(key), b"%d" % (ord(key) + 100), key=key)
+        assert len(_numbers(bench, 12)) == 12
+        for key in "bcdefg":
+            bench.engine.limit("q", key, KeyLimits(paused=True))
+        served: list[int] = []
+        while len(served) < 6:
+            served += (found := _numbers(bench, min(want, 6 - len(served))))
+            assert len(found) == want or len(served) == 6
+        assert served == [ord(key) + 100 for key in "ahijkl"]
+
+    def test_full_keys_leave_no_gap_in_a_claim(self, bench: Bench) -> None:
+        bench.put(b"1", b"2", key="a")
+        assert _numbers(bench, 1) == [1]
+        bench.put(b"3")
+        bench.engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+        assert _numbers(bench, 1) == [3]
+
+    def test_with_ageing_no_gap_either(self, bench: Bench) -> None:
+        bench.engine.set_control("q", QueueControl(ageing=60.0))
+        for key in "abcd":
+            bench.put(b"%d" % ord(key), b"%d" % (ord(key) + 100), key=key, priority=3)
+        assert len(_numbers(bench, 4)) == 4
+        for key in "abc":
+            bench.engine.limit("q", key, KeyLimits(paused=True))
+        assert _numbers(bench, 1) == [ord("d") + 100]
 
     # -- times to run ----------------------------------------------------------------------------------------------
 

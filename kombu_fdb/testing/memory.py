@@ -8,6 +8,10 @@ serializably. Its commit
 2. replays its mutations in order on the newest state under a new version, which is also its versionstamp;
 3. fires the watches of the keys it changed.
 
+A commit whose caller gave up waiting (``Fault.COMMIT_LATE``) does all of that up to
+:data:`~kombu_fdb.testing.faults.LATEST_LANDING_S` later, against the read version it was sent with, or never: other
+transactions begin and commit in between.
+
 Versions run at a million per second of the clock, whatever the load, as FoundationDB's do. Nothing here starts a
 thread: watches are fired by the thread that commits. With a ``ManualClock`` and a seeded ``rng`` a run can be repeated
 exactly. A lock guards the state all the same, for the tests that do use threads.
@@ -15,6 +19,7 @@ exactly. A lock guards the state all the same, for the tests that do use threads
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from bisect import bisect_left, bisect_right
@@ -26,7 +31,7 @@ from kombu_fdb.clock import Clock, SystemClock
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
-from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory_transaction import MemoryTransaction, Reads
 from kombu_fdb.testing.mvcc import Mutation, Range, VersionedMap, apply_atomic, pack_stamp
 
@@ -36,6 +41,14 @@ VERSIONS_PER_S = 1_000_000
 
 #: Key, old and new value.
 Change = tuple[bytes, bytes | None, bytes | None]
+
+
+@dataclass(eq=False, slots=True)
+class _Late:
+    """A commit that was sent, and not answered."""
+
+    lands_s: float
+    transaction: MemoryTransaction
 
 
 @dataclass(slots=True)
@@ -73,6 +86,8 @@ class MemoryDatabase:
         self.before_commit: Callable[[], None] | None = None
         #: Told of each commit when it happens, late ones too: the transaction, and what it changed.
         self.after_commit: Callable[[MemoryTransaction, list[Change]], None] | None = None
+        #: Called after each writing commit that is answered, before its caller hears of it.
+        self.after_answer: Callable[[], None] | None = None
         self._rng = rng or random.Random(0)
         self._lock = threading.RLock()
         self._map = VersionedMap()
@@ -81,7 +96,7 @@ class MemoryDatabase:
         self._ticked = self.clock.monotonic()
         self._readers: dict[int, MemoryTransaction] = {}
         self._watches: dict[bytes, list[OneShotWatch]] = {}
-        self._late: list[MemoryTransaction] = []
+        self._late: list[_Late] = []
         self._closed = False
         self._recovered = 0
 
@@ -102,13 +117,13 @@ class MemoryDatabase:
         with self._lock:
             return list(self._map.scan(begin, end, self._version, reverse=False))
 
-    def land_late_commits(self) -> None:
-        """Settle the commits whose callers gave up waiting (``Fault.COMMIT_LATE``): each happens, or never will."""
+    def land_late_commits(self, *, before_s: float = math.inf) -> None:
+        """Have the late commits happen that land before that moment of the clock; by default all that ever will."""
         with self._lock:
-            late, self._late = self._late, []
-            for transaction in late:
-                if self.faults.coin():
-                    self._try_apply(transaction)
+            due = sorted((late for late in self._late if late.lands_s <= before_s), key=lambda late: late.lands_s)
+            for late in due:
+                self._try_apply(late.transaction)
+                self._late.remove(late)  # not before: as long as it waits, the log is kept for it
 
     def recover(self, versions: int = 100_000_000) -> None:
         """The cluster gets a new transaction system.
@@ -126,6 +141,12 @@ class MemoryDatabase:
             watch.fire()
 
     @property
+    def open_transactions(self) -> int:
+        """How many have read and were neither committed nor cancelled; for tests that look for leaks."""
+        with self._lock:
+            return len(self._readers)
+
+    @property
     def armed_watches(self) -> int:
         """How many watches wait; for tests that look for leaks."""
         with self._lock:
@@ -134,16 +155,20 @@ class MemoryDatabase:
     # What transactions call, under the lock.
 
     def _take_read_version(self, transaction: MemoryTransaction) -> int:
-        self.land_late_commits()
+        self._land_due()
         self._readers[id(transaction)] = transaction
         return self._version
+
+    def _land_due(self) -> None:
+        if self._late:
+            self.land_late_commits(before_s=self.clock.monotonic())
 
     def _release(self, transaction: MemoryTransaction) -> None:
         self._readers.pop(id(transaction), None)
 
     def _commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
         """Commit and return the watches to fire, which the caller does without the lock."""
-        self.land_late_commits()
+        self._land_due()
         fault = self.faults.next_at_commit(can_conflict=bool(transaction.reads))
         match fault:
             case None:
@@ -157,16 +182,30 @@ class MemoryDatabase:
             case Fault.ANSWER_LOST_APPLIED:
                 transaction.lost_watches = self._apply(transaction)
                 raise CommitUnknown
+            case Fault.INTERRUPTED:
+                transaction.lost_watches = self._apply(transaction)
+                raise Interrupted
             case Fault.COMMIT_LATE:
-                self._late.append(transaction)
+                self._send_late(transaction)
                 raise CommitUnknown(in_flight=True)
             case _:
                 raise CommitUnknown
 
+    def _send_late(self, transaction: MemoryTransaction) -> None:
+        """Its read version is of now, if it has none yet: it was sent."""
+        lateness_s = self.faults.lateness_s()
+        if lateness_s is None:
+            return
+        if transaction.reads and transaction.read_version is None:
+            transaction.read_version = self._version
+        lands_s = self.clock.monotonic() + lateness_s
+        if not transaction.is_too_old(lands_s):
+            self._late.append(_Late(lands_s, transaction))
+
     def _try_apply(self, transaction: MemoryTransaction) -> None:
         try:
             fired = self._apply(transaction)
-        except StoreError:
+        except StoreError:  # too late
             return
         for watch in fired:
             watch.fire()
@@ -230,7 +269,9 @@ class MemoryDatabase:
                 state[key] = apply_atomic(kind, old, value)
 
     def _oldest_read(self) -> int:
-        versions = (reader.read_version for reader in self._readers.values())
+        """What is older is read by nobody, and conflicts with nothing that is still to land."""
+        readers = [*self._readers.values(), *(late.transaction for late in self._late)]
+        versions = (reader.read_version for reader in readers)
         return min((version for version in versions if version is not None), default=self._version)
 
     def _trim(self) -> None:

@@ -12,7 +12,7 @@ from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable, Transa
 from kombu_fdb.store.limits import TRANSACTION_AGE_S, check_key, check_size, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
-from kombu_fdb.testing.faults import Fault
+from kombu_fdb.testing.faults import Fault, Interrupted
 from kombu_fdb.testing.mvcc import Mutation, Pending, Range
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class MemoryTransaction:
                 raise TransactionTooOld
             case Fault.UNAVAILABLE:
                 raise StoreUnavailable("a fault was injected")
+            case Fault.INTERRUPTED:
+                raise Interrupted
             case _:
                 self._ensure_read_version()
 
@@ -227,13 +229,15 @@ class MemoryTransaction:
             finally:
                 db._release(self)
         self._fire(fired)
+        if not self.read_only and db.after_answer is not None:
+            db.after_answer()
 
     def _commit_writes(self) -> list[OneShotWatch]:
         check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.reads.keys))
         self._check_age()
         try:
             return self._db._commit(self)
-        except CommitUnknown:
+        except (CommitUnknown, Interrupted):
             self._fire(self.lost_watches)
             raise
 
@@ -261,8 +265,12 @@ class MemoryTransaction:
         if self._db.clock.monotonic() > self._deadline:
             raise StoreUnavailable("no answer within the deadline")
 
+    def is_too_old(self, now_s: float) -> bool:
+        """Whether its read version will be out of the store's window at that moment of the clock."""
+        return self._born is not None and now_s - self._born > TRANSACTION_AGE_S
+
     def _check_age(self) -> None:
-        if self._born is not None and self._db.clock.monotonic() - self._born > TRANSACTION_AGE_S:
+        if self.is_too_old(self._db.clock.monotonic()):
             raise TransactionTooOld
         if self.read_version is not None and self.read_version < self._db._recovered:
             raise TransactionTooOld

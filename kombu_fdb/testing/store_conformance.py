@@ -21,7 +21,8 @@ from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES
 from kombu_fdb.store.protocol import Database, Transaction, Watch
-from kombu_fdb.store.retry import CommitTokens, Retry
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import CommitTokens
 
 __all__ = ["TIMEOUT_S", "Capability", "Keys", "StoreConformance", "arm", "commit", "lacks", "retry_on"]
 

@@ -21,6 +21,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, StoreUnavailable
 from kombu_fdb.location import MEMORY_SCHEME
+from kombu_fdb.testing.faults import Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.memory_transaction import MemoryTransaction
 
@@ -30,7 +31,9 @@ __all__ = ["MemoryStores"]
 class MemoryStores:
     """Every store in memory, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        """``faults``: what goes wrong in each store; without them every commit is answered."""
+        self._faults = faults
         self._pid = os.getpid()
         self._stores: dict[str, MemoryDatabase] = {}
         self._outer = connect.open_memory
@@ -58,7 +61,12 @@ class MemoryStores:
                 name=name,
                 fix="Use the fixture fdb_sqlite_broker for workers with processes.",
             )
-        return OpenedMemory(self._stores.setdefault(name, MemoryDatabase()))
+        store = self._stores.setdefault(name, MemoryDatabase(faults=self._faults))
+        return OpenedMemory(store, commit_may_be_unknown=self._faults is not None)
+
+    def store(self, name: str) -> MemoryDatabase:
+        """What stands behind the URL."""
+        return self._stores[name]
 
     def drop(self, name: str) -> None:
         """Forget what is in it. Harmless if there is none."""
@@ -68,9 +76,8 @@ class MemoryStores:
 class OpenedMemory:
     """One opening of a store: closing it leaves the store as it is."""
 
-    commit_may_be_unknown = False
-
-    def __init__(self, store: MemoryDatabase) -> None:
+    def __init__(self, store: MemoryDatabase, *, commit_may_be_unknown: bool = False) -> None:
+        self.commit_may_be_unknown = commit_may_be_unknown
         self._store = store
         self._pid = os.getpid()
         self._closed = False

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 from kombu.exceptions import BatchPublishError
 from kombu.messaging import Producer
 
-from kombu_fdb.errors import KombuFDBError, LimitExceeded, MessageTooLarge, OptionError
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
+from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
-from kombu_fdb.queue.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.transport.errors import amqp_errors
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PublishBatch:
         """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
         self._check_usable()
         publication = self.channel.encode(message, exchange, routing_key)
-        self._check_size(publication)
+        self._check(publication)
         entry = _Entry(publication, message, mandatory, self._count_copies(exchange, routing_key))
         if self._entries and self._copies + entry.copies > self.max_size:
             self.flush()
@@ -74,12 +74,10 @@ class PublishBatch:
         if self._copies >= self.max_size:
             self.flush()
 
-    def _check_size(self, publication: Publication) -> None:
+    def _check(self, publication: Publication) -> None:
         """Here, not in the flush, so that one bad message does not spoil the others."""
-        size, most = len(publication.payload), self.channel.engine.policy.max_message_size
-        if size > most:
-            with amqp_errors("basic_publish"):
-                raise MessageTooLarge(size=size, max_message_size=most)
+        with amqp_errors("basic_publish"):
+            self.channel.engine.check(publication)
 
     def _count_copies(self, exchange: str, routing_key: str) -> int:
         """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import PreconditionFailed
@@ -22,17 +21,22 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
-from kombu_fdb.client import Client
-from kombu_fdb.errors import ExchangeNotFound, FormatError, StoreError
-from kombu_fdb.model import Death, Delivery, Lease, Publication
-from kombu_fdb.queue.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import ExchangeNotFound, FormatError, OptionError, StoreError
+from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication
+from kombu_fdb.process.client import Client
+from kombu_fdb.ranges import check_text
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.dispatch import Subscription
-from kombu_fdb.transport.envelope import encode, open_delivery, without_deaths
+from kombu_fdb.transport.envelope import encode, open_delivery, payload_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, not_found
+from kombu_fdb.transport.estate import Estate
+from kombu_fdb.transport.given import whole_of
+from kombu_fdb.transport.inbox import Inbox
 from kombu_fdb.transport.qos import QoS
 from kombu_fdb.transport.receiver import MANY_ACKS
+from kombu_fdb.weakly import weakly
 
 if TYPE_CHECKING:
     from kombu_fdb.transport.transport import Transport
@@ -61,7 +65,7 @@ class Channel(virtual.Channel):
         #: ``Producer(on_return=...)`` adds its callback under ``basic_return``.
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         #: Claimed and not handed out yet (``dispatch.py``).
-        self.inbox: deque[tuple[Subscription, Delivery]] = deque()
+        self.inbox = Inbox()
         #: Messages with acks that were handed out, and how many may be altogether (None: any number).
         self.handed = 0
         self.most_handed: int | None = None
@@ -279,7 +283,12 @@ class Channel(virtual.Channel):
             "properties": message.properties,
         }
         info = message.delivery_info
-        return self.encode(again, info.get("exchange") or "", info.get("routing_key") or info["queue"]), deaths
+        exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
+        try:
+            return self.encode(again, exchange, routing_key), deaths
+        except OptionError:  # it came from elsewhere: it keeps its odd headers, and they steer nothing
+            plain = self.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key)
+            return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
@@ -309,6 +318,7 @@ class Channel(virtual.Channel):
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
+        check_text("consumer tag", consumer_tag, LONGEST_NAME)
         declaration = self.engine.queue(queue)
         transient = declaration is not None and declaration.can_vanish
         single = declaration is not None and declaration.single_active
@@ -328,21 +338,29 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue's one active consumer is somebody."""
-        membership = self.client.membership()
-        for _ in range(MOST_EXPIRED):
-            found = membership.claim([queue], 1, no_ack={queue} if no_ack else ())
-            if found:
-                tag = self.transport.next_tag()
-                if not no_ack:
-                    self.qos.hold(tag, found[0].lease)
-                    self.client.watch(found[0], gone=partial(self.qos.overdue, found[0].lease))
-                message = self.open(found[0], tag)
-                if message is not None:
-                    return message
-            elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired message
-                break
+        membership, tag, hand = self.client.membership(), self.transport.next_tag(), list[Delivery]()
+        try:
+            for _ in range(MOST_EXPIRED):
+                hand.clear()
+                if membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
+                    message = self._hand_out(hand[0], tag, no_ack=no_ack)
+                    if message is not None:
+                        return message
+                elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired message
+                    break
+        except BaseException:  # from a signal handler: nobody has seen the message
+            self.qos.drop(tag)
+            if not no_ack:
+                self.client.release_later([each.lease for each in hand])
+            raise
         self.transport.used(queue)
         return None
+
+    def _hand_out(self, delivery: Delivery, tag: int, *, no_ack: bool) -> Any:
+        if not no_ack:
+            self.qos.hold(tag, delivery.lease)
+            self.client.watch(delivery, gone=weakly(self.qos.overdue, delivery.lease, otherwise=None))
+        return self.open(delivery, tag)
 
     def _is_shut(self, queue: str) -> bool:
         """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
@@ -355,19 +373,20 @@ class Channel(virtual.Channel):
         """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
         try:
             message = self.Message(open_delivery(delivery, tag, consumer_tag), channel=self)
-        except FormatError as error:
-            logger.error("dead-lettered a message of queue %s: %s", delivery.queue, error)  # noqa: TRY400
-            self._bury(delivery.lease, tag, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the next consumer would meet it too
+            self.refuse(delivery, tag, str(error) if isinstance(error, FormatError) else repr(error))
             return None
         self.qos.append(message, tag)
         return message
 
-    def _bury(self, lease: Lease, tag: int, error: str) -> None:
+    def refuse(self, delivery: Delivery, tag: int, error: str) -> None:
+        """Dead-letter what nobody can handle."""
+        logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         self.qos.drop(tag)
         try:
-            self.client.reject([lease], reason="malformed", error=error)
+            self.client.reject([delivery.lease], reason="malformed", error=error)
         except StoreError:
-            self.client.release_later([lease])
+            self.client.release_later([delivery.lease])
 
     # -- settle ------------------------------------------------------------------------------------------------------
 
@@ -375,16 +394,21 @@ class Channel(virtual.Channel):
         self.qos.ack(delivery_tag, multiple)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Only ``prefetch_count`` counts, for the whole channel; 0 is no limit."""
-        self.qos.prefetch_count = prefetch_count or 0
+        """Only ``prefetch_count`` counts, for the whole channel; 0 is no limit. Raises ``OptionError``."""
+        prefetch_count = whole_of("prefetch_count", prefetch_count)
+        self.qos.prefetch_count = prefetch_count
         self.on_room()
 
-    def acknowledge(self, lease: Lease) -> None:
-        """Settle soon: with others if a receiver runs, else at once."""
+    def note_ack(self, lease: Lease) -> None:
+        """It will be settled; :meth:`acknowledged` must follow. The note is the last step, in one call into C."""
         client = self.client
         client.check_process()
         client.unwatch(lease)
         client.acks.append(lease)
+
+    def acknowledged(self) -> None:
+        """Settle what was noted soon: with others if a receiver runs, else at once."""
+        client = self.client
         receiver = self.transport.receiver_if_any
         if receiver is not None and receiver.running:
             receiver.on_ack(len(client.acks), _enough(self.qos.prefetch_count))
@@ -395,17 +419,29 @@ class Channel(virtual.Channel):
         else:
             client.flush_acks()
 
-    def settle(self, lease: Lease, *, requeue: bool, reason: str, details: dict[str, Any]) -> None:
+    def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
         """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
         if requeue:
-            self.client.requeue([lease], details)
+            due_ms = self.transport.now_ms() + pause_ms if pause_ms else 0
+            self.client.requeue([lease], details, due_ms=due_ms)
         else:
             self.client.reject([lease], reason=reason, **details)
 
     def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
-        """At once; if the store does not answer, as soon as it does."""
-        if leases:
-            self.client.release(leases, counted=counted)
+        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
+        client = self.client
+        if leases and client.suspected and not counted:
+            client.release_later(leases)
+        elif leases:
+            self._release(client, leases, counted=counted)
+
+    @staticmethod
+    def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:
+        try:
+            client.release(leases, counted=counted)
+        except StoreError:
+            client.suspect()
+            raise
 
     def hand_back_later(self, leases: Iterable[Lease]) -> None:
         self.client.release_later(leases)
@@ -432,8 +468,7 @@ class Channel(virtual.Channel):
         self.closed = True
         receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())
         if receiver is not None:
-            for subscription in ended:
-                receiver.cancel(subscription, leave=False)
+            receiver.cancel(*ended, leave=False)
         try:
             if self._qos is not None:
                 self._qos.restore_unacked_once()
@@ -444,20 +479,33 @@ class Channel(virtual.Channel):
                     receiver.leave(subscription)
             self.leave()
 
-    def orphan(self) -> None:
+    def orphan(self, store: Client) -> None:
         """The connection failed: give up consuming without asking the store, keep what is being worked on."""
         self.closed = True
-        for subscription in self._subscriptions.values():
-            self.transport.unregister_later(subscription)
+        store.later(Estate(consumers=self.consumers).settler(store))
         if self._qos is not None:
             self._qos.orphan()
         self.leave()
+
+    def bequeath(self) -> list[Lease]:
+        """The leases of all it holds, as it is garbage. Takes no lock."""
+        waiting = self.inbox.withdraw(lambda *_: True)
+        return waiting if self._qos is None else [*self._qos.leave(), *waiting]
+
+    @property
+    def consumers(self) -> list[tuple[bytes, str, str]]:
+        """As the store knows them: session, queue, tag."""
+        return [
+            (each.session_id, each.queue, each.tag)
+            for each in self._subscriptions.values()
+            if each.session_id is not None
+        ]
 
     def disown(self) -> None:
         """In a forked child: what it held is the parent's."""
         self._client = None
         self._qos = None
-        self.inbox = deque()
+        self.inbox = Inbox()
         self._subscriptions = {}
         self._consumers = set()
 
@@ -465,7 +513,6 @@ class Channel(virtual.Channel):
         """Forget the consumers and the connection, in this process."""
         self._subscriptions.clear()
         self._consumers.clear()
-        self.inbox.clear()
         self.transport.close_channel(self)
 
 

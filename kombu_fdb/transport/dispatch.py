@@ -10,10 +10,14 @@ free place has waited as long as an ack waits for company; one without claims wh
 A consumer without acks has room as if without prefetch (AMQP: the limit does not apply to it).
 
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
-the active one of all (``queue/single.py``).
+the active one of all (``engine/scheduling/single.py``).
 
-A channel whose waiting messages had to be withdrawn, because their time to run had passed before its loop took them, is
-*stalled*: nothing is claimed for it until somebody drains again.
+A channel whose waiting messages had to be withdrawn, because nobody has taken any for ``patience_s`` seconds or their
+time to run had passed, is *stalled*: nothing is claimed for it until somebody drains again.
+
+A message is on its way from the inbox to its callback in the *hand* of whoever drains. It is there before it leaves the
+inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's killer, puts it
+back to the front.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu_fdb.model import Delivery, Lease
@@ -89,9 +94,11 @@ class Plan:
 class Dispatch:
     """The consumers of one connection. Thread-safe."""
 
-    def __init__(self, window: int, group_s: float) -> None:
+    def __init__(self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic) -> None:
         self._window = window
         self._group_s = group_s
+        self._patience_s = patience_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._by_queue: dict[str, deque[Subscription]] = {}
         self._channels: deque[Channel] = deque()
@@ -115,34 +122,27 @@ class Dispatch:
             subscriptions.remove(subscription)
             if not subscriptions:
                 del self._by_queue[subscription.queue]
-            return self._take_waiting(subscription.channel, lambda each, _: each is subscription)
-
-    def _take_waiting(self, channel: Channel, chosen: Callable[[Subscription, Delivery], bool]) -> list[Lease]:
-        taken = [(each, delivery) for each, delivery in channel.inbox if chosen(each, delivery)]
-        if taken:
-            kept = [item for item in channel.inbox if not chosen(*item)]
-            channel.inbox.clear()
-            channel.inbox.extend(kept)
-        return [delivery.lease for each, delivery in taken if not each.leaseless]
+            return subscription.channel.inbox.withdraw(lambda each, _: each is subscription)
 
     def drop_session(self, session_id: bytes) -> None:
         """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
         with self._lock:
             for channel in self._channels:
-                self._take_waiting(channel, lambda _, delivery: delivery.lease.session == session_id)
+                channel.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> list[Lease]:
         """No consumers any more: what arrives from now on has no home. Returns the leases of all that waits."""
         with self._lock:
             self._by_queue.clear()
-            return [lease for channel in self._channels for lease in self._take_waiting(channel, lambda *_: True)]
+            return [lease for channel in self._channels for lease in channel.inbox.withdraw(_everything)]
 
-    def forget(self, channel: Channel) -> None:
-        """The channel is closed."""
+    def forget(self, channel: Channel) -> list[Lease]:
+        """The channel is closed. Returns the leases of what still waits, as its consumers are not cancelled yet."""
         with self._lock:
             if channel in self._channels:
                 self._channels.remove(channel)
             self._stalled.discard(channel)
+            return channel.inbox.withdraw(_everything)
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -160,14 +160,39 @@ class Dispatch:
         with self._lock:
             return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
 
+    @property
+    def unburdened(self) -> set[str]:
+        """The consumers whose channels have nothing to settle and nothing to hand out."""
+        with self._lock:
+            subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
+            return {each.tag for each in subscriptions if not each.channel.inbox and not len(each.channel.qos)}
+
+    # -- patience ---------------------------------------------------------------------------------------------------
+
+    def left_lying(self, now: float) -> list[Lease]:
+        """Withdraw what nobody has taken for too long, and return its leases."""
+        leases = []
+        with self._lock:
+            for channel in self._channels:
+                since = channel.inbox.lies_since()
+                if since is not None and since + self._patience_s <= now:
+                    leases += channel.inbox.withdraw(lambda each, _: not each.leaseless)
+                    self._stalled.add(channel)
+        return leases
+
+    def lies_for(self, now: float) -> float | None:
+        """In how many seconds something is to be withdrawn, unless somebody drains; None if nothing waits."""
+        with self._lock:
+            moments = [since for channel in self._channels if (since := channel.inbox.lies_since()) is not None]
+        return min(moments) + self._patience_s - now if moments else None
+
     # -- times to run ----------------------------------------------------------------------------------------------
 
     def withdraw(self, lease: Lease) -> bool:
         """Take a message back that nobody has taken yet. False if it was handed out."""
         with self._lock:
             for channel in self._channels:
-                if any(delivery.lease == lease for _, delivery in channel.inbox):
-                    self._take_waiting(channel, lambda _, delivery: delivery.lease == lease)
+                if channel.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
                     self._stalled.add(channel)
                     return True
         return False
@@ -248,13 +273,14 @@ class Dispatch:
     def place(self, deliveries: Iterable[Delivery]) -> list[Lease]:
         """Assign claimed messages to consumers. Returns the leases of those whose consumers are gone."""
         homeless = []
+        now = self._clock()
         with self._lock:
             for delivery in deliveries:
                 subscription = self._choose(delivery.queue)
                 if subscription is None:
                     homeless.append(delivery.lease)
                 else:
-                    subscription.channel.inbox.append((subscription, delivery))
+                    subscription.channel.inbox.put(subscription, delivery, now)
                     subscription.channel.free_since = None
         return homeless
 
@@ -281,20 +307,41 @@ class Dispatch:
             or qos.prefetch_count > len(qos) + len(subscription.channel.inbox)
         )
 
-    def next(self) -> Arrival | None:
-        """Hand out the next waiting message, from the channels in turn; None if there is none that may be."""
+    def next(self, hand: list[Arrival]) -> Arrival | None:
+        """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
+        now = self._clock()
         with self._lock:
             for _ in range(len(self._channels)):
                 channel = self._channels[0]
                 self._channels.rotate(-1)
-                if channel.inbox and (channel.inbox[0][0].no_ack or channel.qos.can_consume()):
-                    subscription, delivery = channel.inbox.popleft()
-                    tag = next_tag()
-                    if not subscription.no_ack:
-                        channel.qos.hold(tag, delivery.lease)
-                        channel.handed += 1
-                    return Arrival(subscription, delivery, tag)
+                if channel.inbox and (channel.inbox.head[0].no_ack or channel.qos.can_consume()):
+                    return self._hand_out(channel, hand, now)
         return None
+
+    @staticmethod
+    def _hand_out(channel: Channel, hand: list[Arrival], now: float) -> Arrival:
+        """In this order: interrupted anywhere, the message can be put back."""
+        subscription, delivery = channel.inbox.head
+        arrival = Arrival(subscription, delivery, next_tag())
+        hand.append(arrival)
+        channel.inbox.take(now)
+        if not subscription.no_ack:
+            channel.qos.hold(arrival.tag, delivery.lease)
+            channel.handed += 1
+        return arrival
+
+    def put_back(self, arrival: Arrival) -> Lease | None:
+        """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
+        subscription, delivery, tag = arrival
+        with self._lock:
+            if subscription.channel.qos.unhold(tag):
+                subscription.channel.handed -= 1
+            if subscription.channel.qos.has(delivery.lease):
+                return None  # another thread was faster
+            if subscription in self._by_queue.get(subscription.queue, ()):
+                subscription.channel.inbox.put_back(subscription, delivery)
+                return None
+        return None if subscription.leaseless else delivery.lease
 
     def is_low(self, channel: Channel) -> bool:
         """Whether taking a message has just made room for a claim."""
@@ -304,3 +351,7 @@ class Dispatch:
 def _served(subscriptions: Sequence[Subscription]) -> Iterable[Subscription]:
     """Of the consumers of one queue, those that may get messages."""
     return [subscriptions[0]] if subscriptions[0].single else subscriptions
+
+
+def _everything(*_: object) -> bool:
+    return True

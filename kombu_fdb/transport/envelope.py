@@ -5,7 +5,9 @@ of a Celery task is most of a message, and costs a copy here instead of an encod
 
 Meta is a list: content type, content encoding, headers, properties, exchange, routing key. JSON is kombu's dialect
 (uuid, datetime, Decimal, bytes in headers), but its encoder is made once and its decoding hook is called only for
-payloads in which the marker of an encoded type occurs: that halves the time.
+payloads in which the marker of an encoded type occurs: that halves the time. A header that only looks like an encoded
+type, ``{"__type__": "uuid", "__value__": 5}``, is the object it is: kombu's decoders raise whatever they like, and so
+may those that an application registers. Guarantee: POISON-ENDS.
 """
 
 from __future__ import annotations
@@ -17,21 +19,35 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
 
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.headers import HEAD, VERSION
-from kombu_fdb.model import Death, Delivery, Publication
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.model import URGENT, Death, Delivery, Publication
+from kombu_fdb.ranges import is_whole, utf8_bytes
+from kombu_fdb.transport.given import MOST_PRIORITY, check, check_numbers, whole_of
 from kombu_fdb.transport.identity import dedup_of, once_of, task_id_of
-from kombu_fdb.transport.timing import due_ms, expiry, ttr_ms
+from kombu_fdb.transport.timing import due_ms, ttl_ms, ttr_ms
 
-__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "without_deaths"]
+__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
 
 _MARKER = b'"__type__"'
+#: An object of these names stands for a value of another type in kombu's JSON.
+_ENCODED_TYPE = {"__type__", "__value__"}
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
 
 _dumps = JSONEncoder(separators=(",", ":")).encode
 _loads = json.JSONDecoder().decode
-_loads_types = json.JSONDecoder(object_hook=object_hook).decode
+
+
+def _typed(found: dict[str, Any]) -> Any:
+    try:
+        return object_hook(found)
+    except Exception:  # noqa: BLE001 - see the module's docstring
+        return found
+
+
+_loads_types = json.JSONDecoder(object_hook=_typed).decode
 
 
 def encode(
@@ -44,21 +60,26 @@ def encode(
     key: str = "",
     dedup_window_s: float = 300.0,
 ) -> Publication:
-    """A message as ``Channel.prepare_message`` made it. Raises ``TypeError`` for what JSON or bytes can't hold."""
+    """A message as ``Channel.prepare_message`` made it.
+
+    Raises ``TypeError`` for what JSON or bytes can't hold, and ``OptionError`` for what makes no sense in a field that
+    somebody reads (``given.py``), a text without a UTF-8 form, and headers too deep for JSON.
+    """
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
-    ttl_ms, expires_ms = expiry(headers, properties)
+    check(headers, properties)
+    meta = _meta(message, exchange, routing_key)
+    check_numbers(meta, headers, properties)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     once_id, once_window_ms = once_of(headers, dedup_window_s)
     return Publication(
         exchange,
         routing_key,
-        _payload(message, headers, properties, exchange, routing_key),
+        _payload(meta, message),
         _priority(properties, most_urgent_is_zero),
         due_ms(headers, properties, now_ms),
-        ttl_ms,
-        expires_ms,
-        key,
+        ttl_ms(headers, properties),
+        key=key,
         ttr_ms=ttr_ms(headers),
         task_id=task_id_of(headers, properties),
         dedup_id=dedup_id,
@@ -68,22 +89,35 @@ def encode(
     )
 
 
-def _payload(
-    message: Mapping[str, Any],
-    headers: Mapping[str, Any],
-    properties: Mapping[str, Any],
-    exchange: str,
-    routing_key: str,
-) -> bytes:
-    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
-    meta = _dumps(
-        [message.get("content-type"), message.get("content-encoding"), headers, kept, exchange, routing_key]
-    ).encode()
+def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
+    """As it is stored, whatever it says: of a message that is somebody else's. Raises as :func:`encode` does."""
+    return _payload(_meta(message, exchange, routing_key), message)
+
+
+def _payload(meta: bytes, message: Mapping[str, Any]) -> bytes:
     return HEAD.pack(VERSION, len(meta)) + meta + _body(message.get("body"))
+
+
+def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
+    headers, properties = message.get("headers") or {}, message.get("properties") or {}
+    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+    content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
+    if _ENCODED_TYPE in (headers.keys(), kept.keys()):
+        raise OptionError("headers that would be read as something else", names=sorted(_ENCODED_TYPE), fix="Add one.")
+    for name, text in (("content type", content_type), ("content encoding", content_encoding)):
+        if text is not None:
+            utf8_bytes(name, text)
+    try:
+        return _dumps([content_type, content_encoding, headers, kept, exchange, routing_key]).encode()
+    except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
+        raise OptionError(
+            "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
+        ) from error
 
 
 def _body(body: Any) -> bytes:
     if isinstance(body, str):
+        utf8_bytes("body", body)
         return body.encode()
     if body is None:
         return b""
@@ -91,17 +125,16 @@ def _body(body: Any) -> bytes:
 
 
 def _priority(properties: Mapping[str, Any], most_urgent_is_zero: bool) -> int:
-    """0 to 9, 9 the most urgent; what is outside goes to the nearest, what is no number is 0."""
-    try:
-        priority = min(max(int(properties.get("priority") or 0), 0), 9)
-    except (TypeError, ValueError):
-        priority = 0
-    return 9 - priority if most_urgent_is_zero else priority
+    """0 to 9, 9 the most urgent. AMQP has 256 of them: those above 9 count as 9."""
+    priority = min(whole_of("priority", properties.get("priority"), MOST_PRIORITY), URGENT)
+    return URGENT - priority if most_urgent_is_zero else priority
 
 
 def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:
     """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours."""
     content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
+    for name in _PER_DELIVERY:  # from another writer
+        properties.pop(name, None)
     redelivered = delivery.redeliveries > 0
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {
@@ -129,8 +162,8 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
 class Envelope(NamedTuple):
     """A payload taken apart. The body is what the publisher's serializer made, as it is."""
 
-    content_type: Any
-    content_encoding: Any
+    content_type: str | None
+    content_encoding: str | None
     headers: dict[str, Any]
     properties: dict[str, Any]
     exchange: str
@@ -155,6 +188,10 @@ def open_payload(payload: bytes) -> Envelope:
         raise _foreign(payload, "another version, or cut short")
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")
+    if not isinstance(exchange, str) or not isinstance(routing_key, str):
+        raise _foreign(payload, "exchange and routing key are not texts")
+    if not all(text is None or isinstance(text, str) for text in (content_type, content_encoding)):
+        raise _foreign(payload, "content type and encoding are not texts")
     return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 
 
@@ -196,17 +233,24 @@ def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[De
     kept.pop("x-delivery-count", None)
     try:
         return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
-    except (TypeError, ValueError, LookupError, AttributeError):
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError):
         return kept, ()
 
 
 def _death(entry: Mapping[str, Any]) -> Death:
+    texts = (entry["queue"], entry["reason"], entry["exchange"], *entry["routing-keys"])
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(texts)
+    count, time_ms = int(entry["count"]), int(entry["time"]) * 1000
+    if not (is_whole(count, 0) and is_whole(time_ms, 0)):
+        raise ValueError(count, time_ms)
+    details = {name: value for name, value in entry.items() if name not in _OF_A_DEATH}
     return Death(
         entry["queue"],
         entry["reason"],
-        int(entry["count"]),
-        int(entry["time"]) * 1000,
+        count,
+        time_ms,
         entry["exchange"],
         tuple(entry["routing-keys"]),
-        {name: value for name, value in entry.items() if name not in _OF_A_DEATH},
+        decode_json(encode_json(details)),  # TypeError for what a record can't hold
     )

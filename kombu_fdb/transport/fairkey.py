@@ -1,4 +1,4 @@
-"""Whose message is it? The key by which a queue is shared out fairly (``queue/fair.py``).
+"""Whose message is it? The key by which a queue is shared out fairly (``engine/scheduling/fair.py``).
 
 Looked for in this order; what is found first counts, and a message without any is of the key "":
 
@@ -7,7 +7,12 @@ Looked for in this order; what is found first counts, and a message without any 
 3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
    called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
-A function that raises must not stop the publish: its error is logged, and the message has no key.
+The first two are texts. What an application has for its own purposes, in another header or as what its function
+returns, may be a whole number or a UUID too. Anything else is an ``OptionError``. But a function that raises, or
+returns such a thing, must not stop the publish: its error is logged, and the message has no key.
+
+For the function, bodies are decoded if they are JSON, and no others: whoever forwards a message that he did not make
+must not unpickle it. The function is not called for them; they have a key by their headers only.
 """
 
 from __future__ import annotations
@@ -16,14 +21,18 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 from kombu.serialization import loads
 
 from kombu_fdb.errors import OptionError
+from kombu_fdb.transport.given import text_of
 
 __all__ = ["KeyOf", "key_reader"]
 
 logger = logging.getLogger(__name__)
+
+JSON = "application/json"
 
 KeyOf = Callable[[Mapping[str, Any]], str]
 KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
@@ -35,33 +44,48 @@ def key_reader(option: str | None) -> KeyOf:
         return _explicit_key
     if ":" in option:
         return _by_function(_import(option), option)
-    return lambda message: _explicit_key(message) or _text((message.get("headers") or {}).get(option))
+    return lambda message: _explicit_key(message) or _text(option, (message.get("headers") or {}).get(option))
 
 
 def _explicit_key(message: Mapping[str, Any]) -> str:
     headers, properties = message.get("headers") or {}, message.get("properties") or {}
-    for value in (headers.get("fair_key"), properties.get("MessageGroupId"), headers.get("MessageGroupId")):
-        if value is not None:
-            return _text(value)
+    given = (("fair_key", headers), ("MessageGroupId", properties), ("MessageGroupId", headers))
+    for name, source in given:
+        if source.get(name) is not None:
+            return text_of(name, source[name])
     return ""
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+def _text(name: str, value: Any) -> str:
+    is_id = isinstance(value, int | UUID) and not isinstance(value, bool)
+    return str(value) if is_id else text_of(name, value)
 
 
 def _by_function(function: KeyFunction, name: str) -> KeyOf:
+    is_told = False
+
     def key_of(message: Mapping[str, Any]) -> str:
+        nonlocal is_told
         explicit = _explicit_key(message)
         if explicit:
             return explicit
         try:
-            return _text(_call(function, message))
+            return _text("the fairness key", _call(function, message))
+        except NotDecoded:
+            if not is_told:
+                is_told = True
+                logger.warning(
+                    "only JSON is decoded for the fair_key function %s: give others the header fair_key", name
+                )
         except Exception:
             logger.exception("fair_key function %s failed: the message is published without a key", name)
-            return ""
+        return ""
 
     return key_of
+
+
+class NotDecoded(Exception):
+    """The body is not JSON."""
 
 
 def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
@@ -69,7 +93,9 @@ def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
     headers = message.get("headers") or {}
     body = message.get("body")
     if isinstance(body, (str, bytes)) and message.get("content-type"):
-        body = loads(body, message["content-type"], message.get("content-encoding"), force=True)
+        if message["content-type"] != JSON or headers.get("compression"):
+            raise NotDecoded
+        body = loads(body, JSON, message.get("content-encoding"), accept={JSON})
     if "task" in headers and isinstance(body, (list, tuple)) and len(body) == 3:
         return function(headers["task"], body[0], body[1], headers)
     return function(headers.get("task", ""), (body,), {}, headers)

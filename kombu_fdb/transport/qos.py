@@ -4,8 +4,8 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
 * requeued or rejected: it leaves the table when the store has done it;
-* overdue: its time to run has passed, and it was handed back in the consumer's stead (``overdue.py``). It stays in the
-  table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
+* overdue: its time to run has passed, and it was handed back in the consumer's stead (``process/overdue.py``). It stays
+  in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
 * handed back, uncounted, with everything else the channel holds when it closes;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
   the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
@@ -71,6 +71,20 @@ class QoS(virtual.QoS):
         """The delivery is about to be handed out."""
         self._delivered[delivery_tag] = lease
 
+    def unhold(self, delivery_tag: int) -> bool:
+        """It was not handed out after all. False if it was not held."""
+        held = delivery_tag in self._delivered
+        self.drop(delivery_tag)
+        return held
+
+    def has(self, lease: Lease) -> bool:
+        """Whether it is held under any tag."""
+        return lease in list(self._delivered.values())
+
+    def holds(self, delivery_tag: int) -> bool:
+        """Whether it was handed out with acks and is not settled."""
+        return delivery_tag in self._delivered
+
     def append(self, message: Any, delivery_tag: int) -> None:
         """Remember the message of a held delivery, weakly."""
         self._messages[delivery_tag] = weakref.ref(message)
@@ -97,9 +111,18 @@ class QoS(virtual.QoS):
         if multiple:
             for earlier in [tag for tag in list(self._delivered) if tag < delivery_tag]:
                 self.ack(earlier)
-        lease = self._pop(delivery_tag)
-        if lease is not None:
-            self.channel.acknowledge(lease)
+        lease = self._delivered.get(delivery_tag)
+        if lease is None or delivery_tag in self._late:
+            self._pop(delivery_tag)
+            return
+        try:
+            self.channel.note_ack(lease)
+            self.drop(delivery_tag)
+        except BaseException:  # out of a signal handler: it is noted, or still held and can be acknowledged again
+            if lease in self.channel.client.acks:
+                self.drop(delivery_tag)
+            raise
+        self.channel.acknowledged()
 
     def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
         """Why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
@@ -111,31 +134,43 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
+        self._settle(delivery_tag, requeue=requeue)
+
+    def give_back(self, delivery_tag: int, pause_ms: int) -> None:
+        """Put it back, counting the attempt, for nobody before the pause is over. Raises as :meth:`reject`."""
+        self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
+
+    def _settle(self, delivery_tag: int, *, requeue: bool, pause_ms: int = 0) -> None:
         lease = self._delivered.get(delivery_tag)
         if lease is None or delivery_tag in self._late:
             self._pop(delivery_tag)
             return
         # Its room is free only when it is back in the store: the next claim finds it at its place.
         reason, details = self._explanations.get(delivery_tag, ("rejected", {}))
-        self.channel.settle(lease, requeue=requeue, reason=reason, details=details)
+        self.channel.settle(lease, requeue=requeue, pause_ms=pause_ms, reason=reason, details=details)
         self.drop(delivery_tag)
         self.channel.on_room()
 
-    def _pop(self, delivery_tag: int) -> Lease | None:
-        """Its lease; None if there is nothing to settle any more."""
-        lease, late = self._delivered.get(delivery_tag), delivery_tag in self._late
+    def _pop(self, delivery_tag: int) -> None:
+        """There is nothing to settle any more."""
+        late = delivery_tag in self._late
         self.drop(delivery_tag)
-        if lease is None:
-            self._warn(delivery_tag)
-        elif late:
+        if late:
             logger.warning(LATE, delivery_tag)
             self.channel.on_room()
-            return None
-        return lease
+        else:
+            self._warn(delivery_tag)
 
     @staticmethod
     def _warn(delivery_tag: int) -> None:
         logger.warning("delivery %r was settled before, or handed back when its channel closed: ignored", delivery_tag)
+
+    def leave(self) -> list[Lease]:
+        """All that is unsettled, which is somebody else's business from now on. Takes no lock."""
+        held, self._delivered = self._delivered, {}
+        leases = [lease for tag, lease in held.items() if tag not in self._late]
+        self._late = set()
+        return leases
 
     # -- all at once -------------------------------------------------------------------------------------------------
 

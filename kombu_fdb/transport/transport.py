@@ -7,7 +7,9 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
 * *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once.
-  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases (``qos.py``).
+  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases (``qos.py``);
+* *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
+  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``estate.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -18,25 +20,27 @@ from __future__ import annotations
 import os
 import sys
 import time
-from functools import partial
 from importlib import metadata
 from time import monotonic
 from typing import Any
 
 from kombu.connection import Connection
 from kombu.log import get_logger
-from kombu.transport import TRANSPORT_ALIASES, virtual
+from kombu.transport import virtual
 
-from kombu_fdb.client import Client, client_for
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
-from kombu_fdb.location import SCHEMES
 from kombu_fdb.options import Options, parse_options
+from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.transport import celery_worker
 from kombu_fdb.transport.address import location_of
+from kombu_fdb.transport.attendance import Drain
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.dispatch import Subscription, next_tag
+from kombu_fdb.transport.dispatch import Arrival, next_tag
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
+from kombu_fdb.transport.estate import Estate
 from kombu_fdb.transport.fairkey import KeyOf, key_reader
+from kombu_fdb.transport.poison import is_fit, survives
 from kombu_fdb.transport.receiver import Receiver
 
 __all__ = ["Transport"]
@@ -71,18 +75,19 @@ class Transport(virtual.Transport):
     )
 
     next_tag = staticmethod(next_tag)
+    # For a finalizer that runs after a constructor which failed.
+    _store: Client | None = None
+    _receiver: Receiver | None = None
 
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.polling_interval = None
-        self._store: Client | None = None
-        self._receiver: Receiver | None = None
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
-        _join_celery_workers()
+        celery_worker.join_workers(self.driver_type)
 
     @property
     def _kombu(self) -> Connection:
@@ -117,11 +122,22 @@ class Transport(virtual.Transport):
             self._disown()
         self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
         store = client_for(location_of(self._kombu, self.options), self.options)
-        store.attach(self, timeout_s=self.options.connect_timeout)
+        store.patience.stopping = celery_worker.is_stopping
+        self._attach(store)
         self._store = store
         if self._receiver is not None:
             self._receiver.restart()
         return self
+
+    def _attach(self, store: Client) -> None:
+        began = monotonic()
+        try:
+            store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
+        except StoreUnavailable:
+            store.patience.wasted(monotonic() - began)
+            if store.patience.is_over:
+                celery_worker.end_stopping_worker()
+            raise
 
     def verify_connection(self, connection: Transport) -> bool:
         """Asked at each access to the connection, so it asks nobody."""
@@ -148,24 +164,40 @@ class Transport(virtual.Transport):
             self._disown()
             return
         self._leave_loop()
-        try:
-            self._settle(store)
-        except KombuFDBError as error:
-            logger.warning("the connection did not close cleanly: %s", error)
-        finally:
-            self._stop_receiver(store, timeout_s=self.options.operation_timeout)
-            self._store = self._receiver = None
-            store.detach(self)
+        with store.patience.ending():
+            try:
+                self._settle(store)
+            except KombuFDBError as error:
+                logger.warning("the connection did not close cleanly: %s", error)
+            finally:
+                self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
+                self._store = self._receiver = None
+                store.detach(self)
+
+    def __del__(self) -> None:
+        """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
+        if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
+            return
+        estate = Estate.of(self.channels, self._exclusive)
+        if any(estate):
+            self._store.later(estate.settler(self._store))
+        self._store.abandon(self)
+        if self._receiver is not None:
+            self._receiver.abandon()
 
     def _settle(self, store: Client) -> None:
         run_all([*(channel.close for channel in self.channels), store.flush_acks, self._delete_exclusive])
 
     def _delete_exclusive(self) -> None:
         """Exclusive queues end with the connection that declared them, consumed or not."""
-        for declaration in self._declared.values():
-            if declaration.exclusive and self._store is not None:
-                self._store.engine.delete_queue(declaration.name, if_unused=True)
+        if self._store is not None:
+            for queue in self._exclusive:
+                self._store.engine.delete_queue(queue, if_unused=True)
         self._declared.clear()
+
+    @property
+    def _exclusive(self) -> list[str]:
+        return [each.name for each in self._declared.values() if each.exclusive]
 
     def _collect(self, connection: Transport | None) -> None:
         """Drop the connection without asking the store: after an error, or in a forked child."""
@@ -178,13 +210,17 @@ class Transport(virtual.Transport):
         self._leave_loop()
         self._stop_receiver(store, timeout_s=0)
         for channel in list(self.channels):
-            channel.orphan()
+            channel.orphan(store)
         self._store = self._receiver = None
         store.detach(self)
 
     def _stop_receiver(self, store: Client, *, timeout_s: float) -> None:
-        if self._receiver is not None:
-            store.release_later(self._receiver.stop(timeout_s))
+        if self._receiver is None:
+            return
+        began = monotonic()
+        store.release_later(self._receiver.stop(timeout_s))
+        if self._receiver.alive:
+            store.patience.wasted(monotonic() - began)
 
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
@@ -199,8 +235,9 @@ class Transport(virtual.Transport):
         return channel
 
     def close_channel(self, channel: Any) -> None:
-        if self._receiver is not None:
-            self._receiver.dispatch.forget(channel)
+        receiver, store = self.receiver_if_any, self._store
+        if receiver is not None and store is not None and (left := receiver.dispatch.forget(channel)):
+            store.release_later(left)
         super().close_channel(channel)
 
     # -- consume -----------------------------------------------------------------------------------------------------
@@ -216,16 +253,26 @@ class Transport(virtual.Transport):
 
     @property
     def receiver_if_any(self) -> Receiver | None:
-        return self._receiver
+        """None also in a forked child, which must not touch its parent's."""
+        return self._receiver if self._store is not None and self._store.pid == os.getpid() else None
 
     def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
         """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None waits for ever."""
-        receiver = self.receiver
         deadline = None if timeout is None else monotonic() + timeout
-        while not self._deliver_next():
+        receiver, drain = self.receiver, Drain()
+        try:
+            receiver.attend(drain)
+            self._drain(receiver, deadline)
+        finally:
+            receiver.depart(drain)
+
+    def _drain(self, receiver: Receiver, deadline: float | None) -> None:
+        while not self._deliver_next(receiver):
             receiver.arrived.clear()
-            if self._deliver_next():
+            if self._deliver_next(receiver):
                 return
+            if receiver is not self._receiver:
+                raise StoreUnavailable("the connection was closed while it was drained")
             left_s = None if deadline is None else deadline - monotonic()
             if left_s is not None and left_s <= 0 and not self._first_look(receiver):
                 raise TimeoutError
@@ -239,21 +286,27 @@ class Transport(virtual.Transport):
                 return True
         return False
 
-    def _deliver_next(self) -> bool:
+    @staticmethod
+    def _deliver_next(receiver: Receiver) -> bool:
         """False if there is nothing to deliver. Raises the receiver's error."""
-        receiver = self._receiver
-        if receiver is None:
-            return False
-        while (arrival := receiver.next()) is not None:
-            subscription, delivery, tag = arrival
-            channel = subscription.channel
-            message = channel.open(delivery, tag, subscription.tag)
-            if message is None:
-                continue
-            if subscription.no_ack and not subscription.leaseless:
-                channel.acknowledge(delivery.lease)
-            subscription.callback(message)
-            return True
+        hand: list[Arrival] = []
+        try:
+            while receiver.next(hand) is not None:
+                arrival = hand[0]
+                message, callback = _open(arrival), arrival.subscription.callback
+                if message is None:
+                    hand = []
+                    continue
+                try:
+                    hand = []  # no call from here to the callback, as Python looks for signals after each
+                    callback(message)
+                except Exception as error:
+                    if not survives(message, arrival.delivery, error):
+                        raise
+                return True
+        except BaseException:
+            receiver.put_back(hand)  # what no callback has seen
+            raise
         return False
 
     # -- event loop --------------------------------------------------------------------------------------------------
@@ -262,19 +315,20 @@ class Transport(virtual.Transport):
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
         self._loop = loop
         loop.add_reader(self.receiver.arrived, self._on_arrived)
+        self.receiver.attend_loop(registered=True)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
 
     def _on_arrived(self) -> None:
         """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
-        receiver = self._receiver
+        receiver = self.receiver_if_any
         if receiver is None:
             return
         for _ in range(LOOP_TURN):
-            if not self._deliver_next():
+            if not self._deliver_next(receiver):
                 receiver.arrived.clear()
-                if not self._deliver_next():
+                if not self._deliver_next(receiver):
                     return
         # The bell is still rung: the loop comes back at once.
 
@@ -282,6 +336,7 @@ class Transport(virtual.Transport):
         loop, self._loop = self._loop, None
         if loop is None or self._receiver is None:
             return
+        self._receiver.attend_loop(registered=False)
         descriptor = self._receiver.arrived.fileno()
         # After a reset, the loop may use the number for somebody else.
         callback, _ = loop.readers.get(descriptor) or (None, None)
@@ -306,22 +361,15 @@ class Transport(virtual.Transport):
         if declaration is not None and "x-expires" in declaration.arguments:
             self.store.engine.touch(queue)
 
-    def unregister_later(self, subscription: Subscription) -> None:
-        if self._store is not None and self._receiver is not None:
-            self._store.later(partial(self._receiver.unregister, subscription))
 
-
-def _join_celery_workers() -> None:
-    """Let Celery's mingle and gossip know that fanout and events work here.
-
-    They ask for the driver type before they look at their set, and construct a transport for it: this one.
-    """
-    for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
-        loaded = sys.modules.get(f"celery.worker.consumer.{module}")
-        if loaded is not None:
-            getattr(loaded, step).compatible_transports |= {Transport.driver_type}
-
-
-# For source trees without the entry point, and failover with ``broker_transport = "kombu_fdb.transport:Transport"``.
-for _scheme in SCHEMES:
-    TRANSPORT_ALIASES.setdefault(_scheme, "kombu_fdb.transport:Transport")
+def _open(arrival: Arrival) -> Any:
+    """The message; None if it can't be one, and has been dead-lettered."""
+    subscription, delivery, tag = arrival
+    channel = subscription.channel
+    message = channel.open(delivery, tag, subscription.tag)
+    if message is None or not is_fit(channel, message, delivery, subscription.callback):
+        return None
+    if subscription.no_ack and not subscription.leaseless:
+        channel.note_ack(delivery.lease)
+        channel.acknowledged()
+    return message

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def celery(broker: Any, *arguments: str, fails: bool = False) -> str:
@@ -25,7 +25,7 @@ def celery(broker: Any, *arguments: str, fails: bool = False) -> str:
         cwd=broker.directory,
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=120,
         check=False,
     )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr

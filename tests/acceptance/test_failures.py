@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.deadletters import DeadLetters
+from kombu_fdb.api.deadletters import DeadLetters
 from kombu_fdb.model import Peeked
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
 

@@ -6,20 +6,21 @@ import statistics
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import GroupResult
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 #: None of these tests stops it.
 SHARED_CLUSTER = True
 #: No deadline of these tests is tight; what is measured is measured.
-LONG_S = 40.0
+LONG_S = 90.0
 
 
 def keys_left(tasks: Any) -> list[bytes]:
@@ -103,6 +104,33 @@ def test_forgotten_and_expired_results_leave_no_key(tasks: Any, work: Any, until
     results.delete()
     body.forget()
     assert keys_left(tasks) == []
+
+
+LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
+
+
+def test_a_task_that_expired_is_revoked(tasks: Any, work: Any, broker: Any) -> None:
+    """As on Redis: whoever waits for it is told, with and without an ETA, and though it expired before it was sent."""
+    expired = [
+        tasks.add.apply_async((1, 1), expires=LONG_AGO),
+        tasks.add.apply_async((2, 2), expires=0.001),
+        tasks.add.apply_async((3, 3), countdown=0.2, expires=0.1),
+    ]
+    work()
+    for each in expired:
+        with pytest.raises(TaskRevokedError, match="expired"):
+            each.get(timeout=LONG_S)
+    assert tasks.add.apply_async((4, 4), expires=3600).get(timeout=LONG_S) == 8
+    assert [mark.name for mark in broker.marks("run")] == ["add-4-4"]
+
+
+def test_a_task_that_expired_fails_its_chord(tasks: Any, work: Any, broker: Any) -> None:
+    expired = tasks.add.s(1, 1).set(expires=LONG_AGO)
+    result = chord([expired, tasks.add.s(2, 2)])(tasks.total.s())
+    work()
+    with pytest.raises(ChordError, match=r"TaskRevokedError\('expired'\)"):
+        result.get(timeout=LONG_S, follow_parents=False)
+    assert not broker.marks("run", "total")
 
 
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------

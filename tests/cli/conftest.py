@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from celery_fdb.cli import fdb
 from kombu_fdb import Broker
-from kombu_fdb.client import Client
 from kombu_fdb.location import locate, parse_url
 from kombu_fdb.options import parse_options
+from kombu_fdb.process.client import Client
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
@@ -68,3 +68,8 @@ def run(url: str) -> Callable[..., Result]:
         return Result(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_kept(jobs_are_kept: None) -> None:
+    """In each test here."""

@@ -1,5 +1,6 @@
 """Each command through click, on SQLite and a real FoundationDB: what it does to the store, shows, and exits with."""
 
+import dataclasses
 import json
 import pickle
 
@@ -8,7 +9,11 @@ from celery import Celery
 from kombu import Connection
 
 from celery_fdb.cli import HOMES, fdb
+from celery_fdb.cli.look import _state
+from celery_fdb.cli.look import heard_s as heard_s_of
 from celery_fdb.cli.terminal import age, clean
+from celery_fdb.overview import Overview, SessionView
+from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.testing.invariants import check_counts, check_whereabouts
 
@@ -49,8 +54,23 @@ def test_status_counts_by_state(run, broker):
     assert run("status", "--json").json["totals"] == {"ready": 1, "delayed": 1, "leased": 1, "dead": 1}
     result = run("status")
     assert result.code == 0
-    assert "1 ready, 1 delayed, 1 leased, 1 dead; 1 queues, 1 sessions" in result.out
+    assert "1 ready, 1 delayed, 1 leased, 1 dead; 1 queue, 1 session" in result.out
     assert "jobs.dead" not in result.out
+
+
+def test_status_tells_what_the_maintenance_set_aside(run, broker):
+    assert "set aside" not in run("status").out
+    broker.engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+    assert "set aside by the maintenance: 1" in run("status").out
+    assert run("status", "--json").json["asides"][0]["error"] == "too large"
+
+
+def test_status_tells_of_messages_of_a_newer_version(run, broker):
+    assert "newer" not in run("status").out
+    broker.engine._write(lambda tr, tally: tally.change("jobs", "newer", 2))
+    broker.engine._write(lambda tr, tally: tally.change("jobs.dead", "newer", 1))
+    assert "messages of a newer version: 3; upgrade the workers" in run("status").out
+    assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
 
 
 def test_queues_shows_how_they_were_declared(run, broker):
@@ -82,7 +102,20 @@ def test_sessions_show_who_holds_what(run, broker):
     broker.queue("jobs").take_many(2, 0)
     (session,) = run("sessions", "--json").json
     assert (session["leased"], session["open"]) == (2, True)
-    assert session["id"][:12] in run("sessions").out
+    shown = run("sessions").out
+    assert session["id"][:12] in shown
+    assert " s ago" in shown, "when it was heard"
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "state"), [(0.0, "alive"), (9.0, "alive"), (11.0, "silent"), (86.0, "silent"), (None, "alive")]
+)
+def test_a_session_whose_heartbeats_fail_to_come_is_silent(heard_s, state):
+    """Six are due in its TTL; a process that was killed is no live one until it is swept."""
+    view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"], beat_ms=1_000_000)
+    overview = Overview(1_000_000 + int((heard_s or 0) * 1000), "", [], [view])
+    assert _state(view, heard_s_of(overview) if heard_s is not None else {}) == state
+    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are coming back"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
@@ -173,15 +206,53 @@ def test_top_shows_queues_keys_and_sessions(run, broker):
 
 def test_cancel_takes_a_task_out_of_the_store(run, app, broker):
     app.add.apply_async((1, 2), task_id="t1", countdown=1000)
-    assert run("cancel", "t1", "--json").json == {"task_id": "t1", "cancelled": 1}
+    assert run("cancel", "t1", "--json").json == {"task_id": "t1", "cancelled": 1, "revoked": False}
     assert broker.find("t1") == []
+
+
+def test_cancel_by_the_url_says_that_nobody_is_told(run, app):
+    app.add.apply_async((1, 2), task_id="t1")
+    assert "not told: that takes the app" in run("cancel", "t1").out
 
 
 def test_cancel_with_the_app_marks_the_result(run, url, tmp_path):
     app = Celery("cli", broker=url, backend=f"file://{tmp_path}", set_as_current=False)
     app.send_task("shop.add", task_id="t1", countdown=1000)
-    assert run("cancel", "t1", broker=None, obj=App(app)).code == 0
+    assert "is REVOKED" in run("cancel", "t1", broker=None, obj=App(app)).out
     assert app.AsyncResult("t1").state == "REVOKED"
+    app.pool.force_close_all()
+    app.close()
+
+
+def test_cancel_while_the_result_backend_is_away_says_what_to_do(run, url, monkeypatch):
+    app = Celery("cli", broker=url, backend="cache+memory://", set_as_current=False)
+    app.send_task("shop.add", task_id="t1")
+    monkeypatch.setattr(app.backend, "store_result", lambda *_, **__: 1 / 0)
+    result = run("cancel", "t1", broker=None, obj=App(app))
+    assert result.code == 1
+    assert "could not be marked as REVOKED" in result.err
+    assert "mark_as_revoked" in result.err
+    app.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_secrets_are_masked_wherever_they_stand(run, url, broker, options):
+    hidden = "hunter2"
+    headers = {
+        "context": {"password": hidden},
+        "kwargsrepr": f"{{'api_key': '{hidden}'}}",
+        "url": f"amqp://a:{hidden}@h",
+    }
+    app = Celery("cli", broker=url, set_as_current=False)
+    app.send_task("shop.add", headers=headers, task_id="t1", reply_to=f"redis://:{hidden}@h")
+    shown = [run("peek", "celery", "--body", *options).out, run("find", "t1", "--body", *options).out]
+    (lease,) = (each._delivery.lease for each in broker.queue("celery").take_many(1, 10))
+    broker.engine.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
+    shown += [run("dead", "show", "celery", "t1", *options).out, run("dead", "list", "celery", "--body", *options).out]
+    broker.queue("q", arguments={"x-token": hidden}).put("")
+    shown.append(run("queues", *options).out)
+    assert not [each for each in shown if hidden in each]
+    assert all("•" in each or "\\u2022" in each for each in shown)
     app.pool.force_close_all()
     app.close()
 
@@ -395,6 +466,15 @@ def test_dead_list_counts_by_what_they_have_in_common(run, graves):
     assert "10m, 12h or 7d" in wrong.err
 
 
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_a_reason_that_there_is_not_is_an_error_that_names_those_there_are(run, graves, verb):
+    result = run("dead", verb, "celery", "--reason", "nonsense", "--yes")
+    assert result.code == 1
+    assert "There are: rejected." in result.err
+    assert run("dead", verb, "celery", "--reason", "expired", "--yes").code == 0, "there may be some tomorrow"
+    assert graves.count() == 3
+
+
 def test_dead_discard_some_or_all(run, graves):
     assert run("dead", "discard", "celery", "t1", "--yes", "--json").json["discarded"] == 1
     assert [each.task_id for each in graves.peek(10)] == ["t0", "t2"]
@@ -402,7 +482,7 @@ def test_dead_discard_some_or_all(run, graves):
     assert run("dead", "discard", "celery", "--reason", "expired", "--yes", "--json").json["discarded"] == 0
     result = run("dead", "discard", "celery", "--all", given="n\n")
     assert result.code == 1
-    assert "Delete 2 dead letter(s) of celery for good?" in result.err
+    assert "Delete 2 dead letters of celery for good?" in result.err
     assert graves.count() == 2
     assert run("dead", "discard", "celery", "--all", "--yes").code == 0
     assert graves.count() == 0
@@ -416,7 +496,7 @@ def test_the_broker_is_the_apps_with_its_options(run, app, broker):
     assert [each["name"] for each in run("queues", "--json", broker=None, obj=App(app)).json] == ["jobs"]
 
 
-def test_of_a_failover_list_ours_is_taken(run, url):
+def test_of_a_failover_list_ours_is_taken(run, url, broker):
     app = Celery("cli", broker=["amqp://nowhere", url], set_as_current=False)
     assert run("status", broker=None, obj=App(app)).code == 0
     app.close()
@@ -482,15 +562,60 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     assert ":thesecret" not in result.err
 
 
-def test_a_file_that_is_made_for_looking_is_told(run, tmp_path):
-    typo = f"fdb+sqlite:///{tmp_path}/brokr.db"
-    first, second = run("status", "--json", broker=typo), run("status", "--json", broker=typo)
-    assert first.json["queues"] == []
-    assert f"there was no {tmp_path}/brokr.db" in first.err
-    assert second.err == ""
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["status"], ["queues"], ["sessions"], ["top", "--once"], ["find", "t"], ["cancel", "t"], ["peek", "q"]),
+        *(["keys", "q"], ["dead", "list"], ["purge", "q", "--yes"], ["limit", "q"], ["pause", "q"]),
+    ],
+    ids=" ".join,
+)
+def test_no_command_makes_a_store_by_looking_for_one(run, tmp_path, command):
+    result = run(*command, broker=f"fdb+sqlite:///{tmp_path}/brokr.db")
+    assert result.code == 3
+    assert f"{tmp_path}/brokr.db" in result.err
+    assert list(tmp_path.glob("brokr*")) == []
 
 
-def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path):
+@pytest.mark.parametrize(
+    "command", [["list", "payments.dead"], ["list", "payments"], ["list", "payments.dead", "--in"]]
+)
+def test_dead_letters_by_either_name(run, broker, command):
+    broker.queue("payments").put("a")
+    broker.queue("payments").take(0).bury()
+    assert len(run("dead", *command, "--json").json) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "replayed"),
+    [([], "n\n", 0), ([], "y\n", 2), (["--yes"], "", 2), (["--limit", "1"], "", 1), (["--reason", "rejected"], "", 2)],
+)
+def test_replaying_all_is_asked_for_on_a_terminal(run, broker, monkeypatch, arguments, answer, replayed):
+    jobs = broker.queue("jobs")
+    for text in "ab":
+        jobs.put(text)
+        jobs.take(0).bury()
+    monkeypatch.setattr("celery_fdb.cli.dead._is_terminal", lambda: True)
+    run("dead", "replay", "jobs", *arguments, given=answer)
+    assert jobs.stats().ready == replayed
+
+
+def test_totals_leave_out_what_celery_sends_itself(run, broker):
+    broker.queue("jobs").put("a")
+    broker.queue("celery@host.celery.pidbox").put("a")
+    broker.queue("celeryev.1b2c").put("a")
+    assert run("status", "--json").json["totals"]["ready"] == 1
+    assert "1 ready, 0 delayed, 0 leased, 0 dead; 1 queue" in run("status").out
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_dash_is_no_file(run, broker, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(command, "-").code == 2
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path, client_library):
     (tmp_path / "junk.cluster").write_text("junk\n")
     result = run("status", broker=f"fdb:///{tmp_path}/junk.cluster")
     assert result.code == 3
@@ -538,3 +663,40 @@ def test_ages_in_two_units(seconds, text):
 
 def test_control_characters_are_replaced():
     assert clean("a\x1b\n\u202eb") == "a\ufffd\ufffd\ufffdb"
+
+
+# -- what is stored commands nobody's terminal -------------------------------------------------------------------------
+
+EVIL = "\x1b]0;evil\x07\x1b[2J\x9b31m\r\x00\u202e"
+
+
+def test_no_control_sequence_reaches_the_terminal(run, url, broker):
+    headers = {EVIL: EVIL, "task": EVIL, "id": EVIL, "fair_key": EVIL}
+    with Connection(url) as connection:
+        for queue in ("jobs", EVIL):
+            producer = connection.Producer()
+            producer.publish(EVIL, routing_key=queue, headers=headers, content_type="text/plain" + EVIL)
+            producer.publish({EVIL: EVIL}, routing_key=queue, headers=headers)
+    job = broker.queue("jobs").take(0)
+    job.bury(error=EVIL)
+    commands = ["status", "queues", "keys jobs", "peek jobs --body", "sessions", "dead list jobs", "dead list"]
+    commands += ["metrics --once", "top --once", "metrics --once --keys 5"]
+    for command in commands:
+        for options in ((), ("--json",)):
+            result = run(*command.split(), *options)
+            assert not [each for each in result.out if not each.isprintable() and each != "\n"], command
+    for arguments in (("find", EVIL), ("dead", "show", "jobs", job.id.hex()), ("peek", EVIL, "--body"), ("keys", EVIL)):
+        result = run(*arguments)
+        assert not [each for each in result.out if not each.isprintable() and each != "\n"], arguments
+
+
+def test_deep_json_is_shown_as_text(run, url):
+    with Connection(url) as connection:
+        for depth in (50, 150, 990, 100_000):
+            body = b"[" * depth + b"]" * depth
+            connection.Producer().publish(
+                body, routing_key="jobs", content_type="application/json", content_encoding="utf-8"
+            )
+    for options in ((), ("--json",)):
+        result = run("peek", "jobs", "--limit", "9", "--body", *options)
+        assert result.code == 0, result.out

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_fdb import metrics
 from celery_fdb.metrics import NAMES, OTHER, BrokerCollector, make_collector
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LATE, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.tally import ACKED, CLAIMED, CONFLICTS, DEAD, LATE, PUBLISHED, RETURNED
 from kombu_fdb.testing.processes import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +207,36 @@ def test_all_names_are_exported_and_no_others(collector, broker):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("options", "address", "is_open"),
+    [
+        ([], "127.0.0.1", False),
+        (["--address", "localhost"], "localhost", False),
+        (["--address", "::1"], "::1", False),
+        (["--address", "0.0.0.0"], "0.0.0.0", True),
+        (["--address", "::"], "::", True),
+        (["--address", "metrics.internal"], "metrics.internal", True),
+    ],
+)
+def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monkeypatch, options, address, is_open):
+    class Server:
+        server_port = 9808
+
+        def shutdown(self):
+            pass
+
+        server_close = join = shutdown
+
+    bound = []
+    monkeypatch.setattr(
+        "prometheus_client.start_http_server", lambda _, address, __: bound.append(address) or (Server(), Server())
+    )
+    monkeypatch.setattr("celery_fdb.cli.metrics._wait_for_the_end", lambda: None)
+    result = run("metrics", *options)
+    assert (result.code, bound) == (0, [address])
+    assert ("nobody is asked for a password" in result.err) == is_open
+
+
 def test_the_endpoint_serves_until_it_is_told_to_end(url, broker):
     broker.queue("jobs").put("a")
     command = [sys.executable, "-m", "celery_fdb", "--broker", url, "metrics", "--port", "0"]

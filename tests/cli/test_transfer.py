@@ -17,9 +17,9 @@ from celery_fdb import transfer as module
 from celery_fdb.portable import Header, read_entries, read_header, verify, write
 from celery_fdb.transfer import FileSource, StoreSource, import_from
 from kombu_fdb import Broker
+from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
-from kombu_fdb.queue.transfer import Transfer
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.invariants import check_counts, check_whereabouts
 from kombu_fdb.testing.processes import until

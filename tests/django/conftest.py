@@ -94,3 +94,35 @@ def app(url: str) -> Iterator[Celery]:
     yield app
     app.pool.force_close_all()
     app.close()
+
+
+@pytest.fixture
+def login() -> Callable[..., Any]:
+    """A client of a member of staff with these permissions."""
+    from django.contrib.auth.models import Permission, User
+    from django.test import Client
+
+    def login(*permissions: str, staff: bool = True, superuser: bool = False) -> Any:
+        user = User.objects.create(username=f"user{User.objects.count()}", is_staff=staff, is_superuser=superuser)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        assert user.user_permissions.count() == len(permissions)
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(user)
+        return client
+
+    return login
+
+
+@pytest.fixture
+def viewer(login: Callable[..., Any]) -> Any:
+    return login("view_queue")
+
+
+@pytest.fixture
+def operator(login: Callable[..., Any]) -> Any:
+    return login("view_queue", "manage_queue", "view_body")
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_kept(jobs_are_kept: None) -> None:
+    """In each test here."""

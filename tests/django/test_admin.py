@@ -6,7 +6,6 @@ import html
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +18,6 @@ from kombu_fdb.model import Publication
 pytestmark = pytest.mark.usefixtures("database")
 
 SECRET = "4111-2222-3333"
-
-
-@pytest.fixture
-def login() -> Callable[..., Any]:
-    """A client of a member of staff with these permissions."""
-    from django.contrib.auth.models import Permission, User
-    from django.test import Client
-
-    def login(*permissions: str, staff: bool = True, superuser: bool = False) -> Any:
-        user = User.objects.create(username=f"user{User.objects.count()}", is_staff=staff, is_superuser=superuser)
-        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        assert user.user_permissions.count() == len(permissions)
-        client = Client(enforce_csrf_checks=True)
-        client.force_login(user)
-        return client
-
-    return login
-
-
-@pytest.fixture
-def viewer(login: Callable[..., Any]) -> Any:
-    return login("view_queue")
-
-
-@pytest.fixture
-def operator(login: Callable[..., Any]) -> Any:
-    return login("view_queue", "manage_queue", "view_body")
 
 
 def at(view: str, *arguments: str) -> str:
@@ -343,8 +315,10 @@ def test_a_message_that_moved_says_so(app: Celery, broker: Broker, viewer: Any) 
     ],
 )
 def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
-    configure: Any, operator: Any, settings: dict[str, Any], says: str, next_step: str
+    request: pytest.FixtureRequest, configure: Any, operator: Any, settings: dict[str, Any], says: str, next_step: str
 ) -> None:
+    if settings.get("BROKER_URL", "").startswith("fdb://a:b@"):
+        request.getfixturevalue("client_library")
     configure(CELERY_FDB=settings)
     for url in (at("queue_changelist"), at("session_changelist"), at("queue_messages", "celery")):
         page = get(operator, url, 503)
@@ -555,8 +529,8 @@ def test_replaying_what_is_no_dead_letter_is_refused_and_logged(app: Celery, bro
 def test_a_store_that_fails_during_an_action_is_in_the_log(
     app: Celery, broker: Broker, operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from kombu_fdb.engine.facade.engine import Engine
     from kombu_fdb.errors import StoreUnavailable
-    from kombu_fdb.queue.engine import Engine
 
     def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("it went away")
@@ -591,7 +565,8 @@ def test_a_page_costs_the_same_in_a_queue_of_any_length(broker: Broker, viewer: 
     for number in (100, 20_000):
         while (missing := number - broker.queue("q").count()) > 0:
             broker.engine.publish([Publication("", "q", b"x", key="k")] * min(missing, 2_000))
-        costs.append(min(_cost(counted, viewer) for _ in range(3)))  # a read that was repeated counts twice
+        broker.engine.add_totals()  # rows that come about a second later otherwise
+        costs.append(min(_cost(counted, viewer) for _ in range(10)))  # a read that was repeated counts twice
     assert costs[0] == costs[1]
 
 

@@ -21,7 +21,7 @@ from django.test import TestCase
 from celery_fdb import install
 from celery_fdb.outbox import MOST_ATTEMPTS, django, sending
 from celery_fdb.published import BrokerInTest, Published
-from kombu_fdb.queue.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine
 
 ROOT = Path(__file__).parents[2]
 

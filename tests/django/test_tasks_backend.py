@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject
 
 pytest.importorskip("django.tasks", reason="django.tasks is part of Django 6.0 and later")
 
@@ -168,11 +171,81 @@ def test_a_task_in_work_is_running(broker: Broker, tasks: Any) -> None:
     assert tasks.add.get_result(sent.id).status is TaskResultStatus.RUNNING
 
 
-@pytest.mark.parametrize("path", ["shop_tasks.plain", "os.getcwd"])
-def test_a_message_can_not_name_just_any_function(app: Any, tasks: Any, worker: Any, path: str) -> None:
-    sent = app.send_task(RUN, (path, [], {}, "default", timezone.now().isoformat()), queue="default")
-    with worker(), pytest.raises(ValueError, match="is not a Django task"):
-        sent.get(timeout=20, interval=0.02)
+NOT_TASKS = [
+    *("shop_tasks.plain", "os.getcwd", "os.system", "os.path.join", "shop_tasks:add", "shop_tasks.add.func", "a.b:c"),
+    *("shop_tasks.__class__", "shop_tasks.add.__class__", "shop_tasks.__builtins__.exec", "builtins.exec", "alias.add"),
+    *("", ".", "add", ".add", "shop_tasks.", "\ud800.add", 5, None, ["shop_tasks.add"], {"a": 1}, "x" * 9_000),
+]
+
+
+@pytest.fixture
+def alias(tasks: Any) -> Iterator[None]:
+    """A task under another module's name."""
+    sys.modules["alias"] = types.ModuleType("alias")
+    sys.modules["alias"].add = tasks.add  # type: ignore[attr-defined]
+    yield
+    del sys.modules["alias"]
+
+
+@pytest.mark.parametrize("path", NOT_TASKS)
+def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
+    from celery_fdb.django.registry import UnknownTask, registered
+
+    with pytest.raises(UnknownTask, match="is not a Django task"):
+        registered(path)
+
+
+@pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
+def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
+    from celery_fdb.django.registry import UnknownTask, registered
+
+    (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
+    with pytest.raises(UnknownTask):
+        registered(path)
+    with pytest.raises(AssertionError, match="imported"):  # it can be
+        importlib.import_module("sprung")
+
+
+def test_modules_of_tasks_are_loaded_by_the_settings(
+    app: Any, configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_jobs.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from celery_fdb.django.backend import _task
+
+    backend = {"BACKEND": "celery_fdb.django.backend.CeleryBackend", "QUEUES": ["default", "mail"]}
+    configure(TASKS={"default": {**backend, "OPTIONS": {"modules": ["other_jobs"]}}})
+    assert _task("other_jobs.add", "default").call(1, 2) == 3
+    del sys.modules["other_jobs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "alias"), [("os.getcwd", "default"), ("shop_tasks.add", "nobody's"), ("shop_tasks.add", ["default"])]
+)
+def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
+    app: Any, broker: Broker, tasks: Any, worker: Any, path: str, alias: Any
+) -> None:
+    sent = app.send_task(RUN, (path, [1], {}, alias, timezone.now().isoformat()), queue="default")
+    with worker():
+        with pytest.raises((ValueError, Reject), match="is not a"):
+            sent.get(timeout=20, interval=0.02)
+        assert broker.queue("default.dead").take(timeout=20) is not None
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+@pytest.mark.parametrize("arguments", [("os.getcwd", [], {}, "default", "now"), (), ("a",), (5, 5, 5, 5, 5)])
+def test_a_waiting_message_that_nobody_enqueued_has_no_result(app: Any, broker: Broker, arguments: Any) -> None:
+    sent = app.send_task(RUN, arguments, queue="default")
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+def test_a_waiting_message_is_never_unpickled(app: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("unpickled"))
+    sent = app.send_task(RUN, ("shop_tasks.add", [], {}, "default", "now"), queue="default", serializer="pickle")
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
 
 
 def test_what_is_refused_is_not_sent(broker: Broker, tasks: Any) -> None:

@@ -9,18 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     CHUNK_BYTES,
     INLINE_BYTES,
+    Record,
     chunks_of,
     decode_lease,
     decode_record,
+    due_from,
     encode_lease,
     encode_record,
+    head_of_lease,
+    is_newer,
+    names_of,
+    outline_of,
+    published_at,
     redelivered,
+    size_of,
 )
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp
 from kombu_fdb.model import Death
+from kombu_fdb.ranges import MOST
 
 message_ids = st.binary(min_size=16, max_size=16)
 moments = st.integers(0, 2**63)
@@ -30,7 +40,7 @@ deaths = st.lists(
         queue=st.text(),
         reason=st.sampled_from(["rejected", "expired", "delivery_limit", "malformed"]),
         count=st.integers(1, 1000),
-        time_ms=moments,
+        time_ms=st.integers(0, MOST),
         exchange=st.text(),
         routing_keys=st.lists(st.text(), max_size=3).map(tuple),
         details=st.dictionaries(st.text(), st.text(), max_size=3),
@@ -119,3 +129,48 @@ def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(num
     at = struct.calcsize(">BHHHB")
     record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
     assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})
+
+
+#: A record as version 2 may write it: number, redeliveries, chunks; lengths of key, task id and what follows; size,
+#: moments, id, key, task id; the rest is its own affair.
+HEAD = bytes.fromhex("02 0003 0001 0003 04 00000009 0001e240 0000000000000007 0000000000000008")
+NEWER = HEAD + b"i" * 16 + b"keytask?!"
+
+
+def test_what_every_version_of_a_record_keeps() -> None:
+    """Golden bytes: an older process reads this much of each record to come, for ever."""
+    assert is_newer(NEWER)
+    outline = outline_of(NEWER)
+    assert outline == Record(b"i" * 16, 7, 8, 3, 1, 123_456, b"", (), "key", task_id="task")
+    assert (size_of(NEWER), published_at(NEWER, 0), names_of(NEWER)) == (123_456, 7, ("key", "task"))
+    assert outline_of(redelivered(NEWER)) == outline._replace(redeliveries=4)
+    assert outline_of(due_from(NEWER, 99)) == outline._replace(published_ms=99)
+    assert redelivered(NEWER)[-2:] == b"?!"
+    with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
+        decode_record(NEWER)
+
+
+def test_what_every_version_of_a_lease_keeps() -> None:
+    place = pack("key") + pack_int(4) + pack_stamp(bytes(12))
+    lease = b"\x02\x00\x01\x00" + bytes([len(place)]) + b"q" + place + b"?!"
+    assert head_of_lease(lease) == ("q", place)
+    with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
+        decode_lease(lease)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x02",
+        b"\x02garbage",
+        b"\x00" + NEWER[1:],
+        b"\x20" + NEWER[1:],
+        b'{"some": "text", "that": "is", "as": "long as the head of a record"}',
+        NEWER[:5] + b"\xff" + NEWER[6:],
+        NEWER.replace(b"key", b"k\xffy"),
+        encode_record(bytes(16), b"ours", published_ms=1, expires_ms=0),
+    ],
+)
+def test_what_is_no_newer_record(value: bytes) -> None:
+    assert not is_newer(value)

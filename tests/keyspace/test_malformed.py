@@ -15,12 +15,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.stored import session
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import has_key, split_place
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp, unpack
 from kombu_fdb.model import Death, KeyLimits, QueueControl
-from kombu_fdb.queue import session, single
+from kombu_fdb.ranges import LONGEST_S, MOST, SLOWEST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 DEATH = Death("q", "rejected", 2, 5, "dlx", ("a", "b"), {"error": "x"})
@@ -199,9 +201,28 @@ def test_limits_that_nobody_can_have_set(limits: dict[str, Any]) -> None:
     """The fair ring divides by a rate, and goes on by a weight."""
     with pytest.raises(FormatError):
         codec.decode_limits(json.dumps(limits).encode())
-    assert codec.limits_of(json.dumps(limits).encode()) == KeyLimits()
+    assert codec.limits_of(json.dumps(limits).encode()) == KeyLimits(paused=True), "hands out nothing"
     control = codec.control_of(json.dumps({"every_key": limits}).encode())
-    assert control == QueueControl(limited=True), "limits of its keys still hold"
+    assert control == QueueControl(paused=True, limited=True), "nor does the queue"
+
+
+def test_a_control_with_a_field_of_a_newer_version_is_a_pause() -> None:
+    newer = json.dumps({**asdict(QueueControl(paused=True)), "drained": True}).encode()
+    assert codec.control_of(newer).paused
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ({"rate": float("inf")}, KeyLimits(rate=MOST)),
+        ({"rate": 1e-17}, KeyLimits(rate=SLOWEST)),
+        ({"max_in_flight": 10**20, "weight": 10**400}, KeyLimits(max_in_flight=MOST, weight=MOST)),
+    ],
+)
+def test_limits_that_were_let_in_before_there_were_ranges(stored: dict[str, Any], read: KeyLimits) -> None:
+    assert codec.decode_limits(json.dumps(stored).encode()) == read
+    control = json.dumps({"paused": True, "every_key": stored, "ageing": float("inf")}).encode()
+    assert codec.decode_control(control) == QueueControl(paused=True, every_key=read, ageing=LONGEST_S)
 
 
 def test_an_active_consumer_with_an_unreadable_tag_has_a_name() -> None:

@@ -296,3 +296,24 @@ def test_a_key_has_a_longest_length(bench: Bench) -> None:
     with pytest.raises(QueueError, match="too long"):
         put(bench, "k" * 513, 2)
     assert take(bench) == [("k" * 512, 1)]
+
+
+def test_a_blocked_keys_large_message_takes_no_room_in_a_claim(bench: Bench) -> None:
+    for key in "axpb":
+        bench.put(*[b"p" * 8_000_000] if key == "p" else [b"1", b"2"], key=key)
+    bench.take(1)
+    bench.engine.limit("q", "p", KeyLimits(paused=True))
+    assert "".join(each.key for each in bench.take(5)) == "xbaxb"
+
+
+def test_a_key_whose_priority_is_changed_joins_the_round_of_its_new_rank(bench: Bench) -> None:
+    for _ in range(30):  # the old rank's rounds are far ahead
+        bench.put(b"x", key="a")
+        bench.engine.ack([each.lease for each in bench.take()])
+    bench.put(*[b"x"] * 4, key="a")
+    bench.take(1)
+    bench.engine.limit("q", "a", KeyLimits(priority=7))
+    bench.take(1)
+    for key in "vw":
+        bench.put(*[b"x"] * 40, key=key, priority=7)
+    assert "a" in [each.key for each in bench.take(3)]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from kombu_fdb.store.foundationdb import FoundationDatabase
+from kombu_fdb.testing.duties_conformance import DutiesConformance
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
 from kombu_fdb.testing.limits_conformance import LimitsConformance
+from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 pytestmark = pytest.mark.foundationdb
@@ -28,6 +30,18 @@ class TestFoundationDB(QueueConformance):
 
 
 class TestFoundationDBLimits(LimitsConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBDuties(DutiesConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBNewer(NewerConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

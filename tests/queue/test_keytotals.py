@@ -4,11 +4,20 @@ from collections import Counter
 
 import pytest
 
+from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.metrics import keytotals, totals
+from kombu_fdb.engine.metrics.keytotals import (
+    KEYS_KEPT,
+    KINDS_PENDING,
+    NAMES,
+    NAMES_PER_QUEUE,
+    NAMES_S,
+    OTHERS,
+    Busiest,
+)
+from kombu_fdb.engine.stored.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.model import Publication
-from kombu_fdb.queue import claim, keytotals, totals
-from kombu_fdb.queue.keeper import TOKEN_INTERVAL_S
-from kombu_fdb.queue.keytotals import KEYS_KEPT, KINDS_PENDING, NAMES, NAMES_PER_QUEUE, NAMES_S, OTHERS, Busiest
-from kombu_fdb.queue.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.process.duties import LEFT_INTERVAL_S
 from kombu_fdb.store.foundationdb import FoundationDatabase
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.costs import CountingDatabase
@@ -158,7 +167,7 @@ def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
         bench.engine.add_totals()
         bench.later(NAMES_S)
     for _ in range(2):
-        bench.later(TOKEN_INTERVAL_S)
+        bench.later(LEFT_INTERVAL_S)
         bench.engine.beat(bench.session)
         duties.run_once()
     found = bench.engine.key_totals()["q"]

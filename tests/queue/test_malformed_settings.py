@@ -15,9 +15,12 @@ from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.queue_conformance import Bench
 
 ODD = [b"\xff", b"[", b"{}", b"[1]", b'{"weight":0}', b'[true,false,false,{"x-expires":"soon"}]']
-SETTINGS: dict[str, Callable[[Keyspace], bytes]] = {
+#: Of these, what can't be read hands out nothing.
+BRAKES: dict[str, Callable[[Keyspace], bytes]] = {
     "control": lambda keys: keys.control("q"),
     "limits": lambda keys: keys.limits("q", "k"),
+}
+SETTINGS: dict[str, Callable[[Keyspace], bytes]] = {
     "declaration": lambda keys: keys.queue("q"),
     "session": lambda keys: keys.session(b"s" * 16),
     "beat": lambda keys: keys.beat(b"s" * 16),
@@ -52,6 +55,24 @@ def test_work_goes_on(bench: Bench, setting: Callable[[Keyspace], bytes], value:
     engine.sessions()
     engine.exchanges()
     engine.keys_of("q")
+    bench.check()
+
+
+@pytest.mark.parametrize("value", [each for each in ODD if each != b"{}"])
+@pytest.mark.parametrize("brake", BRAKES.values(), ids=[*BRAKES])
+def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
+    bench: Bench, brake: Callable[[Keyspace], bytes], value: bytes
+) -> None:
+    engine = bench.engine
+    engine.limit("q", "k", KeyLimits(weight=2))
+    bench.write(lambda tr: tr.set(brake(engine.keys), value))
+    bench.put(b"1", key="k")
+    assert bench.payloads() == []
+    bench.duties().run_once()
+    engine.declare_queue(QueueDeclaration("q", arguments={"x-consumer-timeout": 5_000}))
+    engine.set_control("q", QueueControl())
+    engine.limit("q", "k", KeyLimits(weight=2))
+    assert bench.payloads() == [b"1"]
     bench.check()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kombu_fdb.store.protocol import Database
+from kombu_fdb.testing.duties_conformance import DutiesConformance
 from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 
@@ -17,6 +19,18 @@ class TestMemory(QueueConformance):
 
 
 class TestMemoryLimits(LimitsConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryDuties(DutiesConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryNewer(NewerConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kombu_fdb.engine.inspection import pages
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.model import Listed, Publication
-from kombu_fdb.queue import pages
 from kombu_fdb.store.sqlite import SqliteDatabase
 from kombu_fdb.testing.costs import Cost, CountingDatabase
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -12,14 +12,17 @@ from collections.abc import Callable
 
 import pytest
 
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.claim import Window
+from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import LeaseLost
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication
-from kombu_fdb.queue import claim
-from kombu_fdb.queue.claim import Window
-from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.invariants import check_counts, messages
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.newer_conformance import make_newer, upgraded
 from kombu_fdb.testing.queue_conformance import Bench
 from kombu_fdb.testing.simulation import twin
 
@@ -325,6 +328,55 @@ def session_ends_while_another_takes_over(bench: Bench) -> None:
     assert consumers.active == "two"
 
 
+def expired_while_moved(bench: Bench) -> None:
+    """By somebody whose clock is behind."""
+    bench.put(b"a", ttl_ms=1)
+    bench.later(1)
+    during(bench, lambda: bench.engine.drop_expired_part("q"), lambda: bench.another().move("q", "elsewhere"))
+    check_counts(bench.engine)
+
+
+def ghost_while_it_comes_back(bench: Bench) -> None:
+    bench.put(b"a", key="k")
+    held = bench.take()
+    bench.engine.delete_queue("q")
+    bench.engine.ack([each.lease for each in held])
+    ((kind, name), bell), *_ = bench.engine.ghosts().items()
+    during(bench, lambda: bench.engine.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
+    assert bench.payloads() == [b"b"]
+
+
+def burial_while_its_copy_is_cleared(bench: Bench) -> None:
+    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    for queue in ("one", "two"):
+        bench.engine.bind(queue, "dlx", "")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+    bench.put(b"x" * 3_000_000)
+    (held,) = bench.take()
+    missing = CopiesMissing(held.message_id, ["two"])
+    while not bench.engine._copy_part(missing, "two", b"c" * 16, bench.clock.monotonic() + 30, 16):
+        pass
+    (copy,) = bench.engine.rows(bench.engine.keys.all_copies)
+    during(bench, lambda: bench.engine.reject([held.lease]), lambda: bench.another().clear_copy(copy))
+    assert [len(each.payload) for each in bench.take(2, "one", "two")] == [3_000_000] * 2
+
+
+def newer_messages_brought_back_by_two(bench: Bench) -> None:
+    bench.put(b"a")
+    make_newer(bench)
+    bench.take()
+    with upgraded():
+        during(bench, bench.engine.regain_part, lambda: take_it(bench, bench.another()))
+        assert bench.counts() == (0, 0, 1)
+        check_counts(bench.engine)
+
+
+def take_it(bench: Bench, other: Engine) -> None:
+    """Another process brings it back, and one of its consumers has it."""
+    assert other.regain_part() == 1
+    assert len(bench.take()) == 1
+
+
 GUARDS: dict[Race, str] = {
     two_consumers_become_active: "consumers become active without a look at each other",
     cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
@@ -344,6 +396,10 @@ GUARDS: dict[Race, str] = {
     delay_while_the_last_delayed_is_promoted: "two promoters do not conflict",
     consume_while_the_queue_expires: "a queue expires under its consumer",
     claim_while_purged: "a purge does not conflict with claims",
+    expired_while_moved: "what has expired is not looked at",
+    ghost_while_it_comes_back: "a ghost is not looked at",
+    burial_while_its_copy_is_cleared: "a copy is taken without a look at who clears it",
+    newer_messages_brought_back_by_two: "two that bring newer messages back do not conflict",
 }
 races = pytest.mark.parametrize("race", GUARDS, ids=lambda race: race.__name__)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.testing.duties_conformance import DutiesConformance
 from kombu_fdb.testing.limits_conformance import LimitsConformance
+from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
 
 
@@ -27,6 +29,18 @@ class TestSqlite(QueueConformance):
 
 
 class TestSqliteLimits(LimitsConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteDuties(DutiesConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteNewer(NewerConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

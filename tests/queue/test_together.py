@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from kombu_fdb.engine.messages import together
 from kombu_fdb.errors import MessageTooLarge
 from kombu_fdb.model import Publication
-from kombu_fdb.queue import together
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.costs import CountingDatabase
 from kombu_fdb.testing.faults import Fault, Faults

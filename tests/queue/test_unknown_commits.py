@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.engine.stored import copies
+from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.keyspace.codec import Record
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.invariants import messages
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -31,6 +36,13 @@ def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
     database = bench.database
     assert isinstance(database, MemoryDatabase)
     database.faults.at_commits(*faults)
+
+
+def declare_two_graves(bench: Bench, **arguments: object) -> None:
+    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    for queue in ("one", "two"):
+        bench.engine.bind(queue, "dlx", "")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx", **arguments}))
 
 
 @pytest.mark.parametrize("faults", LOST)
@@ -90,6 +102,15 @@ class TestOnce:
         assert bench.counts("q.dead") == (1, 0, 0)
         bench.check()
 
+    def test_bury_copy_of_a_large_message(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
+        """Whichever of its transactions the answer of which is lost."""
+        declare_two_graves(bench)
+        lose(bench, faults * 2)
+        bench.engine.bury_copy("q", Publication("", "q", b"x" * 6_000_000))
+        assert [len(bench.take(9, queue)[0].payload) for queue in ("one", "two")] == [6_000_000] * 2
+        bench.check()
+        assert bench.engine.rows(bench.engine.keys.all_copies) == []
+
     def test_promote(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
@@ -139,14 +160,33 @@ def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -
     assert bench.counts()[0] in (0, 1)
 
 
-def test_what_a_claim_of_unknown_outcome_leased_is_recovered(bench: Bench) -> None:
+def lose_claim(bench: Bench, lands_s: float | None) -> int:
+    """A claim whose commit lands so late, if at all. Returns the number of its first lease."""
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    lose(bench, (Fault.COMMIT_LATE,))
+    database.faults.at_landings(lands_s)
+    first = bench.engine.reserve()
+    with pytest.raises(CommitUnknown):
+        bench.engine.claim(bench.session, ["q"], 1, first=first)
+    return first
+
+
+@pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 3.0])
+def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | None) -> None:
+    """Also if it would land after the recovery has looked."""
+    clock = ManualClock()
+    bench = Bench(MemoryDatabase(clock=clock))
+    bench.clock = clock
     bench.put(b"a", b"b", b"c")
     (known,) = bench.take(1)
-    lose(bench, (Fault.COMMIT_LATE,))
-    with pytest.raises(CommitUnknown):
-        bench.take(1)
-    bench.engine.recover(bench.session, {known.lease})
-    assert bench.payloads() == [b"b", b"c"]
+    first = lose_claim(bench, lands_s)
+    clock.advance(1.0)
+    bench.engine.recover(bench.session, first)
+    clock.advance(5.0)
+    assert [each.payload for each in bench.engine.claim(bench.session, ["q"], 5)] == [b"b", b"c"]
+    assert bench.counts() == (0, 0, 3)
+    assert bench.engine.holds([known.lease]) == [True]
 
 
 def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
@@ -157,3 +197,28 @@ def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
         bench.put(b"a")
     bench.put(b"b")
     assert {key for key, _ in bench.engine.tokens()} - tokens
+
+
+def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has looked, and its first run has not happened: what fails after that has failed, and nothing is stored."""
+    declare_two_graves(bench, **{"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
+    take, runs = copies.take, []
+
+    def taken(tr: Transaction, keys: Keyspace, record: Record, targets: list[str], payload: bytes) -> list[bytes]:
+        found = take(tr, keys, record, targets, payload)
+        runs.append(record.message_id)
+        if len(runs) == 1:
+            lose(bench, (Fault.ANSWER_LOST_NOT_APPLIED,))
+        if len(runs) == 2:
+            raise copies.CopiesMissing(record.message_id, targets, payload)
+        if len(runs) == 3:
+            raise StoreUnavailable
+        return found
+
+    monkeypatch.setattr(copies, "take", taken)
+    with pytest.raises(StoreUnavailable):
+        bench.engine.publish([Publication("", "q", b"x" * 2_000_000)])
+    assert len(runs) == 3
+    assert not bench.engine.doubts
+    bench.engine.publish([Publication("", "q", b"x" * 2_000_000)])
+    assert [bench.counts(queue) for queue in ("one", "two")] == [(1, 0, 0)] * 2

@@ -289,6 +289,25 @@ def test_another_broker_gets_the_body_too(make_app: MakeApp, receive: Any, tmp_p
     assert scan(app.backend.store) == []
 
 
+def test_parts_that_return_at_the_same_time_are_not_late(
+    app: Celery, backend: FdbBackend, receive: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers: both parts are stored, and the second publishes the body before the first looks."""
+    chord(header(app, 2))(app.tasks["total"].s())
+    first, second = receive(app)
+    look = backend.on_chord_part_return
+
+    def look_after_the_other(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(backend, "on_chord_part_return", look)
+        run_all(app, [second])
+        look(*arguments, **options)
+
+    monkeypatch.setattr(backend, "on_chord_part_return", look_after_the_other)
+    run_all(app, [first])
+    assert len(receive(app)) == 1
+    assert "is over or has expired" not in caplog.text
+
+
 def test_a_part_that_comes_too_late_says_so(
     app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, caplog: Any
 ) -> None:

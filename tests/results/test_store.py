@@ -19,7 +19,8 @@ from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import Outcome, ResultStore
 from celery_fdb.results.sweep import SWEEP_ROWS
 from kombu_fdb.clock import SystemClock
-from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
+from kombu_fdb.keyspace.tuples import pack
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults
@@ -70,15 +71,15 @@ def test_a_smaller_result_leaves_nothing_of_the_larger_one(store: ResultStore, s
 
 @pytest.mark.parametrize("late", [STARTED, RETRY, FAILURE, SUCCESS])
 def test_a_success_is_not_overwritten(store: ResultStore, late: str) -> None:
-    assert store.store("a", done(b"first"))
-    assert not store.store("a", done(b"late", state=late))
+    assert store.store("a", done(b"first")).replaced
+    assert not store.store("a", done(b"late", state=late)).replaced
     assert store.load("a").payload == b"first"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("early", [STARTED, RETRY, FAILURE])
 def test_every_other_state_is(store: ResultStore, early: str) -> None:
     store.store("a", done(b"early", state=early))
-    assert store.store("a", done(b"late"))
+    assert store.store("a", done(b"late")).replaced
     assert store.load("a").payload == b"late"  # type: ignore[union-attr]
 
 
@@ -286,6 +287,18 @@ def test_a_task_that_joins_is_waited_for(store: ResultStore) -> None:
     assert add(store, part("c", 1)) is Turn.PUBLISH
 
 
+def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> None:
+    """3,000 ids of tasks are over 100,000 bytes."""
+    store.open_chord("c", None, 0)
+    for number in range(3_000):
+        store.enlarge_chord("c", joined=f"{number:036d}")
+    store.enlarge_chord("c", joined=f"{2_999:036d}")
+    store.enlarge_chord("c", size=1)
+    assert [add(store, part("c", place)) for place in range(3_001)] == [Turn.NOTHING] * 3_000 + [Turn.PUBLISH]
+    store.finish_chord("c")
+    assert scan(store) == []
+
+
 def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, scan: Any) -> None:
     for _ in range(2):
         store.open_chord("c", b"body", 0)
@@ -418,3 +431,26 @@ def _publish(store: ResultStore, published: list[int]) -> None:
     with suppress(ChordOver):  # an earlier run of this commit, whose answer was lost, has done it
         store.finish_chord("c")
     published.append(parts)
+
+
+@pytest.mark.parametrize("tag", ["expiry", "look", "chord", "task"])
+@pytest.mark.parametrize("value", [b"", b"\xff" * 30, b"{}", b'{"claimed_by":5,"joined":5}'])
+def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore, tag: str, value: bytes) -> None:
+    """Whoever asks for just the damaged one is told so, and a new result takes its place."""
+    store.store("bad", done())
+    store.open_chord("g", b"body", 5)
+    rows = {"task": store.keys.task("bad"), "chord": store.keys.chord("g")}
+    rows |= {name: store.keys.prefix + pack(name, 1) + value for name in ("expiry", "look")}
+    store._write(lambda tr: tr.set(rows[tag], value))
+    store.store("good", done(b"good"))
+    store.abandoned_chords()
+    store.sweep(parts=20)
+    with suppress(FormatError):
+        store.load("bad")
+    store.store("bad", done(b"anew"))
+    assert (store.load("good") or done()).payload == b"good"
+    store.open_chord("g", b"body", 0)
+    store.enlarge_chord("g", size=1)
+    store.add_part(part("g", 0))
+    assert store.claim_chord(Part("g", 0, "t0")) is Turn.PUBLISH
+    store.finish_chord("g")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kombu_fdb.routing.match import matches
+from kombu_fdb.routing.match import _parts, _topic_matches, matches
 
 words = st.sampled_from(["a", "b", "celery", "", "a+b"])
 routing_keys = st.lists(words, max_size=5).map(".".join)
@@ -35,6 +35,31 @@ def split(key: str) -> list[str]:
 @example("*", "")
 def test_topic(binding: str, key: str) -> None:
     assert matches("topic", binding, key) == reference(split(binding), split(key))
+
+
+class Counted(str):
+    """A word that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize(
+    "binding", ["#." * 2_400 + "a", "#.a." * 1_200 + "#", "*.#." * 1_200 + "b", "#.a.a." * 800 + "#.b"]
+)
+def test_long_bindings_take_as_many_steps_as_words(binding: str) -> None:
+    """Of an older store; a new one has at most 255 bytes."""
+    key = tuple(Counted(word) for word in (["a"] * 127 + ["b"]))
+    for words_ in (key, key[:-1]):
+        Counted.compared = 0
+        _topic_matches(_parts(binding), words_)
+        assert Counted.compared <= 4 * (len(key) + len(binding.split(".")))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from kombu_fdb import Broker
-from kombu_fdb.client import Client
 from kombu_fdb.clock import SystemClock, random_id
 from kombu_fdb.connect import Opened, open_store
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.options import parse_options
-from kombu_fdb.queue.engine import Engine
+from kombu_fdb.process.client import Client
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.queue_conformance import Bench
@@ -137,3 +137,8 @@ def sweep() -> Callable[[Broker, Broker], None]:
         observer.engine.release_session(session_id)
 
     return sweep
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_kept(jobs_are_kept: None) -> None:
+    """In each test here."""

@@ -37,10 +37,11 @@ def test_brokers_of_a_process_share_one_session_that_opens_with_the_first_take(t
         one.queue("q").put_many("ab")
         assert one.engine.beats() == [], "no heartbeat for a producer"
         job = one.queue("q").take(0)
-        other.queue("q").take(0)
+        others = other.queue("q").take(0)
         assert len(one.engine.beats()) == 1
         other.close()
         assert one.queue("q").stats().ready == 1, "only its own go back"
+        assert "held" in repr(others)
         job.ack()
     with pytest.raises(StoreUnavailable):
         one.queue("q").put("c")

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from kombu_fdb.deadletters import DeadLetters
+from kombu_fdb.api.deadletters import DeadLetters
+from kombu_fdb.api.job import Job
+from kombu_fdb.engine.dead_letters.letters import LETTERS_PER_TRANSACTION, Wanted
+from kombu_fdb.engine.messages.deadletter import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.errors import OptionError, QueueNotFound
-from kombu_fdb.job import Job
-from kombu_fdb.queue.deadletter import DETAILS_BYTES, MOST_DETAILED, fitted
-from kombu_fdb.queue.letters import LETTERS_PER_TRANSACTION, Wanted
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 
@@ -194,7 +194,8 @@ def test_replay_from_the_queue_of_a_dead_letter_exchange(broker):
     a, b = queues
     assert a.kick(2, dead_queue="graveyard") == 2
     assert a.kick(9) == 0, "none in a.dead"
-    assert [job.payload for job in a.take_many(9, 0)] == [b"a2", b"a1"], "the most urgent"
+    held = a.take_many(9, 0)
+    assert [job.payload for job in held] == [b"a2", b"a1"], "the most urgent"
     assert broker.dead_letters("graveyard").replay() == 4
     assert [a.count(), b.count(), broker.queue("graveyard").count()] == [1, 3, 1]
     assert b.take(0).deaths[0].queue == "b"

@@ -152,7 +152,8 @@ def test_two_brokers_of_one_session_are_two_consumers(tmp_path):
     with Broker.open(url) as one, Broker.open(url) as two:
         jobs = one.queue("jobs", arguments={"x-single-active-consumer": True})
         jobs.put_many("abc")
-        assert jobs.take(0).payload == b"a"
+        job = jobs.take(0)
+        assert job.payload == b"a"
         assert two.queue("jobs").take(0) is None
         one.close()
         assert two.queue("jobs").take(0).payload == b"a"

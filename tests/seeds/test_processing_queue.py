@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kombu_fdb import backoff
+from kombu_fdb.api.job import Job
 from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import AlreadySettled, LeaseLost, OptionError
-from kombu_fdb.job import Job
 
 PATIENCE_S = 20.0
 

@@ -43,7 +43,7 @@ assert ticks > before
 print("woken")
 sys.stdin.readline()
 before = ticks
-tr = database.begin(timeout_s=0.1)
+tr = database.begin(timeout_s=2)
 try:
     tr.set(b"a", b"1")
 except StoreUnavailable:

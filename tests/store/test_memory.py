@@ -60,31 +60,68 @@ class TestFaults:
         assert (read(database, b"b") == b"1") is applied
         assert faults.struck == {fault: 1}
 
-    def test_a_late_commit_happens_later_or_never(self) -> None:
+    def test_a_late_commit_happens_up_to_five_seconds_later_or_never(self) -> None:
         outcomes = set()
         for seed in range(20):
-            faults = Faults(random.Random(seed))
-            database = MemoryDatabase(clock=ManualClock(), faults=faults)
+            faults, clock = Faults(random.Random(seed)), ManualClock()
+            database = MemoryDatabase(clock=clock, faults=faults)
             faults.at_commits(Fault.COMMIT_LATE)
             with pytest.raises(CommitUnknown) as unknown:
                 commit(database, lambda tr: tr.set(b"a", b"1"))
             assert unknown.value.in_flight
-            assert database.items() == []
-            outcomes.add(read(database, b"a"))
-        assert outcomes == {None, b"1"}
+            seen = []
+            for _ in range(6):
+                seen.append(read(database, b"a"))
+                clock.advance(1)
+            assert seen == sorted(seen, key=bool), "what has landed stays"
+            outcomes.add(seen.count(None))
+        assert 6 in outcomes, "some never happen"
+        assert {2, 3, 4} & outcomes, "some happen after others looked"
 
-    def test_a_late_commit_can_still_conflict(self) -> None:
-        for seed in range(10):
-            faults = Faults(random.Random(seed))
-            database = MemoryDatabase(clock=ManualClock(), faults=faults)
-            tr = database.begin(timeout_s=5)
-            tr.get(b"a")
-            tr.set(b"a", b"late")
-            commit(database, lambda other: other.set(b"a", b"first"))
-            faults.at_commits(Fault.COMMIT_LATE)
-            with pytest.raises(CommitUnknown):
-                tr.commit()
-            assert read(database, b"a") == b"first"
+    def test_others_begin_and_commit_before_a_late_commit_lands(self) -> None:
+        faults, clock = Faults(), ManualClock()
+        database = MemoryDatabase(clock=clock, faults=faults)
+        faults.at_commits(Fault.COMMIT_LATE)
+        faults.at_landings(2.0)
+        with pytest.raises(CommitUnknown):
+            commit(database, lambda tr: (tr.set(b"a", b"late"), tr.set(b"b", b"late")))
+        clock.advance(1)
+        commit(database, lambda tr: tr.set(b"a", b"%d" % (tr.get(b"b") is None)))
+        assert read(database, b"a") == b"1"
+        clock.advance(1)
+        assert (read(database, b"a"), read(database, b"b")) == (b"late", b"late")
+
+    @pytest.mark.parametrize("blind", [False, True])
+    def test_a_late_commit_conflicts_with_what_came_after_it_was_sent(self, blind: bool) -> None:
+        faults, clock = Faults(), ManualClock()
+        database = MemoryDatabase(clock=clock, faults=faults)
+        commit(database, lambda tr: tr.set(b"a", b"before"))
+        tr = database.begin(timeout_s=5)
+        tr.add_read_conflict_key(b"a") if blind else tr.get(b"a")
+        tr.set(b"b", b"late")
+        faults.at_commits(Fault.COMMIT_LATE)
+        faults.at_landings(2.0)
+        with pytest.raises(CommitUnknown):
+            tr.commit()
+        for _ in range(200):  # the log of commits is kept for it
+            commit(database, lambda other: other.set(b"c", b""))
+        commit(database, lambda other: other.clear(b"a"))
+        clock.advance(2)
+        assert read(database, b"b") is None
+
+    def test_a_late_commit_is_too_old_after_five_seconds_of_its_transaction(self) -> None:
+        faults, clock = Faults(), ManualClock()
+        database = MemoryDatabase(clock=clock, faults=faults)
+        tr = database.begin(timeout_s=60)
+        tr.get(b"a")
+        clock.advance(3)
+        tr.set(b"a", b"late")
+        faults.at_commits(Fault.COMMIT_LATE)
+        faults.at_landings(4.0)
+        with pytest.raises(CommitUnknown):
+            tr.commit()
+        clock.advance(5)
+        assert read(database, b"a") is None
 
     def test_a_lost_watch(self, database: MemoryDatabase, faults: Faults) -> None:
         faults.at_watches(Fault.WATCH_LOST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.process.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.store.retry import CommitTokens, Retry
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import LONGEST_DOUBT_S, CommitTokens, Doubt
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.costs import CountingDatabase
-from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.store_conformance import number, read
 
@@ -163,7 +166,7 @@ def test_a_token_costs_one_blind_write_and_nothing_when_only_reading() -> None:
     bench = Bench()
     bench.retry(bench.add_one, timeout_s=60)
     cost = bench.counted.last
-    assert (cost.point_reads, cost.conflict_keys, cost.sets, cost.round_trips) == (1, 1, 2, 3)
+    assert (cost.point_reads, cost.conflict_keys, cost.sets, cost.round_trips) == (1, 2, 2, 3)
     bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
     cost = bench.counted.last
     assert (cost.point_reads, cost.sets, cost.round_trips, cost.commits) == (1, 0, 2, 0)
@@ -188,3 +191,123 @@ def test_a_transaction_is_always_ended() -> None:
     with pytest.raises(StoreUnavailable):
         bench.retry(body, timeout_s=1)
     assert not bench.database._readers
+
+
+# -- doubts ------------------------------------------------------------------------------------------------------------
+
+
+def doubtful(bench: Bench, lands_s: float | None) -> Doubt[int]:
+    doubt: Doubt[int] = Doubt()
+    bench.faults.at_commits(Fault.COMMIT_LATE)
+    bench.faults.at_landings(lands_s)
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    assert doubt.is_open
+    return doubt
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize(("lands_s", "happened"), [(None, False), (0.0, True), (0.5, True), (3.0, False)])
+def test_a_doubt_is_settled_for_good(used_before: bool, lands_s: float | None, happened: bool) -> None:
+    bench = Bench()
+    before = bench.retry(bench.add_one, timeout_s=60) if used_before else 0
+    doubt = doubtful(bench, lands_s)
+    bench.clock.advance(1)
+    assert bench.retry.resolve(doubt, timeout_s=60) is happened
+    assert doubt.result == (before + 1 if happened else None)
+    bench.clock.advance(10)
+    assert bench.count() == before + happened, "what has not happened never does"
+    assert bench.retry.resolve(doubt, timeout_s=60) is happened
+
+
+@pytest.mark.parametrize("fault", [*RETRYABLE, Fault.COMMIT_LATE])
+def test_settling_a_doubt_may_be_repeated(fault: Fault) -> None:
+    bench = Bench()
+    doubt = doubtful(bench, 3.0)
+    bench.faults.at_commits(fault)
+    bench.faults.at_landings(1.0)
+    with contextlib.suppress(CommitUnknown):
+        bench.retry.resolve(doubt, timeout_s=60)
+    bench.clock.advance(2)
+    assert bench.retry.resolve(doubt, timeout_s=60) is False
+    bench.clock.advance(10)
+    assert bench.count() == 0
+
+
+def test_an_exception_after_the_commit_leaves_a_doubt() -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.faults.at_commits(Fault.INTERRUPTED)
+    with pytest.raises(Interrupted):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    assert bench.retry.resolve(doubt, timeout_s=60) is True
+    assert doubt.result == bench.count() == 1
+
+
+@pytest.mark.parametrize("lands_s", [None, 0.0, 0.5])
+def test_a_call_that_goes_on_with_a_doubt_has_its_effect_once(lands_s: float | None) -> None:
+    """As a publish does that first copies what it pushes out of a full queue."""
+    bench = Bench()
+    doubt = doubtful(bench, lands_s)
+    if lands_s == 0.0:
+        bench.clock.advance(1)
+    assert bench.retry(bench.add_one, timeout_s=60, doubt=doubt) == 1
+    bench.clock.advance(10)
+    assert bench.count() == 1
+    assert not doubt.is_open
+    bench.retry(bench.add_one, timeout_s=60)
+    assert len(bench.database.items(b"token/", b"token0")) == 1, "its token is used again"
+
+
+def test_a_settled_doubt_is_not_used_again() -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    with pytest.raises(AssertionError):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+
+
+@pytest.mark.parametrize("fault", [Fault.CONFLICT, Fault.UNAVAILABLE])
+def test_what_was_refused_leaves_none(fault: Fault) -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.faults.at_commits(fault)
+    with pytest.raises(StoreUnavailable):
+        bench.retry(bench.add_one, timeout_s=0.001, doubt=doubt)
+    assert not doubt.may_have_happened
+
+
+def test_whoever_is_too_late_is_told_so() -> None:
+    """A machine that slept: others may have cleared its tokens."""
+    bench = Bench()
+    doubt = doubtful(bench, None)
+    bench.clock.advance(LONGEST_DOUBT_S + 1)
+    assert bench.retry.resolve(doubt, timeout_s=60) is None
+    assert doubt.is_open
+    assert LEFT_TTL_S >= 2 * LONGEST_DOUBT_S
+
+
+@pytest.mark.parametrize("clocks_stop", [False, True])
+def test_a_token_that_was_cleared_proves_nothing(clocks_stop: bool) -> None:
+    """In the pause after a lost answer the machine sleeps, and others clear its tokens, as those of a dead process."""
+
+    class Sleeper(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds if clocks_stop else 1_000)
+            for key, _ in bench.database.items(b"token/", b"token0"):
+                tr = bench.database.begin(timeout_s=5)
+                tr.clear(key)
+                tr.commit()
+
+    bench = Bench()
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    bench.retry.clock = Sleeper()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=60_000)
+    assert bench.count() == 2
+
+
+def test_a_token_nobody_used_for_long_is_left_to_the_sweepers() -> None:
+    bench = Bench()
+    for pause_s in (1, LONGEST_DOUBT_S + 1, 1):
+        bench.retry(bench.add_one, timeout_s=60)
+        bench.clock.advance(pause_s)
+    assert [key for key, _ in bench.database.items(b"token/", b"token0")] == [b"token/1", b"token/2"]

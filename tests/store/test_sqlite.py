@@ -13,6 +13,7 @@ import pytest
 from kombu_fdb.store import sqlite_bell, sqlite_files
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.testing.sqlite_apart import open_apart
 from kombu_fdb.testing.store_conformance import TIMEOUT_S, Capability, StoreConformance, lacks
 
 
@@ -47,6 +48,14 @@ class TestSqlite(StoreConformance):
         tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
         tr.get(key)
         return tr
+
+
+class TestSqliteOfAnotherProcess(TestSqlite):
+    @pytest.fixture
+    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+        other = open_apart(path)
+        yield other
+        other.close()
 
 
 def test_messages_of_the_size_of_celerys_share_pages(path: str) -> None:

@@ -259,14 +259,39 @@ def test_a_fork_without_pythons_hooks_is_noticed(path: str) -> None:
 
 
 def test_subprocesses_cost_nothing(database: SqliteDatabase) -> None:
-    connection = database._writer
+    connection = database.file._writer
     with Program("print(1)") as program:
         assert program.hear() == "1"
-    assert database._writer is connection
+    assert database.file._writer is connection
 
 
 def test_a_database_is_reopened_after_the_fork(database: SqliteDatabase) -> None:
     in_child(lambda: None)
-    assert database._writer is None
+    assert database.file._writer is None
     commit(database, lambda tr: tr.set(b"a", b"1"))
     assert os.getpid() == database.pid
+
+
+def test_threads_that_fork_at_the_same_time(database: SqliteDatabase, path: str) -> None:
+    """Forks take turns: the end of one must not let transactions start in the middle of another."""
+    statuses: list[int] = []
+
+    def work() -> None:
+        for _ in range(10):
+            commit(database, lambda tr: tr.add(b"parent", 1))
+            pid = os.fork()
+            if not pid:
+                try:
+                    commit(SqliteDatabase.open(path), lambda tr: tr.add(b"child", 1))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            statuses.append(os.waitpid(pid, 0)[1])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert statuses == [0] * 40
+    assert read(database, b"child") == read(database, b"parent") == struct.pack("<q", 40)

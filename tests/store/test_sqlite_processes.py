@@ -22,8 +22,9 @@ import pytest
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.store import sqlite_bell, sqlite_lock
 from kombu_fdb.store.sqlite import SqliteDatabase
-from kombu_fdb.store.sqlite_lock import FairLock
+from kombu_fdb.store.sqlite_turns import FairLock, Turn
 from kombu_fdb.testing.processes import Program, until
+from kombu_fdb.testing.sqlite_apart import open_apart
 from kombu_fdb.testing.store_conformance import TIMEOUT_S, arm, commit, read
 
 pytestmark = pytest.mark.process
@@ -127,24 +128,25 @@ def is_locked(file: IO[bytes]) -> bool:
 
 
 def test_threads_get_the_lock_in_the_order_they_came() -> None:
-    lock, order = FairLock(), []
-    assert lock.acquire(0)
+    lock, first, order = FairLock(), Turn(), []
+    assert lock.acquire(first, 0)
 
     def work(number: int) -> None:
-        assert lock.acquire(TIMEOUT_S)
+        turn = Turn()
+        assert lock.acquire(turn, TIMEOUT_S)
         order.append(number)
-        lock.release()
+        lock.release(turn)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(10)]
     for number, thread in enumerate(threads):
         thread.start()
-        until(lambda number=number: len(lock._waiting) == number + 1)
-    assert not lock.acquire(0.01)
-    lock.release()
+        until(lambda number=number: len(lock) == number + 2)
+    assert not lock.acquire(Turn(), 0.01)
+    lock.release(first)
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert order == list(range(10))
-    assert lock.acquire(0)
+    assert lock.acquire(Turn(), 0)
 
 
 HOLDER = """
@@ -312,14 +314,14 @@ def test_a_dead_listeners_pipe_is_removed(database: SqliteDatabase, path: str) -
     assert list(bells.glob("*.bell")) == []
     with Program(LISTENER, path) as listener:
         assert listener.hear() == "armed"
-    with_fresh_cache = SqliteDatabase.open(path)
+    with_fresh_cache = open_apart(path)
     ring(with_fresh_cache)
     assert list(bells.glob("*.bell")) == []
     with_fresh_cache.close()
 
 
 def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: str) -> None:
-    other = SqliteDatabase.open(path)
+    other = open_apart(path)
     _, fired = arm(database, BELL)
     ring(other)
     assert fired.wait(TIMEOUT_S)
@@ -338,12 +340,12 @@ def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: 
 
 
 def unread(database: SqliteDatabase) -> int:
-    answer = fcntl.ioctl(database.listener._read_fd, termios.FIONREAD, bytes(4))
+    answer = fcntl.ioctl(database.file.listener._read_fd, termios.FIONREAD, bytes(4))
     return int.from_bytes(answer, "little")
 
 
 def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str) -> None:
-    other = SqliteDatabase.open(path)
+    other = open_apart(path)
     busy, go_on = threading.Event(), threading.Event()
     watch, _ = arm(database, b"busy bell")
     watch.on_fire(lambda: (busy.set(), go_on.wait(TIMEOUT_S)))
@@ -352,7 +354,7 @@ def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str
     fired = [arm(database, b"bell/%d" % i)[1] for i in range(3)]
     with pytest.raises(BlockingIOError):
         while True:
-            os.write(next(iter(other._ringer._fds.values())), b"unknown!" * 64)
+            os.write(next(iter(other.file.ringer._fds.values())), b"unknown!" * 64)
     ring(other, b"bell/1")  # refused by the pipe
     go_on.set()
     assert all(event.wait(TIMEOUT_S) for event in fired)
@@ -363,8 +365,8 @@ def test_news_lost_with_a_killed_writer_is_found_by_comparing(
     database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_bell, "CHECK_S", 0.02)
-    other = SqliteDatabase.open(path)
-    monkeypatch.setattr(other._ringer, "ring", lambda keys: None)
+    other = open_apart(path)
+    monkeypatch.setattr(other.file.ringer, "ring", lambda keys: None)
     _, fired = arm(database, BELL)
     _, unconcerned = arm(database, b"other bell")
     ring(other)
@@ -375,7 +377,7 @@ def test_news_lost_with_a_killed_writer_is_found_by_comparing(
 
 def test_bells_work_after_their_directory_was_removed(database: SqliteDatabase, path: str) -> None:
     shutil.rmtree(f"{path}-bells")
-    other = SqliteDatabase.open(path)
+    other = open_apart(path)
     ring(database)
     _, fired = arm(other, BELL)
     ring(database)
@@ -384,7 +386,7 @@ def test_bells_work_after_their_directory_was_removed(database: SqliteDatabase, 
 
 
 def test_many_bells_in_one_commit(database: SqliteDatabase, path: str) -> None:
-    other = SqliteDatabase.open(path)
+    other = open_apart(path)
     keys = [b"bell/%d" % i for i in range(200)]  # more than one atomic write to a pipe holds
     fired = [arm(database, key)[1] for key in keys]
     commit(other, lambda tr: [tr.set_versionstamped_value(key) for key in keys])
@@ -392,10 +394,27 @@ def test_many_bells_in_one_commit(database: SqliteDatabase, path: str) -> None:
     other.close()
 
 
+def test_a_listener_outlives_a_lock_that_is_not_free(
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SIGSTOP, when every deadline has passed."""
+    other, turn = open_apart(path), Turn()
+    _, fired = arm(database, BELL)
+    monkeypatch.setattr(sqlite_bell, "LOCK_S", 0.01)
+    assert database.file.listener.lock.acquire(turn, TIMEOUT_S)
+    ring(other)
+    assert fired.wait(TIMEOUT_S)
+    database.file.listener.lock.release(turn)
+    _, again = arm(database, BELL)
+    ring(other)
+    assert again.wait(TIMEOUT_S)
+    other.close()
+
+
 def test_closing_ends_the_thread_and_removes_the_pipe(path: str) -> None:
     database = SqliteDatabase.open(path)
     arm(database, BELL)
-    thread = database.listener._thread
+    thread = database.file.listener._thread
     before = open_files()
     database.close()
     database.close()
@@ -431,7 +450,7 @@ def test_a_store_that_fails_after_the_commit_wakes_instead_of_raising(
     tr.set(b"a", b"1")
     watch = tr.watch(BELL)
     with monkeypatch.context() as patch:
-        patch.setattr(database.listener, "_read_values", unreadable)
+        patch.setattr(database.file.listener, "_read_values", unreadable)
         tr.commit()
     fired = threading.Event()
     watch.on_fire(fired.set)
@@ -477,7 +496,7 @@ def fill(path: str, ballast: Path) -> None:
 
 
 def test_a_database_that_may_not_grow(database: SqliteDatabase) -> None:
-    database._writer.execute("PRAGMA max_page_count=20")
+    database.file._writer.execute("PRAGMA max_page_count=20")
     with pytest.raises(StoreUnavailable, match="disk is full"):
         for i in range(1000):
             commit(database, lambda tr: tr.set(b"%04d" % i, bytes(20_000)))  # noqa: B023
@@ -533,7 +552,7 @@ def test_another_program_that_locks_the_database(database: SqliteDatabase, path:
 
 
 def test_a_failed_transaction_frees_the_lock(database: SqliteDatabase, path: str) -> None:
-    other = SqliteDatabase.open(path)
+    other = open_apart(path)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
     with pytest.raises(LimitExceeded):

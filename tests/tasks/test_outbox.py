@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -16,8 +17,8 @@ from celery_fdb import outbox as module
 from celery_fdb.outbox import DDL, INDEX_DDL, Outbox
 from celery_fdb.published import BrokerInTest
 from kombu_fdb import OptionError
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
-from kombu_fdb.queue.engine import Engine
 from kombu_fdb.testing.processes import fork
 
 
@@ -52,6 +53,10 @@ def add(box, database, signature=None, commit=True):
     result = box.add(database.cursor(), signature or box.app.tasks["add"].s(1, 2))
     (database.commit if commit else database.rollback)()
     return result
+
+
+def close_(*_):
+    pass
 
 
 def rows(database, columns="attempts, error, due_ms"):
@@ -212,7 +217,7 @@ def test_a_poison_row_can_be_tried_again(box, database, sent, task, hurry):
     for _ in range(module.MOST_ATTEMPTS):
         box.relay()
     with box.opened() as table:
-        assert table.retry_poison(box.now_ms()) == 1
+        assert table.retry_poison() == 1
 
     @box.app.task(name="later", shared=False)
     def later(one):
@@ -270,11 +275,57 @@ def test_nor_does_one_that_fails_in_the_middle(box, database, sent, monkeypatch,
 def test_a_relay_whose_lease_is_over_takes_nothing_from_the_next(box, database, hurry):
     add(box, database)
     with box.opened() as table:
-        (first,) = table.claim(1, box.now_ms(), 0)
-        (second,) = table.claim(1, box.now_ms() + 5, 60_000)
+        (first,) = table.claim(1, 0)
+        (second,) = table.claim(1, 60_000)
+        assert second.lease_ms > first.lease_ms
         table.give_back([first])
         table.fail(first, "late", None)
     assert rows(database) == [(0, None, second.lease_ms)]
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+@pytest.mark.parametrize("who", ["writer", "relay"])
+def test_clocks_that_differ_neither_delay_a_row_nor_end_a_lease(box, database, monkeypatch, skew_s, who):
+    """The database's clock decides, whatever the hosts of writers and relays believe."""
+
+    def skewed(self):
+        return int((time.time() + skew_s) * 1000)
+
+    with monkeypatch.context() as skew:
+        if who == "writer":
+            skew.setattr("kombu_fdb.clock.SystemClock.wall_ms", skewed)
+        add(box, database)
+    if who == "relay":
+        monkeypatch.setattr("kombu_fdb.clock.SystemClock.wall_ms", skewed)
+    with box.opened() as table:
+        assert table.has_due()
+        (row,) = table.claim(1, 60_000)
+        monkeypatch.setattr("kombu_fdb.clock.SystemClock.wall_ms", lambda _: int((time.time() - skew_s) * 1000))
+        assert not table.has_due()
+        assert table.claim(1, 60_000) == []
+        table.fail(row, "in vain", 60_000)
+        assert table.claim(1, 60_000) == []
+    ((_, _, due),) = rows(database)
+    assert 0 < due - time.time() * 1000 <= 60_000
+
+
+def test_a_database_without_a_clock_that_is_known(app, database):
+    class Cursor:
+        def execute(self, query, values=()):
+            if "celery_outbox" not in query:
+                raise RuntimeError("a syntax error")
+
+        def fetchall(self):
+            return []
+
+        def close(self):
+            pass
+
+    class Connection:
+        cursor, commit, rollback, close = Cursor, close_, close_, close_
+
+    with pytest.raises(OptionError, match="clock="), Outbox(app, Connection, "?").opened():
+        pass
 
 
 def test_a_driver_that_tells_no_placeholder(box):

@@ -10,8 +10,8 @@ from kombu import Exchange, Queue
 
 from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CapacityExceeded, LimitExceeded
-from kombu_fdb.queue.engine import Engine
 
 
 @pytest.fixture

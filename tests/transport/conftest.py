@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])

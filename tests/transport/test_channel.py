@@ -30,6 +30,7 @@ from amqp.exceptions import NotFound, PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
+from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication
 
 
@@ -343,3 +344,11 @@ class TestVanishing:
             until(lambda: not channel._has_queue("unused"))
             assert channel._has_queue("q")
         until(lambda: not channel._has_queue("q"))
+
+
+@pytest.mark.parametrize("kind", ["topic", "direct"])
+def test_a_binding_key_has_at_most_255_bytes(channel: Any, kind: str) -> None:
+    channel.exchange_declare(f"x-{kind}", kind)
+    with pytest.raises(QueueError, match="routing key is too long"):
+        channel.queue_bind("q", f"x-{kind}", "#." * 2_400)
+    channel.queue_bind("q", f"x-{kind}", "#." * 127 + "a")

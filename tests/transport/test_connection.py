@@ -230,6 +230,31 @@ class TestLostConnection:
             connection.close()
         until(lambda: watcher.default_channel.engine.counts("q").ready == 1)
 
+    def test_close_has_one_deadline(self, connect: Any, monkeypatch: pytest.MonkeyPatch, until: Any) -> None:
+        """However many channels and consumers there are: after the first call that ran into it, nobody asks again."""
+        timeout_s = 0.5
+        connection, held = connect(operation_timeout=timeout_s), []
+        connect(ack_delay_ms=2.5).connect()
+        for number in range(8):
+            connection.Producer().publish(number, routing_key=f"q{number}")
+        channels = [connection.channel() for _ in range(8)]
+        for number, channel in enumerate(channels):
+            channel.basic_consume(f"q{number}", False, held.append)
+        until(lambda: connection.drain_events(timeout=5) or len(held) == 8)
+        database = connection.default_channel.client._opened.database
+        hanging = threading.Event()
+
+        def begin(**_: Any) -> Any:
+            hanging.wait(timeout_s)
+            raise StoreUnavailable("the test made it hang")
+
+        monkeypatch.setattr(database, "begin", begin, raising=False)
+        started = time.monotonic()
+        connection.close()
+        took_s = time.monotonic() - started
+        monkeypatch.undo()
+        assert took_s < 8 * timeout_s, "one for each channel"
+
 
 class TestSharing:
     def test_one_client_for_all(self, connection: Connection, connect: Any) -> None:

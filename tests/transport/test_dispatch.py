@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
 
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.dispatch import Dispatch, Subscription
+from kombu_fdb.transport.inbox import Inbox
 
 GROUP_S = 0.002
+PATIENCE_S = 5.0
 
 
 class Qos:
@@ -31,7 +32,7 @@ class Qos:
 class Channel:
     def __init__(self, prefetch: int = 0) -> None:
         self.qos = Qos(prefetch)
-        self.inbox: deque[Any] = deque()
+        self.inbox = Inbox()
         self.free_since: float | None = None
         self.handed = 0
         self.most_handed: int | None = None
@@ -48,7 +49,7 @@ def deliveries(number: int, queue: str = "q", first: int = 0) -> list[Delivery]:
 
 @pytest.fixture
 def dispatch() -> Dispatch:
-    return Dispatch(window=10, group_s=GROUP_S)
+    return Dispatch(window=10, group_s=GROUP_S, patience_s=PATIENCE_S)
 
 
 def test_claims_only_hungry_queues(dispatch: Dispatch) -> None:
@@ -66,8 +67,8 @@ def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
     assert dispatch.place(deliveries(4)) == []
     assert dispatch.plan({"q"}, 0).queues == []
     for _ in range(4):
-        assert dispatch.next()
-    assert dispatch.next() is None
+        assert dispatch.next([])
+    assert dispatch.next([]) is None
     assert dispatch.plan({"q"}, 0).queues == []
     one.qos.held.popitem()
     one.qos.held.popitem()
@@ -98,7 +99,7 @@ def test_without_limit_the_window_bounds(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 0).limit == 10
     dispatch.place(deliveries(6))
     assert dispatch.plan({"q"}, 0).queues == [], "more than half of it waits"
-    dispatch.next()
+    dispatch.next([])
     assert dispatch.plan({"q"}, 0).limit == 5
 
 
@@ -110,7 +111,7 @@ def test_a_full_channel_does_not_block_another(dispatch: Dispatch) -> None:
     plan = dispatch.plan({"tasks", "control"}, 0)
     assert (plan.queues, plan.leaseless) == (["control"], {"control"})
     dispatch.place(deliveries(1, "control", 5))
-    assert {arrival.delivery.queue for arrival in (dispatch.next(), dispatch.next())} == {"tasks", "control"}
+    assert {arrival.delivery.queue for arrival in (dispatch.next([]), dispatch.next([]))} == {"tasks", "control"}
 
 
 def test_leaseless_only_if_all_consumers_are(dispatch: Dispatch) -> None:
@@ -149,7 +150,7 @@ def test_lost_session(dispatch: Dispatch) -> None:
     dispatch.drop_session(b"other")
     assert len(one.inbox) == 2
     dispatch.drop_session(b"s")
-    assert not one.inbox
+    assert len(one.inbox) == 0
 
 
 def test_closed(dispatch: Dispatch) -> None:
@@ -158,17 +159,17 @@ def test_closed(dispatch: Dispatch) -> None:
     dispatch.place(deliveries(2))
     assert len(dispatch.close()) == 2
     assert len(dispatch.place(deliveries(3))) == 3
-    assert dispatch.next() is None
+    assert dispatch.next([]) is None
 
 
 def test_no_more_than_there_are_free_slots() -> None:
-    dispatch, channel = Dispatch(64, 0.002), Channel(prefetch=8)
+    dispatch, channel = Dispatch(64, 0.002, PATIENCE_S), Channel(prefetch=8)
     dispatch.add(subscription(channel))
     channel.most_handed = 2
     assert dispatch.plan({"q"}, 0).limit == 2
     dispatch.place(deliveries(1))
     assert dispatch.plan({"q"}, 0).limit == 1, "a claimed message takes its slot"
-    assert dispatch.next() is not None
+    assert dispatch.next([]) is not None
     assert dispatch.plan({"q"}, 0).limit == 1, "and keeps it when it was handed out"
     channel.most_handed += 1
     assert dispatch.plan({"q"}, 0).limit == 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
+from kombu.serialization import disable_insecure_serializers, enable_insecure_serializers
 
 from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.fairkey import key_reader
@@ -30,7 +32,6 @@ def task(*args: Any, **kwargs: Any) -> dict[str, Any]:
     [
         ({}, ""),
         ({"headers": {"fair_key": "acme"}}, "acme"),
-        ({"headers": {"fair_key": 7}}, "7"),
         ({"headers": {"fair_key": ""}, "properties": {"MessageGroupId": "g"}}, ""),
         ({"properties": {"MessageGroupId": "g"}}, "g"),
         ({"headers": {"MessageGroupId": "g"}}, "g"),
@@ -45,6 +46,9 @@ def test_another_header() -> None:
     assert read({"headers": {"tenant": "acme"}}) == "acme"
     assert read({"headers": {"tenant": "acme", "fair_key": "other"}}) == "other"
     assert read({"headers": {}}) == ""
+    assert read({"headers": {"tenant": 7}}) == "7"
+    with pytest.raises(OptionError, match="tenant"):
+        read({"headers": {"tenant": [7]}})
 
 
 def test_a_function_of_the_task() -> None:
@@ -60,6 +64,59 @@ def test_a_function_that_fails_does_not_stop_the_publish(caplog: pytest.LogCaptu
     with caplog.at_level(logging.ERROR):
         assert key_reader(f"{__name__}:failing")(task(1)) == ""
     assert "without a key" in caplog.text
+
+
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x-python-serialize", "pickle", "application/x-yaml", "application/x-bad"]
+)
+@pytest.mark.parametrize("compression", [None, "application/x-gzip"])
+def test_a_forwarder_decodes_nothing_but_json(
+    tmp_path: Path, kind: str, compression: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the process has enabled for bodies of its own: it republishes what others made."""
+    sprung = tmp_path / "sprung"
+    yaml = f"!!python/object/apply:os.mkdir [{sprung}]".encode()
+    body = yaml if "yaml" in kind else pickle.dumps(([Trap(sprung)], {"customer": "acme"}, {}))
+    message = {**task(), "body": body, "content-type": kind, "content-encoding": "binary"}
+    message["headers"] = {"task": "shop.order", "compression": compression}
+    read = key_reader(f"{__name__}:by_customer")
+    enable_insecure_serializers()
+    try:
+        assert [read(message), read(message)] == ["", ""]
+        assert read({**message, "headers": {**message["headers"], "fair_key": "acme"}}) == "acme"
+    finally:
+        disable_insecure_serializers()
+    assert not sprung.exists()
+    assert "failed" not in caplog.text
+
+
+def test_a_pickled_task_is_forwarded_through_a_connection(tmp_path: Path) -> None:
+    options = {"fair_key": f"{__name__}:by_customer"}
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+    with Connection(url, transport_options=options) as connection:
+        producer = connection.Producer(serializer=None)
+        queue = Queue("jobs")(connection)
+        queue.declare()
+        body = pickle.dumps(([Trap(tmp_path / "sprung")], {}, {}))
+        headers = {"task": "shop.order"}
+        kind = "application/x-python-serialize"
+        producer.publish(body, "jobs", headers=headers, content_type=kind, content_encoding="binary")
+        received = queue.get()
+        producer.publish(
+            received.body, "jobs", headers=headers, content_type=received.content_type, content_encoding="binary"
+        )
+        assert queue.get().body == body
+    assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize("option", ["no.such.module:key", f"{__name__}:nothing", f"{__name__}:pytestmark_"])

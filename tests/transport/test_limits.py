@@ -167,7 +167,7 @@ class TestSingleActiveConsumer:
         publish(two.connection, *range(4))
         until(lambda: one.bodies == [0, 1])
         client = one.connection.default_channel.client
-        client.membership()._stop()  # no heartbeat any more, and no sweep
+        client.membership().stop()  # no heartbeat any more, and no sweep
         until(lambda: len(two.bodies) == 4)
         assert two.bodies == [0, 1, 2, 3]
         assert [message.delivery_info["redelivered"] for message in two.held] == [True, True, False, False]
@@ -192,6 +192,7 @@ class TestSingleActiveConsumer:
         other = connect(**ANOTHER_PROCESS, poll_interval=3600.0)
         engine = other.default_channel.engine
         two, armed = Listener(other), threading.Event()
+        assert two.bodies == []  # it has drained
         until(lambda: other.transport.receiver.idle)
         claims, arm = [], engine.arm
         engine.claim = lambda *arguments, **_: claims.append(arguments) or []
@@ -265,7 +266,7 @@ class TestTimeToRun:
         until(lambda: listener.bodies == ["task", "other", "task"])
         assert connection.default_channel.engine.counts("q").leased == 2
 
-    @pytest.mark.parametrize("header", ["soon", None, -1, 0, {}])
+    @pytest.mark.parametrize("header", [None, 0])
     def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
         publish(connection, "task", headers={"x-ttr": header})
         Listener(connection)
@@ -333,7 +334,6 @@ class TestTimeToRun:
         hanging = Listener(connection, prefetch_count=3)
         engine = connection.default_channel.engine
         publish(connection, 0, 1, 2)
-        until(lambda: engine.counts("q").leased == 3)
         connection.drain_events(timeout=5)
         until(lambda: engine.counts("q").leased == 0)
         dispatch = connection.transport.receiver.dispatch

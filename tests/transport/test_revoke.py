@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from celery import Celery, chord
+from celery.exceptions import ChordError, TaskRevokedError
 
 from kombu_fdb import Broker
 
@@ -69,6 +72,56 @@ def test_a_chord_hears_of_its_revoked_part(app, broker, monkeypatch):
     result = chord(header)(app.tasks["send"].s())
     result.parent[0].revoke()
     assert told == ["REVOKED"]
+
+
+def test_a_chord_of_our_own_backend_fails_with_its_revoked_part(url):
+    app = Celery(broker=url, backend=url, set_as_current=False, control="celery_fdb.control:Control")
+
+    @app.task(name="send", shared=False)
+    def send(*args):
+        return args
+
+    result = chord([send.s(1), send.s(2)])(send.s())
+    for part in result.parent:
+        part.revoke()
+        with pytest.raises(TaskRevokedError):
+            part.get(timeout=10)
+    with pytest.raises(ChordError, match="TaskRevokedError"):
+        result.get(timeout=10, follow_parents=False)
+    app.pool.force_close_all()
+    app.close()
+
+
+def test_what_has_ended_keeps_its_result(app, broker):
+    """Its worker died between storing the result and the ack, or it is a dead letter: its chord was told then."""
+    sent = app.tasks["send"].delay()
+    broker.queue("q").take(0).bury()
+    app.backend.mark_as_failure(sent.id, ValueError("broken"))
+    assert app.control.cancel(sent.id) == 1
+    assert sent.state == "FAILURE"
+
+
+def test_a_dead_letter_of_which_nobody_was_told(app, broker):
+    """Its worker died each time."""
+    sent = app.tasks["send"].delay()
+    broker.queue("q").take(0).bury()
+    assert app.control.cancel(sent.id) == 1
+    assert sent.state == "REVOKED"
+
+
+def test_a_body_that_the_app_does_not_accept_is_not_decoded(app, broker, monkeypatch, caplog):
+    monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("unpickled"))
+    sent = app.tasks["send"].apply_async((1,), serializer="pickle")
+    assert app.control.cancel(sent.id) == 1
+    assert sent.state == "REVOKED"
+    assert "a chord is not told" in caplog.text
+
+
+def test_a_message_that_is_no_task_has_no_result(app, broker):
+    with app.connection_for_write() as connection:
+        connection.SimpleQueue("q").put("text", message_id="m1")
+    assert app.control.cancel("m1") == 1
+    assert app.AsyncResult("m1").state == "PENDING"
 
 
 def test_another_broker_is_celerys_business():

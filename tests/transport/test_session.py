@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown
-from kombu_fdb.queue.engine import Engine
 from kombu_fdb.transport.errors import SessionLost
 
 
@@ -118,8 +118,8 @@ def test_claims_of_unknown_outcome_are_recovered(
         patch.setattr(engine, "claim", claim_and_forget)
         with pytest.raises(connection.connection_errors):
             channel.basic_get("q")
-    assert engine.counts("q").leased == 2
-    assert channel.basic_get("q").payload == 1, "it was put back before the next claim"
+    until(lambda: engine.counts("q").leased == 1)  # without another claim: a consumer that is full makes none
+    assert channel.basic_get("q").payload == 1, "it was put back to its place"
     held.ack()
     assert engine.counts("q").leased == 1
 

@@ -38,7 +38,9 @@ class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
 
     @admin.display(description=_("due"), ordering="due_ms")
     def due(self, row: OutboxRow) -> Any:
-        return _("failed for good") if row.due_ms is None else _moment(row.due_ms)
+        if row.due_ms is None:
+            return _("failed for good")
+        return _moment(row.due_ms) if row.due_ms else _("now")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         del request

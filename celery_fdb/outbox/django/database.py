@@ -24,7 +24,8 @@ from kombu.exceptions import OperationalError
 from celery_fdb.django import conf
 from celery_fdb.outbox import Outbox
 from celery_fdb.outbox.django.models import OutboxRow
-from celery_fdb.outbox.rows import Rows
+from celery_fdb.outbox.rows import CLOCKS, Rows
+from kombu_fdb.errors import OptionError
 
 __all__ = ["DjangoOutbox", "outbox"]
 
@@ -34,6 +35,7 @@ QUIET_S = 10.0
 #: Rows of one transaction that are published right after it; the relay publishes those before them.
 MOST_AT_ONCE = 1000
 _MARK = "%s"
+_CLOCKS = dict(zip(("sqlite", "postgresql", "mysql"), CLOCKS, strict=True))
 
 
 def outbox(using: str | None = None) -> DjangoOutbox:
@@ -48,6 +50,8 @@ def _outbox(app: Celery, using: str) -> DjangoOutbox:
 
 class DjangoOutbox(Outbox):
     """``using``: the database's alias."""
+
+    how_to_make_it = 'put "celery_fdb.outbox.django" into INSTALLED_APPS, and run `manage.py migrate`'
 
     def __init__(self, app: Celery, using: str) -> None:
         super().__init__(app, partial(connections.__getitem__, using), _MARK)
@@ -89,12 +93,18 @@ class DjangoOutbox(Outbox):
         connection = connections[self._using]
         features: Any = connection.features
         try:
-            yield Rows(
-                partial(_cursor, self._using), _MARK, skip_locked=bool(features.has_select_for_update_skip_locked)
-            )
+            skip_locked = bool(features.has_select_for_update_skip_locked)
+            yield Rows(partial(_cursor, self._using), _MARK, _clock(connection.vendor), skip_locked=skip_locked)
         except Exception:
             connection.close_if_unusable_or_obsolete()
             raise
+
+
+def _clock(vendor: str) -> str:
+    """Raises ``OptionError``."""
+    if vendor not in _CLOCKS:
+        raise OptionError("the outbox does not know this kind of database", vendor=vendor, known=", ".join(_CLOCKS))
+    return _CLOCKS[vendor]
 
 
 @contextmanager

@@ -12,8 +12,9 @@ proves nothing.
 
 from __future__ import annotations
 
-from kombu_fdb.testing.simulation.plan import PROFILES, make_plan
+from kombu_fdb.testing.simulation.plan import make_plan
 from kombu_fdb.testing.simulation.process import Violation
+from kombu_fdb.testing.simulation.profiles import PROFILES
 from kombu_fdb.testing.simulation.run import profile_of, replay, simulate
 from kombu_fdb.testing.simulation.shrink import shrink
 from kombu_fdb.testing.simulation.twins import TWINS, twin

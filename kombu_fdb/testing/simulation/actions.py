@@ -6,7 +6,7 @@ profile, and its rights in ``rights.py``.
 
 from __future__ import annotations
 
-from kombu_fdb.testing.simulation import operators, owners, weather
+from kombu_fdb.testing.simulation import closing, operators, owners, weather
 from kombu_fdb.testing.simulation.world import Action
 
 __all__ = ["ACTIONS"]
@@ -16,7 +16,16 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     **{
         each.__name__: ("main", each)
         for each in (
-            *(owners.publish, owners.repeat, owners.claim, owners.ack, owners.reject, owners.release, owners.wait),
+            *(
+                owners.publish,
+                owners.repeat,
+                owners.insist,
+                owners.claim,
+                owners.ack,
+                owners.reject,
+                owners.release,
+                owners.wait,
+            ),
             *(owners.start, owners.die, owners.consume, owners.leave, owners.resign),
             *(operators.limit, operators.pause, operators.purge, operators.delete, operators.replay, operators.garble),
             *(operators.drop, operators.cancel, operators.move, operators.walk, operators.discard),
@@ -25,7 +34,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     **{each.__name__: ("duties", each) for each in (owners.duties, owners.sweep, owners.promote, owners.tidy)},
     **{each.__name__: ("world", each) for each in (weather.freeze, weather.cut, weather.jump)},
     "beat": ("beat", owners.beat),
-    "close": ("close", owners.close),
+    **{each.__name__: ("close", each) for each in (closing.close, closing.shut)},
     "pass": ("", weather.pass_),
     **{
         each.__name__: ("", each)

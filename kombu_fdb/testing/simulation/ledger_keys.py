@@ -1,4 +1,4 @@
-"""Turns and limits of keys, as they must be at every version. Model: ``kombu_fdb/queue/fair.py``.
+"""Turns and limits of keys, as they must be at every version. Model: ``kombu_fdb/engine/scheduling/fair.py``.
 
 For each sub-queue (key and rank) a commit touched: it has one turn if it is marked active and none if not; if it has
 messages it is active, or a door says that somebody must look, or it is parked for a reason that will ring. So no
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from kombu_fdb.engine.scheduling.fair import ACTIVE, PARKED
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_int
 from kombu_fdb.model import KeyLimits, QueueControl
-from kombu_fdb.queue.fair import ACTIVE, PARKED
 from kombu_fdb.testing.simulation.process import Frame, Violation
 from kombu_fdb.testing.simulation.rows import Row
 
-__all__ = ["KeyLedger"]
+__all__ = ["Key", "KeyLedger"]
 
 #: Queue, key, packed rank.
 SubQueue = tuple[str, str, bytes]
@@ -39,6 +39,8 @@ class KeyLedger:
         self.freed: set[Key] = set()
         self.thaws: Counter[Key] = Counter()
         self.limits: dict[Key, KeyLimits] = {}
+        #: Queues whose limits have changed, and whose parked keys will hear of it.
+        self.relimits: set[str] = set()
         self.controls: dict[str, QueueControl] = {}
         self.leased: Counter[Key] = Counter()
         self.ranks: defaultdict[Key, set[bytes]] = defaultdict(set)
@@ -93,6 +95,9 @@ class KeyLedger:
             (self.fair.add if value is not None else self.fair.discard)(queue)
         elif tag == "control":
             self.controls[queue] = decode_control(value)
+            self._touched |= {key for key in self.ranks if key[0] == queue}
+        elif tag == "relimit":
+            (self.relimits.add if value is not None else self.relimits.discard)(queue)
             self._touched |= {key for key in self.ranks if key[0] == queue}
         elif tag == "thaw":
             key = str(parts[2]), str(parts[3])
@@ -170,7 +175,7 @@ class KeyLedger:
     def _check_subqueue(self, queue: str, name: str, rank: bytes) -> None:
         subqueue = queue, name, rank
         mark, turns = self.marks.get(subqueue), self.turns[subqueue]
-        if turns != (mark == ACTIVE):
+        if turns != (mark is not None and mark.startswith(ACTIVE)):
             raise Violation("FAIR", f"{name!r} has {turns} turns in {queue} and the mark {mark!r}")
         if not self.items[subqueue]:
             return
@@ -179,18 +184,24 @@ class KeyLedger:
         if mark == PARKED and not self._has_reason(queue, name):
             raise Violation("FAIR", f"{name!r} is parked in {queue} without a reason")
 
-    def _limits_of(self, queue: str, name: str) -> KeyLimits:
+    @property
+    def claimed(self) -> list[Key]:
+        """Of each message that was leased in the last commit."""
+        return [key for _, key in self._claimed]
+
+    def limits_of(self, queue: str, name: str) -> KeyLimits:
+        """The key's own, or the queue's for every key."""
         control = self.controls.get(queue, QueueControl())
         return self.limits.get((queue, name), control.every_key)
 
     def _has_reason(self, queue: str, name: str) -> bool:
-        key, limits = (queue, name), self._limits_of(queue, name)
+        key, limits = (queue, name), self.limits_of(queue, name)
         full = limits.max_in_flight is not None and self.leased[key] >= limits.max_in_flight
-        return limits.paused or full or key in self.freed or self.thaws[key] > 0
+        return limits.paused or full or queue in self.relimits or key in self.freed or self.thaws[key] > 0
 
     def _check_limits(self) -> None:
         for key in {key for _, key in self._claimed}:
-            limits = self._limits_of(*key)
+            limits = self.limits_of(*key)
             if key[0] in self.controls and self.controls[key[0]].paused:
                 raise Violation("KEY-LIMIT", f"a message of {key[0]}, which is paused, was taken")
             if limits.paused and key[0] in self.fair:

@@ -1,12 +1,12 @@
 """Who is the active consumer of a queue that serves one at a time (ONE-ACTIVE).
 
-Model: ``kombu_fdb/queue/single.py``.
+Model: ``kombu_fdb/engine/scheduling/single.py``.
 """
 
 from __future__ import annotations
 
+from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.queue.single import SESSION_BYTES
 from kombu_fdb.testing.simulation.process import Frame, Violation
 from kombu_fdb.testing.simulation.rights import SWEEPERS
 from kombu_fdb.testing.simulation.rows import Row

@@ -1,13 +1,13 @@
-"""The index by task id, held against the messages. Model: ``kombu_fdb/queue/whereabouts.py``.
+"""The index by task id, held against the messages. Model: ``kombu_fdb/engine/stored/whereabouts.py``.
 
 Each message with a task id has one row, which says where it is or, under a lease, where it was; there is no other row.
 """
 
 from __future__ import annotations
 
+from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
-from kombu_fdb.queue.whereabouts import STAMP_BYTES
 from kombu_fdb.testing.simulation.process import Violation
 from kombu_fdb.testing.simulation.rows import Row
 

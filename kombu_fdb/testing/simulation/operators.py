@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kombu_fdb.engine.dead_letters.letters import Walk
+from kombu_fdb.engine.dead_letters.replay import Moved
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
-from kombu_fdb.queue.deadletter import DEAD_SUFFIX
-from kombu_fdb.queue.engine import Engine
-from kombu_fdb.queue.letters import Walk
-from kombu_fdb.queue.replay import Moved
 from kombu_fdb.testing.simulation.process import Frame
 from kombu_fdb.testing.simulation.world import World
 
@@ -19,8 +19,10 @@ def limit(world: World, frame: Frame) -> None:
     """Pause a key, limit it, or set it free."""
     key, rng = frame.rng.choice([*world.profile.keys]), frame.rng
     queue = rng.choice([queue for queue in world.profile.queues if queue.startswith("fair")])
+    rates = [KeyLimits(rate=rate, burst=burst) for rate, burst in world.profile.rates]
     limits = rng.choice(
-        [
+        rates
+        or [
             None,
             None,
             KeyLimits(paused=True),

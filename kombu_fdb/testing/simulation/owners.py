@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LeaseLost, StoreError
 from kombu_fdb.model import Lease, Publication
+from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.simulation.process import Frame, Killed, Process, Violation
 from kombu_fdb.testing.simulation.rights import Once
 from kombu_fdb.testing.simulation.rows import label_of
@@ -49,8 +50,28 @@ def _message(world: World, frame: Frame, number: int) -> Publication:
     payload = f"{name}|".encode() + b"." * (3000 if rng.random() < profile.large else 0)
     key = rng.choice(profile.keys) if queue.startswith("fair") else ""
     priority = 5 if rng.random() < profile.urgent else 0
+    ends = [each for each in (ttl_ms, profile.queues[queue].get("x-message-ttl")) if each is not None]
+    if ends:
+        world.ledger.judge.lives[name] = min(ends)
     world.ledger.judge.due[name] = due_ms
     return Publication("", queue, payload, priority, due_ms, ttl_ms, key=key, task_id=name)
+
+
+def insist(world: World, frame: Frame) -> None:
+    """One message, published until that is confirmed, as Celery does: it is stored once."""
+    process, frame.verb = frame.actor, "publish"
+    message = _message(world, frame, 0)
+    name = label_of(message.payload)
+    world.note(f"{process.name} insists on {name}")
+    for pause_s in frame.rng.choices([0.0, 0.5, 2.0, 4.0], k=4):
+        try:
+            process.engine.publish([message])
+        except (StoreError, Interrupted):
+            world.pass_time(pause_s)
+            continue
+        if name not in world.ledger.judge.arrived:
+            raise Violation("DURABLE", f"{name} is not stored, and the publish returned")
+        return
 
 
 def repeat(world: World, frame: Frame) -> None:
@@ -61,6 +82,7 @@ def repeat(world: World, frame: Frame) -> None:
     )
     once = judge.once[label_of(message.payload)] = Once(message.routing_key, message.dedup_id, message.dedup_window_ms)
     frame.began_ms = process.clock.wall_ms()  # a commit of the first attempt may land late
+    window = judge.window(once)
     for _ in range(frame.rng.choice([1, 2, 4])):
         try:
             process.engine.publish([message])
@@ -68,6 +90,10 @@ def repeat(world: World, frame: Frame) -> None:
             continue
         if not judge.was_stored(once):
             raise Violation("DURABLE", f"{message.payload[:20]!r} is no duplicate, and is not stored")
+        if window is not None and window[1] <= frame.earliest_ms and judge.window(once) == window:
+            raise Violation(
+                "SKEW", f"the window of {once.dedup_id} is over, and {message.payload[:20]!r} is not stored"
+            )
     world.note(f"{process.name} published {label_of(message.payload)} as {message.dedup_id} to {message.routing_key}")
 
 
@@ -77,7 +103,6 @@ def claim(world: World, frame: Frame) -> None:
     if not process.woken and world.clock.monotonic() < process.waits_until:
         return
     process.stop_waiting()
-    recover(frame)
     queues = rng.sample([*world.profile.queues], min(2, len(world.profile.queues)))
     if rng.random() < 0.15:
         queues = [f"{queue}.dead" for queue in queues]
@@ -89,31 +114,42 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
     """One claim and what it means for the process; returns how many messages came."""
     process = frame.actor
     session = process.session
+    frame.no_ack = world.profile.no_ack > 0 and frame.rng.random() < world.profile.no_ack
+    no_ack = queues if frame.no_ack else ()
     contention = process.engine._contention_of(queues)
     contention._rivals = max(contention._rivals, world.profile.rivalry)
     try:
-        taken = process.engine.claim(session, queues, limit, acks=acks, consumers=consumers_of(world, process, queues))
+        taken = process.membership.claim(
+            queues, limit, acks=acks, consumers=consumers_of(world, process, queues), no_ack=no_ack
+        )
     except LeaseLost:
         lose_session(world, process, session)
         return 0
-    except CommitUnknown:
-        process.in_doubt = True
+    except (CommitUnknown, Interrupted):
         _forget(process, acks)
+        process.unsettled.append(("ack", acks))
         raise
     _forget(process, acks)
     for delivery in taken:
         world.note(f"{process.name} takes {label_of(delivery.payload)} of {delivery.queue}")
-        process.held[delivery.lease] = delivery
+        if frame.no_ack:
+            world.ledger.judge.handed_out(delivery.message_id, label_of(delivery.payload))
+        else:
+            process.held[delivery.lease] = delivery
     return len(taken)
 
 
-def recover(frame: Frame) -> None:
-    """Before the next claim: hand back what came with a lost answer."""
-    process = frame.actor
-    if process.in_doubt:
-        frame.verb = "recover"
-        process.engine.recover(process.session, set(process.held))
-        process.in_doubt, frame.verb = False, frame.step.action
+def settle_again(frame: Frame) -> None:
+    """What the process has settled without an answer: acks again, anything else goes back."""
+    process, verb = frame.actor, frame.verb
+    while process.unsettled:
+        frame.verb, leases = process.unsettled[0]
+        if frame.verb == "ack":
+            process.engine.ack(leases)
+        else:
+            process.engine.release(leases, counted=False)
+        process.unsettled.pop(0)
+    frame.verb = verb
 
 
 def ack(world: World, frame: Frame) -> None:
@@ -138,12 +174,12 @@ def _settle(world: World, frame: Frame, verb: Callable[[list[Lease]], list[bool]
     if not leases:
         return
     names = [label_of(process.held[lease].payload) for lease in leases]
-    _forget(process, leases)  # whatever comes of it: if the answer is lost, the sweep or the commit has them
+    _forget(process, leases)
     here = [world.ledger.keys.lease(*lease) in world.ledger.rows for lease in leases]
     try:
         done = verb(leases)
-    except StoreError:
-        process.in_doubt = True
+    except (StoreError, Interrupted):
+        process.unsettled.append(("ack" if frame.verb == "ack" else "recover", leases))
         raise
     world.note(f"{process.name}: {frame.verb} of {names} is {done}")
     still = [world.ledger.keys.lease(*lease) in world.ledger.rows for lease in leases]
@@ -188,20 +224,24 @@ def lose_session(world: World, process: Process, session: bytes) -> None:
     if process.session != session:
         return  # another thread was faster
     world.note(f"{process.name} learns that it was fenced")
-    process.session = world.open_session(process.engine)
+    process.membership = world.open_membership(process.engine)
     process.sessions.add(process.session)
     process.held.clear()
     process.duties = world.duties(process.engine, process.clock, process.session)
     process.last_beat = world.clock.monotonic()
-    process.in_doubt = False
 
 
 def duties(world: World, frame: Frame) -> None:
     """Sweep, promote, expire, trim: what is due of it."""
-    process = frame.actor
+    process, session = frame.actor, frame.actor.session
+    try:
+        process.membership.watch_claims()
+    except LeaseLost:
+        lose_session(world, process, session)
+    settle_again(frame)
     if frame.rng.random() < 0.3:
         process.duties.sweep()
-    process.duties.run_once()
+    process.pause_s = process.duties.run_once()
     world.note(f"{process.name} did its duties")
 
 
@@ -224,17 +264,6 @@ def start(_world: World, _frame: Frame) -> None:
 
 def die(_world: World, _frame: Frame) -> None:
     raise Killed
-
-
-def close(world: World, frame: Frame) -> None:
-    """End in good order; the slot is free when all is handed back."""
-    process = frame.actor
-    session = process.session
-    process.duties.stop()
-    world.note(f"{process.name} closes")
-    process.engine.close_session(session)
-    if process.busy == {"close"} and process in world.processes.values():
-        world.kill(process)
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -269,6 +298,7 @@ def consumers_of(world: World, process: Process, queues: Iterable[str]) -> dict[
     return {queue: process.name for queue in queues if world.profile.single_active(queue)}
 
 
-def tidy(_world: World, frame: Frame) -> None:
-    """Forget dedup ids whose window is over."""
-    frame.actor.engine.clear_dedup()
+def tidy(world: World, frame: Frame) -> None:
+    """Forget dedup ids whose window is over, as by a clock that is as far ahead as it may be."""
+    own_ms = 2000 * world.profile.most_off_s if "jump" in world.profile.weights else 0
+    frame.actor.engine.clear_dedup(kept_ms=own_ms)

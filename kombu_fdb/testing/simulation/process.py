@@ -7,20 +7,39 @@ faults and the question whose commit this is are always those of the frame on to
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.queue.engine import Engine
-from kombu_fdb.queue.keeper import Duties
+from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.memory_transaction import MemoryTransaction
 from kombu_fdb.testing.simulation.plan import Step
+from kombu_fdb.wakeup import Bell
 
-__all__ = ["Dice", "Frame", "Killed", "Link", "Process", "ProcessClock", "StepFaults", "Violation"]
+if TYPE_CHECKING:
+    from kombu_fdb.testing.simulation.upkeep import SimulatedDuties
+
+__all__ = [
+    "Dice",
+    "Frame",
+    "Killed",
+    "Link",
+    "NoBell",
+    "Process",
+    "ProcessClock",
+    "SimulatedEngine",
+    "SimulatedMembership",
+    "StepFaults",
+    "Violation",
+]
 
 
 class Violation(AssertionError):
@@ -45,10 +64,17 @@ class Frame:
     verb: str
     #: Whether what it hands back counts as delivered.
     counted: bool = True
+    #: Whether what it claims is gone with that.
+    no_ack: bool = False
     begins: int = 0
     reads: int = 0
     commits: int = 0
-    #: The latest its process's wall clock showed in this step: what was due then may be handed out.
+    #: Writing commits of which it has heard that they happened.
+    answered: int = 0
+    #: Leases that it has settled before it closes: none of these may come back.
+    settled: frozenset[Lease] = frozenset()
+    #: The earliest and the latest its process's wall clock showed in this step: what was due then may be handed out.
+    earliest_ms: int = 2**63
     latest_ms: int = 0
     #: What that clock showed when a publication with a dedup id was begun.
     began_ms: int = 0
@@ -113,8 +139,9 @@ class StepFaults(Faults):
     def fires_for_nothing(self) -> bool:
         return self._watch_trouble(Fault.WATCH_FOR_NOTHING)
 
-    def coin(self) -> bool:
-        return self._frames[-1].rng.random() < 0.5
+    def lateness_s(self) -> float | None:
+        rng = self._frames[-1].rng
+        return rng.choice([None, 0.0, rng.uniform(0.0, LATEST_LANDING_S)])
 
     def _watch_trouble(self, fault: Fault) -> bool:
         frame = self._frames[-1]
@@ -136,6 +163,7 @@ class ProcessClock:
         now_ms = self._shared.wall_ms() + self.offset_ms
         frame = self._frames[-1]
         frame.latest_ms = max(frame.latest_ms, now_ms)
+        frame.earliest_ms = min(frame.earliest_ms, now_ms)
         return now_ms
 
     def monotonic(self) -> float:
@@ -143,6 +171,50 @@ class ProcessClock:
 
     def sleep(self, seconds: float) -> None:
         self._shared.sleep(seconds)
+
+
+class NoBell(Bell):
+    """Rings for nobody: a simulated process has no thread that sleeps."""
+
+    def __init__(self) -> None:
+        """Without sockets."""
+
+    def ring(self) -> None:
+        """Nobody waits."""
+
+
+class SimulatedEngine(Engine):
+    """The real one, that says when it recovers, or ends a session, in the middle of another verb."""
+
+    frames: list[Frame]
+
+    def recover(self, session_id: bytes, first: int) -> int:
+        with self._as("recover"):
+            return super().recover(session_id, first)
+
+    def close_session(self, session_id: bytes) -> int:
+        with self._as("close"):
+            return super().close_session(session_id)
+
+    @contextmanager
+    def _as(self, verb: str) -> Iterator[None]:
+        frame = self.frames[-1]
+        before, frame.verb = frame.verb, verb
+        try:
+            yield
+        finally:
+            frame.verb = before
+
+
+class SimulatedMembership(Membership):
+    """The real one, without threads; what it would log is in the history."""
+
+    def lose(self) -> None:
+        self.lost = True
+
+    def close(self) -> None:
+        if not self.lost:
+            self._engine.close_session(self.session_id)
 
 
 class Link:
@@ -160,12 +232,14 @@ class Link:
             raise Violation("BOUNDED", "an attempt was begun after the deadline of its call")
         frame = self._frames[-1]
         frame.begins += 1
-        if frame.trouble("begin", frame.begins - 1)[0]:
-            raise Killed
+        struck, fault = frame.trouble("begin", frame.begins - 1)
+        if struck:
+            raise Killed if fault is None else Interrupted
         if self.cut:
             raise StoreUnavailable("the link is cut")
         transaction = self._database.begin(timeout_s=timeout_s, read_only=read_only)
-        transaction.author = frame
+        # As it is now: the commit may land when the frame does something else.
+        transaction.author = frame if frame.verb == frame.step.action else replace(frame)
         return transaction
 
     def close(self) -> None:
@@ -180,24 +254,30 @@ class Process:
     engine: Engine
     link: Link
     clock: ProcessClock
-    session: bytes
-    duties: Duties
+    membership: Membership
+    duties: SimulatedDuties
     held: dict[Lease, Delivery] = field(default_factory=dict)
     last_beat: float = 0.0
     asleep_until: float = 0.0
     cut_until: float = 0.0
-    #: A claim of unknown outcome: recover before the next.
-    in_doubt: bool = False
+    #: What it settled without hearing that it was done: acks, and others that it no longer works on.
+    unsettled: list[tuple[str, list[Lease]]] = field(default_factory=list)
     #: Which of its threads are in a step.
     busy: set[str] = field(default_factory=set)
     watches: list[Watch] = field(default_factory=list)
     woken: bool = True
+    #: In how many seconds its duties want to be called again.
+    pause_s: float = 0.0
     waits_until: float = 0.0
     #: Every session it ever had.
     sessions: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sessions.add(self.session)
+
+    @property
+    def session(self) -> bytes:
+        return self.membership.session_id
 
     def wake(self) -> None:
         self.woken = True

@@ -7,27 +7,34 @@ store to be empty (DURABLE, FAIR): a message that nobody gets is as good as lost
 
 from __future__ import annotations
 
-from kombu_fdb.testing.simulation.owners import consumers_of, recover, take
+from kombu_fdb.testing.simulation.owners import consumers_of, settle_again, take
 from kombu_fdb.testing.simulation.plan import Step
 from kombu_fdb.testing.simulation.process import Process, Violation
 from kombu_fdb.testing.simulation.world import BEAT_INTERVAL_S, DEAD_LENGTH, SESSION_TTL_S, SWEEP_INTERVAL_S, World
 
 __all__ = ["calm", "come_to_rest"]
 
+#: Of the duties, until nothing is left for any of them to do at once.
+MOST_ROUNDS = 300
+
 
 def calm(world: World) -> None:
     """A while without faults. Raises ``Violation``."""
     world.note("calm")
     _heal(world)
+    began_s = world.clock.monotonic()
     for _ in range(int((SESSION_TTL_S + 2 * SWEEP_INTERVAL_S) / BEAT_INTERVAL_S) + 1):
         _tick(world)
     _check_leases(world)
     _check_delayed(world)
+    world.clocks.check_waits(began_s, world.clock.monotonic())
 
 
 def come_to_rest(world: World) -> None:
     """The end of a run. Raises ``Violation``."""
     world.note("rest")
+    if world.profile.rates:
+        calm(world)  # by clocks that are wrong
     for process in world.processes.values():
         process.clock.offset_ms = 0
     calm(world)
@@ -46,6 +53,8 @@ def come_to_rest(world: World) -> None:
     left = [f"{world.ledger.label(row)} {row}" for row in world.ledger.rows.values()]
     if left:
         raise Violation("DURABLE", f"nobody gets {', '.join(sorted(left))}")
+    if world.database.open_transactions:
+        raise Violation("BOUNDED", f"{world.database.open_transactions} transactions were begun and never ended")
 
 
 def _heal(world: World) -> None:
@@ -60,8 +69,13 @@ def _heal(world: World) -> None:
 
 def _tick(world: World) -> None:
     world.pass_time(BEAT_INTERVAL_S)
-    for slot in sorted(world.processes):
-        world.perform_as(slot, "duties")
+    for slot, process in sorted(world.processes.items()):
+        for _ in range(MOST_ROUNDS):
+            world.perform_as(slot, "duties")
+            if process.pause_s or world.processes.get(slot) is not process:
+                break
+        else:
+            raise Violation("BOUNDED", f"{process.duties.unfinished()} of {process.name} never come to an end")
 
 
 def _check_leases(world: World) -> None:
@@ -125,7 +139,7 @@ def _consume(world: World) -> None:
 
 def _turn(world: World, process: Process, queues: list[str]) -> None:
     with world.acting(Step("consume", "claim", 0, 1), process, "main"):
-        recover(world.frames[-1])
+        settle_again(world.frames[-1])
         if take(world, world.frames[-1], queues, 50, list(process.held)):
             return
         watches = process.engine.arm(queues, process.session, consumers_of(world, process, queues))

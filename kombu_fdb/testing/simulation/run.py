@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.testing.simulation.actions import ACTIONS
-from kombu_fdb.testing.simulation.plan import PROFILES, Profile, Step, make_plan
+from kombu_fdb.testing.simulation.plan import Profile, Step, make_plan
 from kombu_fdb.testing.simulation.process import Violation
+from kombu_fdb.testing.simulation.profiles import PROFILES
 from kombu_fdb.testing.simulation.rest import come_to_rest
 from kombu_fdb.testing.simulation.world import World
 

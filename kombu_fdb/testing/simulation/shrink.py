@@ -40,7 +40,7 @@ def shrink(plan: Sequence[Step], profile: Profile, *, most_runs: int = MOST_RUNS
 
 
 def _size(steps: Sequence[Step]) -> int:
-    return sum(1 + len(step.troubles) for step in walk(steps))
+    return sum(1 + len(step.troubles) + bool(step.stopped) for step in walk(steps))
 
 
 def _leave_out(
@@ -82,6 +82,8 @@ def _simpler(step: Step) -> list[Step]:
         before, after = step.meanwhile[:at], step.meanwhile[at + 1 :]
         found.append(dataclasses.replace(step, meanwhile=before + after))
         found += [dataclasses.replace(step, meanwhile=(*before, each, *after)) for each in _simpler(inner)]
+    if step.stopped:
+        found.append(dataclasses.replace(step, stopped=""))
     for trouble in step.troubles:
         found.append(dataclasses.replace(step, troubles=tuple(each for each in step.troubles if each != trouble)))
     return found

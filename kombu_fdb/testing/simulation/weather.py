@@ -35,9 +35,10 @@ def cut(world: World, frame: Frame) -> None:
 
 def jump(world: World, frame: Frame) -> None:
     """One machine's wall clock is set."""
-    seconds = frame.rng.choice([-300, -30, 30, 300])
-    process = frame.actor
-    process.clock.offset_ms = max(-600_000, min(600_000, process.clock.offset_ms + seconds * 1000))
+    seconds = frame.rng.choice([*world.profile.jumps])
+    process, most_ms = frame.actor, world.profile.most_off_s * 1000
+    process.clock.offset_ms = max(-most_ms, min(most_ms, process.clock.offset_ms + seconds * 1000))
+    world.skew.note(process.clock.offset_ms)
     world.note(f"the wall clock of {process.name} jumps by {seconds} s")
 
 

@@ -8,18 +8,34 @@ process that is killed stops at the point where it is; another takes its slot, a
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
+from kombu_fdb.engine.facade.engine import Engine, Policy
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.queue.engine import Engine, Policy
-from kombu_fdb.queue.keeper import Duties
+from kombu_fdb.options import Options
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.simulation.ledger import Ledger
+from kombu_fdb.testing.simulation.ledger_clocks import ClockLedger, Skew
 from kombu_fdb.testing.simulation.plan import Profile, Step
-from kombu_fdb.testing.simulation.process import Dice, Frame, Killed, Link, Process, ProcessClock, StepFaults, Violation
+from kombu_fdb.testing.simulation.process import (
+    Dice,
+    Frame,
+    Killed,
+    Link,
+    NoBell,
+    Process,
+    ProcessClock,
+    SimulatedEngine,
+    SimulatedMembership,
+    StepFaults,
+    Violation,
+)
+from kombu_fdb.testing.simulation.upkeep import SimulatedDuties
 
 __all__ = ["BEAT_INTERVAL_S", "DEAD_LENGTH", "SESSION_TTL_S", "SWEEP_INTERVAL_S", "World"]
 
@@ -28,6 +44,7 @@ SWEEP_INTERVAL_S = 5.0
 BEAT_INTERVAL_S = 5.0
 CALL_TIMEOUT_S = 20.0
 DEAD_LENGTH = 3
+OPTIONS = Options(session_ttl=SESSION_TTL_S, sweep_interval=SWEEP_INTERVAL_S, operation_timeout=CALL_TIMEOUT_S)
 #: Where the queues with a dead-letter exchange send their dead letters: to both of these.
 GRAVES = ("graves", "cellar")
 
@@ -49,12 +66,15 @@ class World:
         self.ledger = Ledger(
             "sim", profile.queues, profile.delivery_limit, GRAVES, session_ttl_s=SESSION_TTL_S, exact=profile.exact
         )
+        self.skew = Skew()
+        self.clocks = ClockLedger(self.ledger.turns, self.skew)
         #: Seconds of outages that no observer may count.
         self.hidden_s = 0.0
         self._actions = actions
         self._started = 0
         self.database.before_commit = self._before_commit
         self.database.after_commit = self._after_commit
+        self.database.after_answer = self._after_answer
         self._set_up()
 
     def _set_up(self) -> None:
@@ -111,17 +131,58 @@ class World:
     def _before_commit(self) -> None:
         frame = self.frames[-1]
         frame.commits += 1
-        if frame.commits - 1 == frame.step.at:
+        if frame.commits - 1 == frame.step.at and frame.step.stopped != "after":
+            self._let_others_act(frame)
+        if frame.trouble("commit", frame.commits - 1) == (True, None):
+            raise Killed
+
+    def _after_answer(self) -> None:
+        frame = self.frames[-1]
+        frame.answered += 1
+        if frame.commits - 1 == frame.step.at and frame.step.stopped == "after":
+            self._let_others_act(frame)
+
+    def _let_others_act(self, frame: Frame) -> None:
+        """What the plan has meanwhile; for a process that is stopped, with all its threads, there may be much time."""
+        if frame.step.stopped and frame.process is not None:
+            self._stop(frame, frame.process)
+        else:
             for step in frame.step.meanwhile:
                 self.perform(step)
         if frame.process is not None and frame.process not in self.processes.values():
             raise Killed  # meanwhile
-        if frame.trouble("commit", frame.commits - 1) == (True, None):
-            raise Killed
+
+    def _stop(self, frame: Frame, process: Process) -> None:
+        """SIGSTOP, and SIGCONT when the others have done what they do. Who is first to go on is chance."""
+        self.note(f"{process.name} is stopped {frame.step.stopped} a commit")
+        process.asleep_until = math.inf
+        before, after = frame.rng.choice([(0, 0), (0, 1), (8, 1), (1, 8), (9, 0)])
+        self._pass_stopped(before)
+        for step in frame.step.meanwhile:
+            self.perform(step)
+        self._pass_stopped(after)
+        if process in self.processes.values():
+            process.asleep_until = 0.0
+            self.note(f"{process.name} goes on")
+            for first in frame.rng.sample(["beat", "duties"], frame.rng.randrange(3)):
+                self._perform_again(process, first)
+
+    def _pass_stopped(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.pass_time(BEAT_INTERVAL_S)
+            for slot in sorted(self.processes):
+                self.perform_as(slot, "duties")
+
+    def _perform_again(self, process: Process, action: str) -> None:
+        for slot, each in list(self.processes.items()):
+            if each is process:
+                self.perform_as(slot, action)
 
     def _after_commit(self, transaction: object, changes: list[tuple[bytes, bytes | None, bytes | None]]) -> None:
         author = getattr(transaction, "author", None)
-        self.ledger.note(author, changes, self.clock.monotonic() - self.hidden_s)
+        now_s = self.clock.monotonic()
+        self.ledger.note(author, changes, now_s - self.hidden_s)
+        self.clocks.note(changes, now_s)
 
     # -- processes and time ------------------------------------------------------------------------------------------
 
@@ -132,23 +193,34 @@ class World:
         with self.acting(Step(name, "start", slot, self._started)):
             clock = ProcessClock(self.clock, self.frames)
             engine, link = self._engine(name, clock)
-            session = self.open_session(engine)
-            duties = self.duties(engine, clock, session)
-            process = Process(name, engine, link, clock, session, duties, last_beat=self.clock.monotonic())
+            membership = self.open_membership(engine)
+            duties = self.duties(engine, clock, membership.session_id)
+            process = Process(name, engine, link, clock, membership, duties, last_beat=self.clock.monotonic())
             self.processes[slot] = process
             self.note(f"process {name} starts")
         return process
 
-    def open_session(self, engine: Engine) -> bytes:
-        return engine.open_session({}, ttl_s=SESSION_TTL_S)
+    def open_membership(self, engine: Engine) -> SimulatedMembership:
+        """A session; what its threads would do are steps of the plan."""
+        session = engine.open_session({}, ttl_s=SESSION_TTL_S)
+        return SimulatedMembership(engine, OPTIONS, session, lambda: None, clock=self.clock, bell=NoBell())
 
-    def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> Duties:
-        return Duties(engine, clock, Dice(self.frames), session, sweep_interval_s=SWEEP_INTERVAL_S)
+    def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
+        return SimulatedDuties(
+            engine,
+            clock,
+            Dice(self.frames),
+            session,
+            sweep_interval_s=SWEEP_INTERVAL_S,
+            report=_no_aside,
+            frames=self.frames,
+            turn=self.profile.turn,
+        )
 
     def _engine(self, name: str, clock: ProcessClock) -> tuple[Engine, Link]:
         ids = random.Random(name)
         link = Link(self.database, self.frames)
-        engine = Engine(
+        engine = SimulatedEngine(
             link,
             "sim",
             clock=clock,
@@ -158,6 +230,7 @@ class World:
             timeout_s=CALL_TIMEOUT_S,
             publish_timeout_s=CALL_TIMEOUT_S,
         )
+        engine.frames = self.frames
         return engine, link
 
     def kill(self, process: Process) -> None:
@@ -176,6 +249,13 @@ class World:
         for slot, process in sorted(self.processes.items()):
             if now - process.last_beat >= BEAT_INTERVAL_S:
                 self.perform_as(slot, "beat")
+
+
+def _no_aside(duty: str, subject: str, error: Exception) -> None:
+    """Nothing here is a reason to set something aside, and nothing may be hidden by it."""
+    if isinstance(error, Violation):
+        raise error
+    raise Violation("BOUNDED", f"{duty} of {subject!r} is set aside: {error!r}") from error
 
 
 class Acting:
@@ -211,8 +291,8 @@ class Acting:
             return True
         if isinstance(error, FormatError):
             raise Violation("POISON-ENDS", f"malformed bytes reached the caller: {error}") from error
-        if isinstance(error, KombuFDBError):
-            world.note(f"-> {error}")
+        if isinstance(error, (KombuFDBError, Interrupted)):
+            world.note(f"-> {error!r}")
             return True
         if isinstance(error, Exception) and not isinstance(error, Violation):
             raise Violation("BOUNDED", f"the engine raised {error!r}") from error

@@ -1,0 +1,1 @@
+"""The broker without Kombu: queues, jobs, dead letters."""

@@ -1,0 +1,177 @@
+"""A job: a message in the hands of whoever took it.
+
+Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
+swept because this process was silent for longer than ``session_ttl``, handed back because its time to run has passed,
+or ended because the message was deleted. A job that nobody refers to any more can't be settled, so it is *dropped*: it
+goes back to its place, and the attempt counts, as somebody had begun with it. Only the holder can settle: a lost lease
+changes nothing any more (ONE-OWNER).
+
+What each error can mean, honestly. The handle remembers what it did itself: settling twice is
+:exc:`~kombu_fdb.errors.AlreadySettled`. The store knows a lease or does not: without it, ``ack``, ``release``, ``bury``
+and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. Whether somebody else has the job by now ("stolen") or nobody
+will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.broker.Queue.find` looks, and reads the queue for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from kombu_fdb import backoff as schedules
+from kombu_fdb.clock import SystemClock
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import AlreadySettled, CommitUnknown, LeaseLost, OptionError
+from kombu_fdb.model import Death, Delivery, Lease
+from kombu_fdb.ranges import is_number, milliseconds
+
+__all__ = ["Holder", "Job", "due_at"]
+
+ERROR_LENGTH = 2_000
+
+
+class Holder(Protocol):
+    """What a job needs of the broker that took it."""
+
+    @property
+    def engine(self) -> Engine: ...
+    def settled(self, lease: Lease) -> None: ...
+    def watch(self, delivery: Delivery) -> None: ...
+    def dropped(self, lease: Lease) -> None: ...
+
+
+class Job:
+    """Get it from ``take``. Settle it once; any thread may. It is held for as long as somebody refers to it."""
+
+    def __init__(self, holder: Holder, delivery: Delivery) -> None:
+        self._holder = holder
+        self._delivery = delivery
+        self._settled: str | None = None
+        #: Settled or lost: there is nothing to hand back.
+        self._ended = False
+        self._in_doubt = False
+
+    def __repr__(self) -> str:
+        state = self._settled or "held"
+        return f"<Job {self.id.hex()} of {self.queue}: attempt {self.attempts}, {state}>"
+
+    def __del__(self) -> None:
+        """Runs in any thread at any moment: takes no lock and never waits."""
+        if self._ended:
+            return
+        try:
+            self._holder.dropped(self._delivery.lease)
+        except BaseException:  # out of a signal handler: Python goes on without it, and nobody else knows of the job
+            self._holder.dropped(self._delivery.lease)
+            raise
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes, as ``put`` returned them; the same in every attempt."""
+        return self._delivery.message_id
+
+    @property
+    def queue(self) -> str:
+        return self._delivery.queue
+
+    @property
+    def payload(self) -> bytes:
+        return self._delivery.payload
+
+    @property
+    def key(self) -> str:
+        """Whose job it is, for fair scheduling; "" for nobody's."""
+        return self._delivery.key
+
+    @property
+    def attempts(self) -> int:
+        """Which attempt this is, from 1. Being handed back unstarted does not count."""
+        return self._delivery.redeliveries + 1
+
+    @property
+    def deaths(self) -> tuple[Death, ...]:
+        """Its history as a dead letter, the newest first; ``bury(error=...)`` stands in ``details["error"]``.
+
+        Of an exception also its ``error_class``.
+        """
+        return self._delivery.deaths
+
+    @property
+    def ttr(self) -> float | None:
+        """Seconds it may take; None for any time."""
+        return self._delivery.ttr_ms / 1000 or None
+
+    def ack(self) -> None:
+        """Done: delete it. Raises ``LeaseLost``, ``AlreadySettled``, or a ``StoreError``: try again."""
+        self._settle("acked", self._holder.engine.ack)
+
+    def release(self, delay: float = 0, *, backoff: str | None = None, error: object = None) -> None:
+        """Hand it back: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
+
+        ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.backoff`). Past the
+        queue's ``x-delivery-limit`` it is dead-lettered, with ``error`` in its history. Raises as :meth:`ack`.
+        """
+        if backoff is not None:
+            if delay:
+                raise OptionError(
+                    "a delay and a backoff schedule", delay=delay, backoff=backoff, fix="Give one of them."
+                )
+            delay = schedules.seconds(backoff, self.attempts)
+        due_ms = due_at(delay)
+        self._settle(
+            "released", lambda leases: self._holder.engine.release(leases, due_ms=due_ms, details=_details(error))
+        )
+
+    def bury(self, *, error: object = None) -> None:
+        """Make it a dead letter, with ``error`` in its history; ``kick`` brings it back. Raises as :meth:`ack`."""
+        self._settle("buried", lambda leases: self._holder.engine.reject(leases, **_details(error)))
+
+    def extend(self) -> None:
+        """Go on with it: check that it is still held, and begin its time to run anew.
+
+        There is nothing else to extend, as leases belong to sessions: a job is held for as long as its process lives.
+        Raises ``LeaseLost``: stop working on it. Raises ``AlreadySettled``.
+        """
+        self._check_unsettled()
+        if not self._holder.engine.holds([self._delivery.lease])[0]:
+            raise self._lost()
+        self._holder.watch(self._delivery)
+
+    def _settle(self, how: str, verb: Callable[[list[Lease]], list[bool]]) -> None:
+        self._check_unsettled()
+        try:
+            held = verb([self._delivery.lease])[0]
+        except CommitUnknown:
+            self._in_doubt = True
+            raise
+        self._ended = True
+        self._holder.settled(self._delivery.lease)
+        if not held:
+            self._check_unsettled()  # another thread was faster
+            raise self._lost()
+        self._settled = how
+
+    def _check_unsettled(self) -> None:
+        if self._settled is not None:
+            raise AlreadySettled(id=self.id.hex(), queue=self.queue, how=self._settled)
+
+    def _lost(self) -> LeaseLost:
+        hint = "or it was settled by an earlier call whose answer was lost" if self._in_doubt else None
+        return LeaseLost(id=self.id.hex(), queue=self.queue, hint=hint)
+
+
+def due_at(delay: float) -> int:
+    """The wall clock in ``delay`` seconds, in milliseconds and rounded up; 0 for no delay. Raises ``OptionError``."""
+    if is_number(delay, -math.inf, 0) and delay:
+        raise OptionError("a delay can't be negative", delay=delay)
+    # The clock shows a moment that began up to a millisecond ago.
+    return SystemClock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
+
+
+def _details(error: object) -> dict[str, str]:
+    if error is None:
+        return {}
+    details = {"error": str(error)[:ERROR_LENGTH]}
+    if isinstance(error, BaseException):
+        details["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
+    return details

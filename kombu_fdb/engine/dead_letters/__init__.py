@@ -1,0 +1,1 @@
+"""Finding dead letters, and sending them back."""

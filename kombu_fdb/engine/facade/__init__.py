@@ -1,0 +1,1 @@
+"""The engine's methods: each opens a transaction around a verb."""

@@ -1,0 +1,79 @@
+"""From store to store: the engine's verbs for an export and an import. See ``dump.py`` and ``restore.py``.
+
+They fail as the engine's do, and each may be called again after any failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages import dedup
+from kombu_fdb.engine.messages.publish import BATCH_BYTES
+from kombu_fdb.engine.migration import dump, restore
+from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.topology import control
+from kombu_fdb.model import StoredMessage
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["MOST_BYTES", "MOST_MESSAGES", "Transfer"]
+
+#: Of one :meth:`Transfer.restore`.
+MOST_MESSAGES = restore.MESSAGES_PER_TRANSACTION
+MOST_BYTES = BATCH_BYTES
+
+DedupEntry = tuple[str, str, str, int]
+
+
+class Transfer:
+    """One store as the source or the target."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+        """Every message of a queue that rests, in the order in which to store it again.
+
+        ``leased``: those under leases too, as ready ones.
+        """
+        return dump.messages(self._engine._read, self._engine.keys, queue, leased=leased)
+
+    def dedups(self) -> Iterator[DedupEntry]:
+        """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
+        return dump.dedups(self._engine._read, self._engine.keys)
+
+    def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
+        """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
+
+        Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
+        """
+        engine = self._engine
+
+        def body(tr: Transaction, tally: Tally) -> int:
+            return restore.restore(tr, engine.keys, tally, import_id, messages, engine._ids)
+
+        return engine._write(body, engine._publish_timeout_s)
+
+    def restore_dedups(self, entries: Sequence[DedupEntry]) -> None:
+        """Open these windows here too."""
+        self._engine._write(lambda tr, _: dedup.restore(tr, self._engine.keys, entries))
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """As it is bound in another store: in an older one, by a key that would be too long today."""
+        self._engine._write(lambda tr, _: control.bind(tr, self._engine.keys, queue, exchange, routing_key))
+
+    def finished(self, import_id: bytes) -> dict[str, Any] | None:
+        """What :meth:`finish` was told; None if the import is new or under way."""
+        return self._engine._read(lambda tr: restore.state(tr, self._engine.keys, import_id))
+
+    def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
+        """Everything is here: forget the marks. Idempotent."""
+        keys = self._engine.keys
+        self._engine._write(lambda tr, _: restore.finish(tr, keys, import_id, facts))
+        self.forget_marks(import_id)
+
+    def forget_marks(self, import_id: bytes) -> None:
+        """What a killed :meth:`finish` may have left."""
+        while self._engine._write(lambda tr, _: restore.clear_marks(tr, self._engine.keys, import_id)):
+            pass

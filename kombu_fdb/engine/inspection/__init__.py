@@ -1,0 +1,1 @@
+"""Looking without changing: browsing, pages, counts, by task."""

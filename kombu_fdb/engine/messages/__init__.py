@@ -1,0 +1,1 @@
+"""The verbs of a message's life: publish, claim, settle, move, bury."""

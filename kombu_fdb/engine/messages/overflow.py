@@ -1,0 +1,196 @@
+"""Overflow: what a full queue does (https://www.rabbitmq.com/docs/maxlength).
+
+``x-max-length`` bounds the ready messages, ``x-max-length-bytes`` the bytes of their payloads: body, headers and
+properties as they are stored. With both, the queue is full when either says so.
+
+``x-overflow`` says what gives way:
+
+* ``drop-head`` (the default): the oldest of the least urgent ready messages, dead-lettered as ``maxlen`` if the queue
+  has a dead-letter exchange, else gone;
+* ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
+* ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
+
+Model of ``drop-head``. A publish to a full queue stores its messages, conflicting with nobody, and *then* lets the
+oldest give way, in a transaction of its own (:func:`shed`). Publishers at the same time want the same oldest messages;
+one of them takes away all that is too much, and the others find that it is done. After :data:`ATTEMPTS` lost races
+somebody gives up: the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish
+never fails, and never waits, for the head of a queue, however large that is; and a queue has at most as many messages
+too many as were published at the same time, or by a process that died in between.
+
+The counter is read at snapshot, so with ``reject-publish`` as well concurrent publishers may overshoot by as many
+messages as they are, as RabbitMQ's do. What comes in one transaction stays together: with ``drop-head`` it is stored
+even if it is more than the queue may hold, and gives way to the next. A queue that has become far too long by a new
+argument shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room, and enter a full queue when
+they are due, as do dead letters; the duties make room for those afterwards. A queue without these arguments pays
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from kombu_fdb.engine.messages.deadletter import Graves, bury, drop
+from kombu_fdb.engine.scheduling import turns
+from kombu_fdb.engine.stored.tally import READY, Tally
+from kombu_fdb.errors import CapacityExceeded, FormatError
+from kombu_fdb.keyspace.codec import decode_amount, outline_of, size_of
+from kombu_fdb.keyspace.layout import split_place
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["ATTEMPTS", "MOST_LEAVING", "Load", "judge", "shed", "trim"]
+
+DROP_HEAD = "drop-head"
+REJECT = "reject-publish"
+REJECT_DLX = "reject-publish-dlx"
+
+#: Messages that give way in one transaction at most, besides one for each that comes.
+MOST_LEAVING = 100
+#: How often a publisher tries to let the oldest give way.
+ATTEMPTS = 3
+
+
+class Load(NamedTuple):
+    """So many messages with so many bytes of payload."""
+
+    messages: int = 0
+    size: int = 0
+
+    def grown(self, size: int) -> Load:
+        """With one more message, of ``size`` bytes."""
+        return Load(self.messages + 1, self.size + size)
+
+
+NOTHING = Load()
+
+
+class Verdict(NamedTuple):
+    """Of the queues that are full: those whose new messages are to be dead-lettered instead, and those to be shed."""
+
+    refusing: Collection[str]
+    overfull: Mapping[str, Load]
+
+
+def judge(tr: Transaction, graves: Graves, coming: Mapping[str, tuple[int, int]]) -> Verdict:
+    """What becomes of so many messages and bytes ``coming`` to each queue. Raises ``CapacityExceeded``."""
+    refusing = []
+    overfull = {}
+    for queue, new in coming.items():
+        full = _full(tr, graves, queue, Load(*new))
+        if full is None:
+            continue
+        mode = graves.routing.overflow(tr, queue) or DROP_HEAD
+        if mode == REJECT:
+            raise _refusal(queue, full)
+        if mode == REJECT_DLX:
+            refusing.append(queue)
+        else:
+            overfull[queue] = Load(*new)
+    return Verdict(refusing, overfull)
+
+
+def shed(tr: Transaction, graves: Graves, tally: Tally, queue: str, own: Load, now_ms: int) -> int:
+    """Let the oldest give way for what a publisher has stored, its ``own``, of which nothing gives way for itself."""
+    return _trim(tr, graves, tally, queue, now_ms, own, own.messages + MOST_LEAVING)
+
+
+def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int, limit: int = MOST_LEAVING) -> int:
+    """Make a queue fit that is over its maximum, by parts, where the oldest give way. Returns how many gave way."""
+    return _trim(tr, graves, tally, queue, now_ms, Load(), limit)
+
+
+def _trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int, least: Load, most_rows: int) -> int:
+    full = _full(tr, graves, queue, Load(), least)
+    if full is None or (graves.routing.overflow(tr, queue) or DROP_HEAD) != DROP_HEAD:
+        return 0
+    rows = _oldest(tr, graves, queue, full, most_rows=most_rows)
+    for key, value in rows:
+        _give_way(tr, graves, tally, queue, key, value, now_ms)
+    return len(rows)
+
+
+class _Full(NamedTuple):
+    """A queue that has less room than is needed: what is ready, what may be, and how much too much there will be."""
+
+    ready: Load
+    most: tuple[int | None, int | None]
+    excess: Load
+
+
+def _full(tr: Transaction, graves: Graves, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
+    """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
+    most = graves.routing.max_load(tr, queue)
+    if most == (None, None):
+        return None
+    ready = Load(*decode_amount(tr.get(graves.keys.count(queue, READY), snapshot=True)))
+    excess = Load(*(_excess(*each) for each in zip(ready, new, most, least, strict=True)))
+    return None if excess == NOTHING else _Full(ready, most, excess)
+
+
+def _excess(ready: int, new: int, most: int | None, least: int) -> int:
+    """How much too much there will be."""
+    return 0 if most is None else max(0, ready + new - max(most, least))
+
+
+def _refusal(queue: str, full: _Full) -> CapacityExceeded:
+    fix = "Nothing was stored: publish it again later, or raise the queue's {}."
+    if full.excess.messages:
+        size, most, fix = full.ready.messages, full.most[0], fix.format("x-max-length")
+        return CapacityExceeded(queue=queue, current_size=size, capacity=most, fix=fix)
+    size, most, fix = full.ready.size, full.most[1], fix.format("x-max-length-bytes")
+    return CapacityExceeded(queue=queue, unit="bytes", current_size=size, capacity=most, fix=fix)
+
+
+def _oldest(tr: Transaction, graves: Graves, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
+    """The messages that give way, at most ``most_rows``."""
+    ready, _most, excess = full
+    found: list[KeyValue] = []
+    freed = Load()
+    likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))
+    for row in _from_head(tr, graves, queue, max(1, min(likely, most_rows))):
+        found.append(row)
+        freed = freed.grown(size_of(row[1]))
+        enough = freed.messages >= excess.messages and freed.size >= excess.size
+        if enough or freed.messages == most_rows:
+            break
+    return found
+
+
+def _from_head(tr: Transaction, graves: Graves, queue: str, part: int) -> Iterator[KeyValue]:
+    """The last rank's messages from the first on, of those without a key if there are any, then the rank before."""
+    for prefix in (graves.keys.ready(queue), graves.keys.keyed(queue)):
+        begin, end = range_of(prefix)
+        while last := tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
+            try:
+                key, rank = split_place(graves.keys.place(queue, last[0][0]))
+            except FormatError:  # of no rank
+                end = last[0][0]
+                yield last[0]
+                continue
+            end = graves.keys.items(queue, key, rank)
+            yield from _in_parts(tr, *range_of(end), part)
+
+
+def _in_parts(tr: Transaction, begin: bytes, end: bytes, part: int) -> Iterator[KeyValue]:
+    while rows := tr.get_range(begin, end, limit=part, snapshot=True):
+        yield from rows
+        if len(rows) < part:
+            return
+        begin = rows[-1][0] + b"\x00"
+
+
+def _give_way(tr: Transaction, graves: Graves, tally: Tally, queue: str, key: bytes, value: bytes, now_ms: int) -> None:
+    tr.add_read_conflict_key(key)
+    tr.clear(key)
+    tally.unready(queue, size_of(value))
+    if fair_key := graves.keys.key_at(queue, key):
+        tally.went(queue, fair_key)
+        turns.leave_places(tr, graves.keys, queue, [key])
+    if graves.routing.dead_letter_exchange(tr, queue) is not None:
+        bury(tr, graves, tally, queue, value, "maxlen", now_ms, place=key)
+        return
+    try:
+        drop(tr, graves.keys, outline_of(value), key)
+    except FormatError:  # no payload to be found
+        return

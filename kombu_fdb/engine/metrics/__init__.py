@@ -1,0 +1,1 @@
+"""Counters that add up: by queue, by key."""

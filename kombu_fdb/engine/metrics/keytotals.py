@@ -1,0 +1,149 @@
+"""Totals by fairness key: who publishes and who is served, in a bounded number of rows.
+
+Model. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So over all keys and
+the others, the counts of an event are always those of the queue's messages with a key. Three bounds hold, whatever the
+number of keys:
+
+* a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them (``totals.py``);
+* it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
+  messages first, and all others as others (:class:`Names`);
+* the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
+  (:class:`Busiest`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
+  that fold the same key fold it once.
+
+So a flood of keys that come once costs a few rows for each process, and a key that becomes busy has its own row within
+:data:`NAMES_S`. Nothing is lost by any of it but the name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
+
+from kombu_fdb.clock import Clock
+from kombu_fdb.engine.stored.tally import Event
+from kombu_fdb.keyspace.codec import decode_count
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["OTHERS", "Busiest", "KeyTotals", "Names", "fold", "forget", "read_next", "write"]
+
+#: Stands for all keys that are not counted by name. No message with a key has this one.
+OTHERS = ""
+KINDS_PENDING = 1_000
+NAMES_PER_QUEUE = 50
+#: And of all queues together, as they are written in one transaction.
+NAMES = 200
+#: How long a process keeps to its names, in seconds.
+NAMES_S = 60.0
+KEYS_KEPT = 200
+#: Few, as each key that somebody adds to meanwhile makes the fold start again.
+KEYS_PER_FOLD = 20
+
+#: Of one queue: by key and event.
+KeyTotals = dict[str, dict[str, int]]
+
+
+class Names:
+    """Which keys this process counts by name. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._names: set[tuple[str, str]] = set()
+        self._by_queue: Counter[str] = Counter()
+        self._until_s = clock.monotonic() + NAMES_S
+
+    def folded(self, events: Mapping[Event, int]) -> dict[Event, int]:
+        """The same counts: those of keys without a name, of others. Events of no key are left out."""
+        numbers: Counter[tuple[str, str]] = Counter()
+        for (queue, _, *key), number in events.items():
+            if any(key):
+                numbers[queue, key[0]] += number
+        with self._lock:
+            named = self._named(numbers)
+        found: Counter[Event] = Counter()
+        for (queue, event, *key), number in events.items():
+            if key:
+                found[queue, event, key[0] if (queue, key[0]) in named else OTHERS] += number
+        return found
+
+    def _named(self, numbers: Counter[tuple[str, str]]) -> set[tuple[str, str]]:
+        if numbers and self._clock.monotonic() >= self._until_s:
+            self._until_s = self._clock.monotonic() + NAMES_S
+            self._names.clear()
+            self._by_queue.clear()
+        for name, _ in numbers.most_common():
+            if len(self._names) >= NAMES:
+                break
+            queue = name[0]
+            if name not in self._names and self._by_queue[queue] < NAMES_PER_QUEUE:
+                self._names.add(name)
+                self._by_queue[queue] += 1
+        return self._names & numbers.keys()
+
+
+class Busiest:
+    """Tells which keys of each queue grew most from look to look. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, int]] = {}
+
+    def surplus(self, totals: Mapping[str, KeyTotals]) -> Iterator[tuple[str, list[str]]]:
+        """Queues with more than :data:`KEYS_KEPT` keys, and those that are too many: none at the first look."""
+        before = self._seen
+        self._seen = {
+            queue: {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
+            for queue, keys in totals.items()
+        }
+        for queue, now in self._seen.items():
+            if queue in before and len(now) > KEYS_KEPT:
+                growth = {key: (_growth(before[queue].get(key, 0), number), number) for key, number in now.items()}
+                yield queue, sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+
+
+def _growth(before: int, now: int) -> int:
+    return now - before if now >= before else now  # fewer: it was folded in between, and began anew
+
+
+def write(tr: Transaction, keys: Keyspace, events: Mapping[Event, int]) -> None:
+    """Blind atomic adds."""
+    for (queue, event, key), number in events.items():
+        tr.add(keys.key_total(queue, key, event), number)
+
+
+def read_next(tr: Transaction, keys: Keyspace, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
+    """The first queue from ``begin`` on whose messages have keys, its totals, and where the next begins; None: no more.
+
+    Queues without keys cost nothing.
+    """
+    while head := tr.get_range(begin, keys.all_key_totals[1], limit=1, snapshot=True):
+        for (queue, _key, _event), _ in keys.read(head, str, str, str):
+            return queue, _read(tr, keys, queue), keys.key_totals(queue)[1]
+        begin = head[0][0] + b"\x00"
+    return None
+
+
+def _read(tr: Transaction, keys: Keyspace, queue: str) -> KeyTotals:
+    found: KeyTotals = {}
+    for (_queue, key, event), value in keys.read(tr.get_range(*keys.key_totals(queue), snapshot=True), str, str, str):
+        found.setdefault(key, {})[event] = decode_count(value)
+    return found
+
+
+def fold(tr: Transaction, keys: Keyspace, queue: str, names: Sequence[str]) -> None:
+    """Count these keys among the others."""
+    sums: defaultdict[str, int] = defaultdict(int)
+    for rows in tr.get_ranges([(*keys.key_totals_of(queue, name), 0) for name in names]):
+        for (_queue, _key, event), value in keys.read(rows, str, str, str):
+            sums[event] += decode_count(value)
+    for name in names:
+        tr.clear_range(*keys.key_totals_of(queue, name))
+    for event, number in sums.items():
+        tr.add(keys.key_total(queue, OTHERS, event), number)
+
+
+def forget(tr: Transaction, keys: Keyspace, queue: str) -> None:
+    """The queue is gone."""
+    tr.clear_range(*keys.key_totals(queue))

@@ -1,0 +1,1 @@
+"""Everything out of a store, and back into another."""

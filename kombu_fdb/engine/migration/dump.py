@@ -1,0 +1,228 @@
+"""Dump: all messages of a queue, in an order in which they can be stored again elsewhere (``restore.py``).
+
+Ready messages come by rank, oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the
+sub-queues in the order of their first messages: so the keys get their first turns in the same order again. Then the
+delayed ones, by due time. Leased ones, if they are asked for, come before all others, as ready ones that were handed
+out once more: they were at the head of the queue.
+
+Read in many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests. What
+can't be read is dumped as the bytes it is; but for a newer version's messages, which are more than their records: who
+can't read them can't dump their queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
+
+from kombu_fdb.engine.messages.claim import payload_of
+from kombu_fdb.engine.messages.dedup import decode_end
+from kombu_fdb.engine.stored.tally import DELAYED, NEWER, READY
+from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    UPGRADE,
+    decode_count,
+    decode_lease,
+    decode_record,
+    head_of_lease,
+    is_newer,
+    redelivered,
+)
+from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
+from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.model import NO_PRIORITY, URGENT, StoredMessage
+from kombu_fdb.ranges import LATEST_MS
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["dedups", "messages"]
+
+T = TypeVar("T")
+
+ROWS = 500
+#: Sub-queues that are read side by side, and of each so many messages at a time.
+SUBQUEUES, ROWS_OF_EACH = 50, 20
+#: Payloads read in one transaction.
+PAYLOAD_BYTES = 4_000_000
+
+
+class Read(Protocol):
+    """Runs a body that only reads in a transaction of its own."""
+
+    def __call__(self, verb: Callable[[Transaction], T]) -> T: ...
+
+
+class _Row(NamedTuple):
+    state: str
+    key: str
+    priority: int
+    due_ms: int
+    value: bytes
+
+
+def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+    """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
+    if decode_count(read(lambda tr: tr.get(keys.count(queue, NEWER), snapshot=True))):
+        raise _newer(queue)
+    rows = _rows(read, keys, queue, leased=leased)
+    for part in _parts(rows):
+        yield from read(_opener(keys, queue, part))
+
+
+def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
+    """Exchange, routing key, id and end (wall clock, ms) of each window of ``dedup.py``."""
+    for (exchange, routing_key, dedup_id), value in keys.read(_scan(read, keys.all_dedups), str, str, str):
+        yield exchange, routing_key, dedup_id, decode_end(value)
+
+
+def _opener(keys: Keyspace, queue: str, rows: list[_Row]) -> Callable[[Transaction], list[StoredMessage]]:
+    return lambda tr: [_open(tr, keys, queue, row) for row in rows]
+
+
+def _open(tr: Transaction, keys: Keyspace, queue: str, row: _Row) -> StoredMessage:
+    try:
+        record = decode_record(row.value)
+        payload = payload_of(tr, keys, record)
+    except FormatError:
+        if is_newer(row.value):
+            raise _newer(queue) from None
+        return StoredMessage(
+            queue, row.state, row.value, row.priority, row.due_ms, row.key, bool(row.key), unreadable=True
+        )
+    return StoredMessage(
+        queue,
+        row.state,
+        payload,
+        row.priority,
+        row.due_ms,
+        record.key,
+        bool(row.key),
+        record.message_id,
+        record.published_ms,
+        record.expires_ms,
+        record.redeliveries,
+        record.ttr_ms,
+        record.task_id,
+        record.deaths,
+        record.priority,
+    )
+
+
+def _is_of_newer(queue: str, lease: bytes) -> bool:
+    try:
+        return head_of_lease(lease)[0] == queue
+    except FormatError:
+        return False
+
+
+def _newer(queue: str) -> FormatError:
+    return FormatError("the queue has messages of a newer celery-fdb", queue=queue, fix=UPGRADE)
+
+
+def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """So many as can be opened in one transaction."""
+    part: list[_Row] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += _size(row.value)
+        if len(part) >= ROWS or size >= PAYLOAD_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size(value: bytes) -> int:
+    try:
+        return decode_record(value).size
+    except FormatError:
+        return len(value)
+
+
+# -- rows in their order -----------------------------------------------------------------------------------------------
+
+
+def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_Row]:
+    if leased:
+        yield from _leased(read, keys, queue)
+    for name, value in _scan(read, range_of(keys.ready(queue))):
+        key, rank = _place(keys.place(queue, name))
+        yield _Row(READY, key, _priority(rank), 0, value)
+    subqueues = _subqueues(read, keys, queue)
+    for start in range(0, len(subqueues), SUBQUEUES):
+        yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
+    for name, value in _scan(read, range_of(keys.delayed(queue))):
+        due_ms, rank = _due(keys, queue, name)
+        yield _Row(DELAYED, "", _priority(rank), due_ms, value)
+
+
+def _priority(rank: bytes) -> int:
+    return URGENT - int(unpack_as(rank, int)[0])
+
+
+def _place(place: bytes) -> tuple[str, bytes]:
+    """Of one that can't be read, the last."""
+    try:
+        return split_place(place)
+    except FormatError:
+        return "", Keyspace.rank(NO_PRIORITY)
+
+
+def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, bytes]:
+    """Of a moment that can't be read, the last: too early is worse than never."""
+    try:
+        due_ms, rank = keys.split_delayed(queue, name)
+    except FormatError:
+        return LATEST_MS, Keyspace.rank(NO_PRIORITY)
+    return min(due_ms, LATEST_MS), rank
+
+
+def _scan(read: Read, whole: Range) -> Iterator[KeyValue]:
+    begin, end = whole
+    while rows := read(_reader([(begin, end, ROWS)])):
+        yield from rows[0]
+        if len(rows[0]) < ROWS:
+            return
+        begin = rows[0][-1][0] + b"\x00"
+
+
+def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Transaction], list[list[KeyValue]]]:
+    return lambda tr: tr.get_ranges(ranges, snapshot=True)
+
+
+def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
+    found = []
+    for _, value in _scan(read, keys.all_leases):
+        try:
+            name, place, record = decode_lease(value)
+        except FormatError:  # of no queue that could be named
+            if _is_of_newer(queue, value):
+                raise _newer(queue) from None
+            continue
+        if name == queue:
+            found.append((place[-STAMP_BYTES:], place, record))
+    for _, place, record in sorted(found):
+        key, rank = split_place(place)
+        yield _Row(READY, key, _priority(rank), 0, redelivered(record))
+
+
+def _subqueues(read: Read, keys: Keyspace, queue: str) -> list[tuple[str, bytes]]:
+    """Key and rank of each sub-queue, in the order of their first messages."""
+    heads: dict[tuple[str, bytes], bytes] = {}
+    rows = _scan(read, range_of(keys.keyed(queue)))
+    for (name, subqueue), _ in readable(rows, lambda name: (name, split_place(keys.place(queue, name)))):
+        heads.setdefault(subqueue, name[-STAMP_BYTES:])
+    return sorted(heads, key=lambda each: heads[each])
+
+
+def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, bytes]]) -> Iterator[_Row]:
+    left = {each: range_of(keys.items(queue, *each)) for each in group}
+    while left:
+        parts = read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
+        for (key, rank), rows in zip(list(left), parts, strict=True):
+            yield from [_Row(READY, key, _priority(rank), 0, value) for _, value in rows]
+            if len(rows) < ROWS_OF_EACH:
+                del left[key, rank]
+            else:
+                left[key, rank] = rows[-1][0] + b"\x00", left[key, rank][1]

@@ -1,0 +1,91 @@
+"""Restore: store messages of another store (``dump.py``), each once, however often one tries.
+
+Model. An *import* has an id, and each of its messages a *mark* that is its alone. The transaction that stores a message
+also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
+next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
+keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
+parts: from then on the import is over, and a next try changes nothing.
+
+Messages keep their ids, so that whoever noted one finds it; one whose chunks would fall upon another's gets a new id.
+Limits of the queues are not asked: nothing may be lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kombu_fdb.clock import IdSource
+from kombu_fdb.engine.messages.publish import store_delayed, store_ready
+from kombu_fdb.engine.stored.tally import DELAYED, Tally
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import chunks_of, decode_json, encode_json, encode_stored
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import StoredMessage
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["MESSAGES_PER_TRANSACTION", "clear_marks", "finish", "restore", "state"]
+
+MESSAGES_PER_TRANSACTION = 500
+MARKS_PER_TRANSACTION = 5_000
+
+
+def state(tr: Transaction, keys: Keyspace, import_id: bytes) -> dict[str, Any] | None:
+    """What is known of a finished import; None if it is new or under way. Raises ``FormatError``."""
+    value = tr.get(keys.import_(import_id))
+    facts = None if value is None else decode_json(value)
+    if facts is not None and not isinstance(facts, dict):
+        raise FormatError("unreadable note of an import", value=str(facts)[:80])
+    return facts
+
+
+def restore(
+    tr: Transaction,
+    keys: Keyspace,
+    tally: Tally,
+    import_id: bytes,
+    messages: Sequence[tuple[bytes, StoredMessage]],
+    ids: IdSource,
+) -> int:
+    """Store those whose mark is not set yet, in this order. Returns how many."""
+    marks = [keys.imported(import_id, mark) for mark, _ in messages]
+    firsts = [keys.body(message.message_id, 0) for _, message in messages]
+    found = tr.get_many([*marks, *firsts])
+    known, taken = found[: len(marks)], found[len(marks) :]
+    stored = 0
+    for key, (_, message), mark, body in zip(marks, messages, known, taken, strict=True):
+        if mark is None:
+            tr.set(key, b"")
+            message_id = ids() if body is not None or not message.message_id else message.message_id
+            _store(tr, keys, tally, message, message_id)
+            stored += 1
+    return stored
+
+
+def _store(tr: Transaction, keys: Keyspace, tally: Tally, message: StoredMessage, message_id: bytes) -> None:
+    record = message.payload if message.unreadable else _record(tr, keys, message, message_id)
+    rank = keys.rank(message.priority)
+    if message.state == DELAYED:
+        store_delayed(tr, keys, tally, message.queue, message.due_ms, rank, record, task_id=message.task_id)
+    else:
+        key = message.key if message.keyed else ""
+        store_ready(tr, keys, tally, message.queue, key, rank, record, task_id=message.task_id)
+
+
+def _record(tr: Transaction, keys: Keyspace, message: StoredMessage, message_id: bytes) -> bytes:
+    for number, chunk in enumerate(chunks_of(message.payload)):
+        tr.set(keys.body(message_id, number), chunk)
+    return encode_stored(message, message_id)
+
+
+def finish(tr: Transaction, keys: Keyspace, import_id: bytes, facts: dict[str, Any]) -> None:
+    """The import is over."""
+    tr.set(keys.import_(import_id), encode_json(facts))
+
+
+def clear_marks(tr: Transaction, keys: Keyspace, import_id: bytes) -> int:
+    """Clear some marks of a finished import. Returns how many."""
+    rows = tr.get_range(*keys.all_imported(import_id), limit=MARKS_PER_TRANSACTION, snapshot=True)
+    if rows:
+        tr.clear_range(rows[0][0], rows[-1][0] + b"\x00")
+    return len(rows)

@@ -1,0 +1,141 @@
+"""Allowance: how many messages a key may have served now, by its limits, as one claim finds out.
+
+Guarantee KEY-LIMIT. The limits are read serializably, and so is the queue's control, which says whether there are any
+(``claim.py``), so no claim by the old ones commits after a change. The number in flight may be read at snapshot: acks
+only lower it, and claims of one limited key exclude each other through its *bucket*, which each reads serializably and
+writes. While it is not known how many messages without a key are in flight (``relimit.py``), none may be taken.
+
+A queue in which no key has limits pays nothing for any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kombu_fdb.engine.scheduling import rates, relimit
+from kombu_fdb.engine.scheduling.rates import Bucket, Sightings
+from kombu_fdb.keyspace.codec import decode_count, limits_of
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["Allowance", "Allowances"]
+
+UNLIMITED = 2**31
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How many messages of a key may be served now; ``wait_ms``: when to look again if a rate is in the way."""
+
+    messages: int
+    weight: int = 1
+    priority: int | None = None
+    wait_ms: int = 0
+
+
+class Allowances:
+    """Of the keys of one queue, for one claim."""
+
+    def __init__(
+        self,
+        tr: Transaction,
+        keys: Keyspace,
+        queue: str,
+        control: QueueControl,
+        now_ms: int,
+        sightings: Sightings | None,
+    ) -> None:
+        self._tr = tr
+        self._keys = keys
+        self._queue = queue
+        self._control = control
+        self._now_ms = now_ms
+        self._sightings = sightings
+        self._limits: dict[str, KeyLimits] = {}
+        self._rows: dict[str, bytes | None] = {}
+        self._flights: dict[str, int] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._counting = False
+
+    def load(self, wanted: Collection[str]) -> None:
+        """Read the keys' limits, only where a key of the queue has limits; else nobody pays for them."""
+        asked = sorted(set(wanted) - self._limits.keys())
+        if not asked or not self._limited:
+            return
+        counting = [self._keys.relimit(self._queue)] if "" in asked else []
+        values = self._tr.get_many([self._keys.limits(self._queue, key) for key in asked] + counting)
+        for key, value in zip(asked, values, strict=False):
+            self._limits[key] = self._control.every_key if value is None else limits_of(value)
+        if counting:
+            self._counting = relimit.is_counting(values[-1])
+
+    @property
+    def _limited(self) -> bool:
+        return self._control.limited or self._control.every_key != KeyLimits()
+
+    def weight(self, key: str) -> int:
+        return self._limits[key].weight if key in self._limits else 1
+
+    def of(self, key: str) -> Allowance:
+        """What the key may have now."""
+        limits = self._limits.get(key)
+        if limits is None:
+            return Allowance(UNLIMITED)
+        if limits.paused:
+            return Allowance(0, limits.weight, limits.priority)
+        free, wait_ms = UNLIMITED, 0
+        if limits.max_in_flight is not None:
+            free = limits.max_in_flight - self._in_flight(key)
+        if limits.rate is not None:
+            bucket = self._bucket(key, limits)
+            free = min(free, int(bucket.tokens))
+            wait_ms = rates.wait_ms(bucket, limits)
+        return Allowance(free, limits.weight, limits.priority, wait_ms)
+
+    def used(self, key: str, messages: int) -> None:
+        """So many messages of the key are served."""
+        limits = self._limits.get(key)
+        if limits is None or not messages:
+            return
+        if limits.max_in_flight is not None:
+            self._flights[key] += messages
+        if limits.rate is not None:
+            bucket = self._bucket(key, limits)
+            self._buckets[key] = left = bucket._replace(tokens=bucket.tokens - messages)
+            self._tr.set(self._keys.bucket(self._queue, key), rates.encode(left))
+
+    def _in_flight(self, key: str) -> int:
+        if key == "" and self._counting:
+            return UNLIMITED
+        if key not in self._flights:
+            self._exclude_rivals(key)
+            value = self._tr.get(self._keys.flight(self._queue, key), snapshot=True)
+            self._flights[key] = decode_count(value)
+        return self._flights[key]
+
+    def _bucket(self, key: str, limits: KeyLimits) -> Bucket:
+        if key not in self._buckets:
+            row = self._exclude_rivals(key)
+            self._buckets[key] = rates.refilled(row, limits, self._now_ms, self._unchanged_ms(key, row))
+        return self._buckets[key]
+
+    def _unchanged_ms(self, key: str, row: bytes | None) -> int:
+        if not row or self._sightings is None:
+            return 0
+        return self._sightings.unchanged_ms(self._keys.bucket(self._queue, key), row)
+
+    def _exclude_rivals(self, key: str) -> bytes | None:
+        """Claims of one limited key exclude each other: each reads its bucket serializably and writes it.
+
+        Clearing what is not there is a write as well, and leaves no row.
+        """
+        if key not in self._rows:
+            bucket = self._keys.bucket(self._queue, key)
+            self._rows[key] = stored = self._tr.get(bucket)
+            if stored:
+                self._tr.set(bucket, stored)
+            else:
+                self._tr.clear(bucket)
+        return self._rows[key]

@@ -1,0 +1,401 @@
+"""Fair: whose message is next. A ring of keys with rounds.
+
+Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
+range itself. A sub-queue is
+
+* *idle*: it has no mark. It may have messages only if its door was rung since.
+* *active* (mark A): it has messages, and one entry in the ring: ``(rank, round, stamp of its first message, key)``.
+* *parked* (mark P): it may have messages but must not be served now: its key is paused, has as many messages in
+  flight as it may, or has used up its rate.
+
+The ring is served in order. A served sub-queue goes to the round after the one being served, a newcomer to the next
+round as well (``QueueControl.newcomer``), behind those whose first message came earlier. That is exactly the order of
+queue-by (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. A claim by one consumer follows
+it; rivals take slices of the ring side by side (``contention.py``), and each sub-queue still has one entry, so one turn
+a round.
+
+Who moves what:
+
+* publish, promote, release and sweep put a message into a sub-queue and *ring its door*, both blindly: they never
+  conflict. An ended lease and a changed limit ring the key's *freed* bell.
+* a claim answers the doors: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
+* a claim that serves a sub-queue's last message: active -> idle; one that finds it blocked: active -> parked.
+
+Why no message is ever forgotten. (1) A door or bell is cleared only by a transaction that read the mark serializably
+and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts on the
+*whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front.
+(3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
+our commit would ring a bell that another claim may have answered already with "it is active".
+
+What a key may have by its limits (KEY-LIMIT): ``allowance.py`` and ``rates.py``. Two levels, where of the keys
+``tenant/user`` one has a turn in each round: ``turns.py``.
+
+Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
+sub-queues in one round trip more.
+
+Cost: one round trip for doors, bells, ring and rounds, one for the marks and heads of newcomers if there are any, one
+for the messages. None of it grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
+from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
+from kombu_fdb.engine.scheduling.rates import Sightings
+from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn
+from kombu_fdb.engine.stored.room import Room
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_round
+from kombu_fdb.keyspace.layout import Keyspace, readable
+from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
+from kombu_fdb.model import URGENT, QueueControl
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
+
+#: Doors and bells answered by one claim at most; the others wait for the next.
+DOORS = 200
+
+#: Ranks as they stand in the ring, the most urgent first, and their priorities.
+PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
+NOT_AGEING = (0, 0)
+
+#: What turns are sorted by; and turns in that order.
+_Place = tuple[Urgency, Turn]
+_Line = list[_Place]
+#: Store keys and records of the messages to claim.
+Chosen = list[KeyValue]
+
+
+def choose(
+    tr: Transaction,
+    keys: Keyspace,
+    queue: str,
+    control: QueueControl,
+    want: int,
+    *,
+    slice_: int,
+    first_door: int,
+    now_ms: int,
+    room: Room | None = None,
+    sightings: Sightings | None = None,
+) -> Chosen:
+    """Up to ``want`` messages in fair order. Changes marks, doors and ring.
+
+    ``slice_`` windows are left to rivals; ``first_door`` is the bucket of doors to begin with, a random one, so that of
+    more newcomers than one claim can admit none is always the last. ``room``: what the claim can hold in bytes.
+    ``sightings``: of token buckets.
+    """
+    allowances = Allowances(tr, keys, queue, control, now_ms, sightings)
+    return _Scheduler(tr, keys, queue, control, now_ms, allowances, room or Room()).run(want, slice_, first_door)
+
+
+class _Scheduler:
+    """One claim of one queue."""
+
+    def __init__(
+        self,
+        tr: Transaction,
+        keys: Keyspace,
+        queue: str,
+        control: QueueControl,
+        now_ms: int,
+        allowances: Allowances,
+        room: Room,
+    ) -> None:
+        self._tr = tr
+        self._keys = keys
+        self._queue = queue
+        self._control = control
+        self._now_ms = now_ms
+        self._room = room
+        self._rounds: dict[bytes, int] = {}
+        self._tenants = Tenants(tr, keys, queue)
+        self._allowances = allowances
+        self._rows: dict[tuple[str, bytes], list[KeyValue]] = {}
+        self._exhausted: set[tuple[str, bytes]] = set()
+        #: The next message of a sub-queue; only with ageing.
+        self._heads: dict[tuple[str, bytes], bytes] = {}
+        self._chosen: Chosen = []
+
+    def run(self, want: int, slice_: int, first_door: int) -> Chosen:
+        keys, queue, window = self._keys, self._queue, want * (slice_ + 1)
+        begin, end = keys.doors(queue)
+        middle = keys.doors_from(queue, first_door)
+        doors, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
+            [
+                (middle, end, DOORS),
+                (begin, middle, DOORS),
+                (*keys.all_freed(queue), DOORS),
+                (*keys.rounds(queue), 0),
+                (*range_of(keys.ready(queue)), 1),
+                *self._rings(window),
+            ],
+            snapshot=True,
+        )
+        self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
+        self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
+        turns = self._in_order(rings, self._answer((doors + wrapped)[:DOORS], freed, unkeyed))
+        mine = turns[:want] if slice_ == 0 else turns[want * slice_ :][:want] or turns[-want:]
+        self._serve(turns, mine, want, slice_, unread=any(len(ring) == window for ring in rings))
+        self._end()
+        return self._chosen
+
+    def _in_order(self, rings: list[list[KeyValue]], newcomers: Sequence[Turn] = ()) -> list[Turn]:
+        turns = [turn for ring in rings for row in ring if (turn := self._turn(row)) is not None]
+        turns += newcomers
+        self._look_at_heads(turns)
+        return sorted(turns, key=self._order)
+
+    def _end(self) -> None:
+        for rank, round_ in self._rounds.items():
+            self._tr.byte_max(self._keys.round(self._queue, rank), round_.to_bytes(8, "big"))
+        self._tenants.write()
+
+    def _turn(self, row: KeyValue) -> Turn | None:
+        """None for an entry that can't be read: nobody's, and gone."""
+        try:
+            turn = Turn(*self._keys.split_ring(self._queue, row[0]), row[1])
+        except FormatError:
+            turn = None
+        if turn is None or turn.items not in PRIORITIES:
+            self._tr.add_read_conflict_key(row[0])
+            self._tr.clear(row[0])
+            return None
+        return turn
+
+    def _is_of_a_rank(self, key: bytes) -> bool:
+        try:
+            self._keys.place_rank(self._queue, key)
+        except FormatError:
+            return False
+        return True
+
+    def _rings(self, window: int) -> list[tuple[bytes, bytes, int]]:
+        """Where the next turns are: at the head of the ring, or with ageing at that of each rank."""
+        ring = self._keys.ring(self._queue)
+        if self._control.ageing is None:
+            return [(*range_of(ring), window)]
+        return [(*range_of(ring + rank), window) for rank in PRIORITIES]
+
+    # -- ageing ----------------------------------------------------------------------------------------------------
+
+    def _look_at_heads(self, turns: list[Turn]) -> None:
+        if self._control.ageing is None or not turns:
+            return
+        heads = [(*range_of(self._keys.items(self._queue, turn.key, turn.items)), 1) for turn in turns]
+        for turn, head in zip(turns, self._tr.get_ranges(heads, snapshot=True), strict=True):
+            if head:
+                self._heads[turn.key, turn.items] = head[0][1]
+
+    def _order(self, turn: Turn) -> _Place:
+        head = self._heads.get((turn.key, turn.items), b"")
+        if self._control.ageing is None:
+            return NOT_AGEING, turn
+        return urgency(PRIORITIES[turn.rank], head, self._control.ageing, self._now_ms), turn
+
+    # -- doors and bells -------------------------------------------------------------------------------------------
+
+    def _answer(self, doors: list[KeyValue], freed: list[KeyValue], unkeyed: list[KeyValue]) -> list[Turn]:
+        """Activate what can be; returns the new ring entries."""
+        rung = [door for door, _ in readable(doors, self._keys.split_door)]
+        bells = [key for key, _ in readable(freed, self._keys.split_freed)]
+        candidates = self._idle(rung, unkeyed) + self._parked(bells)
+        self._allowances.load([key for key, _ in candidates])
+        turns = self._activate(candidates)
+        for key, _ in [*doors, *freed]:
+            self._tr.clear(key)
+        return turns
+
+    def _idle(self, rung: list[tuple[str, bytes]], unkeyed: list[KeyValue]) -> list[tuple[str, bytes]]:
+        """Of the sub-queues whose doors rang, those without a mark. The ready range is its own door."""
+        asked = rung + (self._unkeyed_ranks() if unkeyed else [])
+        if not asked:
+            return []
+        marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in asked])
+        return [each for each, mark in zip(asked, marks, strict=True) if mark is None]
+
+    def _unkeyed_ranks(self) -> list[tuple[str, bytes]]:
+        """The ranks in which messages without a key wait."""
+        ranks = [self._keys.rank(priority) for priority in range(URGENT + 1)]
+        heads = self._tr.get_ranges(
+            [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in ranks], snapshot=True
+        )
+        return [("", rank) for rank, head in zip(ranks, heads, strict=True) if head]
+
+    def _parked(self, freed: list[str]) -> list[tuple[str, bytes]]:
+        """The parked sub-queues of keys whose bells rang."""
+        found = []
+        ranges = [(*self._keys.active_ranks(self._queue, key), 0) for key in freed]
+        for key, marks in zip(freed, self._tr.get_ranges(ranges) if ranges else [], strict=True):
+            found += [(key, self._keys.active_rank(self._queue, key, mark)) for mark, state in marks if state == PARKED]
+        return [each for each in found if each[1] in PRIORITIES]
+
+    def _activate(self, candidates: list[tuple[str, bytes]]) -> list[Turn]:
+        if not candidates:
+            return []
+        items = [range_of(self._keys.items(self._queue, *each)) for each in candidates]
+        heads = self._tr.get_ranges([(*each, 1) for each in items], snapshot=True)
+        allowances = {key: self._allowances.of(key) for (key, _), head in zip(candidates, heads, strict=True) if head}
+        self._tenants.load([(_ring_rank(rank, allowances.get(key)), key) for key, rank in candidates])
+        turns = []
+        for (key, rank), whole, head in zip(candidates, items, heads, strict=True):
+            turn = self._admit(key, rank, whole, head)
+            if turn is not None:
+                turns.append(turn)
+        return turns
+
+    def _admit(self, key: str, rank: bytes, whole: tuple[bytes, bytes], head: list[KeyValue]) -> Turn | None:
+        mark = self._keys.active(self._queue, key, rank)
+        if not head:
+            # Nothing there any more; it stays so, or this transaction fails.
+            self._tr.add_read_conflict_range(*whole)
+            self._tr.clear(mark)
+            return None
+        allowance = self._allowances.of(key)
+        if allowance.messages <= 0:
+            self._park(key, rank, allowance)
+            return None
+        self._tr.set(mark, ACTIVE)
+        return self._insert(key, rank, self._first_round(_ring_rank(rank, allowance)), _stamp_of(head[0]), allowance)
+
+    def _first_round(self, rank: bytes) -> int:
+        serving = self._rounds.get(rank, 0)
+        return {"next": serving + 1, "current": serving, "first": 0}[self._control.newcomer]
+
+    def _insert(self, key: str, items: bytes, round_: int, stamp: bytes, allowance: Allowance) -> Turn:
+        rank = _ring_rank(items, allowance)
+        turn = Turn(rank, self._tenants.round(rank, key, round_), stamp, key, items)
+        self._tr.set(self._entry(turn), items)
+        if (mark := self._tenants.mark(turn)) != ACTIVE:
+            self._tr.set(self._keys.active(self._queue, key, items), mark)
+        self._tenants.entered(turn)
+        return turn
+
+    def _entry(self, turn: Turn) -> bytes:
+        return self._keys.ring_entry(self._queue, turn.rank, turn.round, turn.stamp, turn.key)
+
+    # -- service ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
+        """``unread``: whether the ring may have more turns than ``turns``."""
+        line = self._line_up(mine, want)
+        parts = self._behind(turns, line, max(line, default=None), want, unread=unread)
+        while line and len(self._chosen) < want:
+            served = len(self._chosen)
+            _urgency, turn = heapq.heappop(line)
+            if not self._has_room(turn):  # it stays in the ring as it is
+                break
+            following = self._serve_one(turn, want - served)
+            # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
+            if following is not None and (slice_ == 0 or len(mine) < want):
+                heapq.heappush(line, self._order(following))
+            # It gave nothing. Those behind the window move up, or others would have their next turns before them. With
+            # rivals they are somebody else's, unless this claim has nothing at all.
+            if len(self._chosen) == served and (slice_ == 0 or not (line or self._chosen)):
+                for each in next(parts, []):
+                    heapq.heappush(line, each)
+
+    def _line_up(self, turns: list[Turn], want: int) -> _Line:
+        self._load(turns, want)
+        return [self._order(turn) for turn in turns]
+
+    def _behind(
+        self, turns: list[Turn], line: _Line, last: _Place | None, want: int, *, unread: bool
+    ) -> Iterator[_Line]:
+        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long."""
+        if unread:
+            turns = self._in_order(self._tr.get_ranges(self._rings(len(turns) + DOORS), snapshot=True))
+        standing = {turn for _urgency, turn in line}
+        behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
+        size = want
+        while behind:
+            yield self._line_up(behind[:size], want)
+            behind, size = behind[size:], size * 2
+
+    def _has_room(self, turn: Turn) -> bool:
+        """Whether its next message fits into the claim. One that may not be served takes no room."""
+        if self._allowances.of(turn.key).messages <= 0:
+            return True
+        rows = self._rows[turn.key, turn.items]
+        return not self._room.is_full and (not rows or self._room.fits(rows[0][1]))
+
+    def _load(self, turns: list[Turn], want: int) -> None:
+        """Read the messages of all turns at once: as many as each can have at most if all have some, and one more."""
+        if not turns:
+            return
+        self._allowances.load([turn.key for turn in turns])
+        self._tenants.load([(turn.rank, turn.key) for turn in turns], turns)
+        most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
+        self._fetch([(turn.key, turn.items) for turn in turns], most)
+
+    def _fetch(self, subqueues: list[tuple[str, bytes]], most: int) -> None:
+        ranges = [(*range_of(self._keys.items(self._queue, *each)), most) for each in subqueues]
+        for each, rows in zip(subqueues, self._tr.get_ranges(ranges, snapshot=True), strict=True):
+            self._rows[each] = rows
+            if len(rows) < most:
+                self._exhausted.add(each)
+
+    def _serve_one(self, turn: Turn, room: int) -> Turn | None:
+        """Serve a sub-queue; returns its next turn, None if it left the ring."""
+        self._tr.add_read_conflict_key(self._entry(turn))
+        self._tr.clear(self._entry(turn))
+        self._tenants.left(turn)
+        allowance = self._allowances.of(turn.key)
+        if allowance.messages <= 0:
+            self._park(turn.key, turn.items, allowance)
+            return None
+        rows = self._waiting(turn, min(allowance.weight, room))
+        most = min(allowance.weight, room, allowance.messages)
+        most = max(1, self._room.take(rows[:most]))
+        taken, left = rows[:most], rows[most:]
+        self._rows[turn.key, turn.items] = left
+        self._chosen += taken
+        self._allowances.used(turn.key, len(taken))
+        self._rounds[turn.rank] = max(self._rounds.get(turn.rank, 0), turn.round)
+        if not left:
+            self._retire(turn)
+            return None
+        self._heads[turn.key, turn.items] = left[0][1]
+        following = self._rounds.get(_ring_rank(turn.items, allowance), 0) + 1  # its priority may have been changed
+        return self._insert(turn.key, turn.items, following, _stamp_of(left[0]), allowance)
+
+    def _waiting(self, turn: Turn, most: int) -> list[KeyValue]:
+        """The sub-queue's messages that are not chosen yet: at least one more than can be taken, or all."""
+        each = turn.key, turn.items
+        rows = self._rows[each]
+        if len(rows) > most or each in self._exhausted:
+            return rows
+        chosen = sum(key.startswith(self._keys.items(self._queue, *each)) for key, _ in self._chosen)
+        self._fetch([each], chosen + most + len(self._chosen) + 1)
+        return self._rows[each][chosen:]
+
+    def _retire(self, turn: Turn) -> None:
+        """From active to idle."""
+        if turn.key:  # the ready range is looked at by every claim, so it needs no guard
+            self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
+        self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
+
+    def _park(self, key: str, items: bytes, allowance: Allowance) -> None:
+        self._tr.set(self._keys.active(self._queue, key, items), PARKED)
+        self._tr.add_read_conflict_key(self._keys.flight(self._queue, key))
+        self._tr.add_read_conflict_key(self._keys.control(self._queue))
+        if allowance.wait_ms:
+            due_ms = self._now_ms + allowance.wait_ms
+            self._tr.set(self._keys.thaw(due_ms, self._queue, key), allowance.wait_ms.to_bytes(8, "big"))
+            self._tr.set_versionstamped_value(self._keys.alarm)
+
+
+def _stamp_of(row: KeyValue) -> bytes:
+    """Every message's key ends with its stamp."""
+    return row[0][-STAMP_LENGTH:]
+
+
+def _ring_rank(items: bytes, allowance: Allowance | None) -> bytes:
+    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
+    if allowance is None or allowance.priority is None:
+        return items
+    return Keyspace.rank(allowance.priority)

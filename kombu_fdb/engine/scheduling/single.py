@@ -1,0 +1,94 @@
+"""One active consumer per queue: ``x-single-active-consumer``.
+
+Model. A consumer is a tag inside a session. Of all consumers of such a queue at most one is *active*: the one that
+``("single", queue)`` names. The others *stand by*. (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
+
+* nobody -> active: by the first claim, be the queue empty or not. Each claim reads the record serializably, so of two
+  that find nobody one conflicts, and then finds the other.
+* active -> nobody: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
+  back in its places: so the next one begins with the messages the last one did not finish, in order. Setting the record
+  wakes those who stand by.
+
+What happens at each failure. The active process dies: its session's end frees the record, within its time to live and
+one sweep. It is frozen instead and wakes up: its session is gone, and its claims fail with it. The sweeper dies in
+between: the next one goes on, as the session's beat is cleared with the record (``sweep.py``). No clock is involved.
+Guarantee ONE-ACTIVE.
+
+Whoever claims without being a consumer (a single ``basic_get``) gets messages only while no consumer is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
+
+#: A session's id; what is shorter names nobody.
+SESSION_BYTES = 16
+
+
+def admitted(
+    tr: Transaction, keys: Keyspace, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]
+) -> set[str]:
+    """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where nobody is."""
+    found = set()
+    records = tr.get_many([keys.single(queue) for queue in queues]) if queues else []
+    for queue, record in zip(queues, records, strict=True):
+        tag = consumers.get(queue)
+        if _is_nobody(record):
+            found.add(queue)
+            if tag is not None:
+                tr.set(keys.single(queue), _record(session_id, tag))
+        elif tag is not None and record == _record(session_id, tag):
+            found.add(queue)
+    return found
+
+
+def standing_by(
+    tr: Transaction, keys: Keyspace, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]
+) -> set[str]:
+    """Those of ``queues`` of which another consumer is the active one."""
+    records = tr.get_many([keys.single(queue) for queue in queues], snapshot=True) if queues else []
+    return {
+        queue
+        for queue, record in zip(queues, records, strict=True)
+        if not _is_nobody(record) and record != _record(session_id, consumers.get(queue, ""))
+    }
+
+
+def leave(tr: Transaction, keys: Keyspace, queue: str, session_id: bytes, tag: str) -> None:
+    """The consumer ends: if it was active, let another one be."""
+    if tr.get(keys.single(queue)) == _record(session_id, tag):
+        vacate(tr, keys, queue)
+
+
+def leave_all(tr: Transaction, keys: Keyspace, session_id: bytes, tags: Collection[str] | None = None) -> None:
+    """The same for these consumers of a session, or all, in all queues."""
+    for (queue,), record in keys.read(tr.get_range(*keys.all_singles, snapshot=True), str):
+        if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
+            tr.add_read_conflict_key(keys.single(queue))
+            vacate(tr, keys, queue)
+
+
+def active(tr: Transaction, keys: Keyspace, queue: str) -> tuple[bytes, str] | None:
+    """Session and tag of the active consumer."""
+    record = tr.get(keys.single(queue), snapshot=True)
+    if record is None or _is_nobody(record):
+        return None
+    return record[:SESSION_BYTES], record[SESSION_BYTES:].decode(errors="replace")
+
+
+def vacate(tr: Transaction, keys: Keyspace, queue: str) -> None:
+    """Nobody is active. The record is not cleared but set: it is a bell too."""
+    tr.set_versionstamped_value(keys.single(queue))
+
+
+def _is_nobody(record: bytes | None) -> bool:
+    return record is None or len(record) < SESSION_BYTES
+
+
+def _record(session_id: bytes, tag: str) -> bytes:
+    return session_id + tag.encode()

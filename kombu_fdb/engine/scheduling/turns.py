@@ -1,0 +1,184 @@
+"""Turns of tenants: of keys like ``tenant/user`` one has a turn in each round.
+
+Model. A tenant's keys stand in the ring like others, but in rounds of their own: a key that enters it goes as many
+rounds behind the next one as the tenant has turns in the ring already (stride scheduling at insertion; Waldspurger and
+Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes into the ring, or leaves it, for whatever
+reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
+
+The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it whoever takes a key's last
+message away, other than by a claim, or pauses the key, finds the turn and takes it out too: else it would stand there
+as one of the tenant's until its round comes. Turns of stores that were written before there were such marks are served,
+and not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_count
+from kombu_fdb.keyspace.layout import Keyspace, readable, split_place
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = [
+    "ACTIVE",
+    "PARKED",
+    "SEPARATOR",
+    "Tenants",
+    "Turn",
+    "leave",
+    "leave_places",
+    "pause",
+    "pause_marks",
+    "tenant_of",
+]
+
+#: Marks. Behind the first one stands the turn of a tenant's key.
+ACTIVE = b"A"
+PARKED = b"P"
+SEPARATOR = "/"
+
+
+class Turn(NamedTuple):
+    """A ring entry; their order is the order of service. ``items``: the rank of the messages, packed."""
+
+    rank: bytes
+    round: int
+    stamp: bytes
+    key: str
+    items: bytes
+
+
+def tenant_of(key: str) -> str | None:
+    """None: the key is nobody's."""
+    tenant, separator, _ = key.partition(SEPARATOR)
+    return tenant if separator else None
+
+
+class Tenants:
+    """How many turns each tenant has, as one claim reads and changes it."""
+
+    def __init__(self, tr: Transaction, keys: Keyspace, queue: str) -> None:
+        self._tr = tr
+        self._keys = keys
+        self._queue = queue
+        self._turns: dict[tuple[bytes, str], int] = {}
+        self._changes: Counter[tuple[bytes, str]] = Counter()
+        self._counted: set[Turn] = set()
+
+    def load(self, subqueues: Iterable[tuple[bytes, str]], turns: Iterable[Turn] = ()) -> None:
+        """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing where no key has a tenant.
+
+        A turn's mark changes with its entry in the ring only, on which whoever serves it conflicts.
+        """
+        named = {(rank, tenant) for rank, key in subqueues if (tenant := tenant_of(key)) is not None}
+        wanted = sorted(named - self._turns.keys())
+        marked = [turn for turn in turns if tenant_of(turn.key) is not None]
+        if not wanted and not marked:
+            return
+        rows = [self._keys.turns(self._queue, *each) for each in wanted]
+        marks = [self._keys.active(self._queue, turn.key, turn.items) for turn in marked]
+        values = self._tr.get_many(rows + marks, snapshot=True)
+        self._turns.update({each: _number(value) for each, value in zip(wanted, values, strict=False)})
+        named_by = zip(marked, values[len(rows) :], strict=True)
+        self._counted.update(turn for turn, mark in named_by if mark == self.mark(turn))
+
+    def round(self, rank: bytes, key: str, first: int) -> int:
+        """The first round from ``first`` on in which the key's tenant has no other turn."""
+        tenant = tenant_of(key)
+        return first if tenant is None else first + max(0, self._turns.get((rank, tenant), 0))
+
+    def mark(self, turn: Turn) -> bytes:
+        """What the mark of an active sub-queue says."""
+        if tenant_of(turn.key) is None:
+            return ACTIVE
+        return ACTIVE + self._keys.ring_suffix(turn.rank, turn.round, turn.stamp, turn.key)
+
+    def entered(self, turn: Turn) -> None:
+        """The turn stands in the ring now, and its mark names it."""
+        if tenant_of(turn.key) is not None:
+            self._counted.add(turn)
+            self._change(turn.rank, turn.key, 1)
+
+    def left(self, turn: Turn) -> None:
+        """It does no longer."""
+        if turn in self._counted:
+            self._counted.remove(turn)
+            self._change(turn.rank, turn.key, -1)
+
+    def _change(self, rank: bytes, key: str, by: int) -> None:
+        each = rank, tenant_of(key) or ""
+        self._turns[each] = self._turns.get(each, 0) + by
+        self._changes[each] += by
+
+    def write(self) -> None:
+        """One atomic add for each tenant whose number has changed."""
+        for each, by in self._changes.items():
+            if by:
+                self._tr.add(self._keys.turns(self._queue, *each), by)
+
+
+def leave_places(tr: Transaction, keys: Keyspace, queue: str, messages: Iterable[bytes]) -> None:
+    """As :func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
+    places = (keys.place(queue, each) for each in messages if each.startswith(keys.keyed(queue)))
+    leave(tr, keys, queue, [subqueue for subqueue, _ in readable([(place, b"") for place in places], split_place)])
+
+
+def leave(tr: Transaction, keys: Keyspace, queue: str, subqueues: Iterable[tuple[str, bytes]]) -> None:
+    """Messages of these keys and ranks were taken away: those without another one leave the ring, if of a tenant.
+
+    Reads, and nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim
+    that serves it. In this transaction no message has been stored there.
+    """
+    asked = sorted({each for each in subqueues if tenant_of(each[0]) is not None})
+    if not asked:
+        return
+    ranges = [range_of(keys.items(queue, *each)) for each in asked]
+    heads = tr.get_ranges([(*whole, 1) for whole in ranges], snapshot=True)
+    marks = [keys.active(queue, *each) for each in asked]
+    for whole, head, row, mark in zip(ranges, heads, marks, tr.get_many(marks), strict=True):
+        if not head and (entry := _entry_of(keys, queue, mark)) is not None:
+            tr.add_read_conflict_range(*whole)
+            tr.clear(row)
+            _take_out(tr, keys, queue, entry)
+
+
+def pause(tr: Transaction, keys: Keyspace, queue: str, key: str) -> None:
+    """The key was paused: if of a tenant, it leaves the ring, and is parked. Conflicts with a claim that serves it."""
+    if tenant_of(key) is not None:
+        pause_marks(tr, keys, queue, tr.get_range(*keys.active_ranks(queue, key)))
+
+
+def pause_marks(tr: Transaction, keys: Keyspace, queue: str, marks: Iterable[KeyValue]) -> None:
+    """As :func:`pause`, of sub-queues by the rows of their marks, which may have been read at snapshot."""
+    for row, mark in marks:
+        if (entry := _entry_of(keys, queue, mark)) is not None:
+            tr.add_read_conflict_key(row)
+            tr.set(row, PARKED)
+            _take_out(tr, keys, queue, entry)
+
+
+def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
+    """The entry in the ring that a mark names; None for any other mark."""
+    if mark is None or len(mark) <= len(ACTIVE) or not mark.startswith(ACTIVE):
+        return None
+    entry = keys.ring(queue) + mark[len(ACTIVE) :]
+    try:
+        keys.split_ring(queue, entry)
+    except FormatError:
+        return None
+    return entry
+
+
+def _take_out(tr: Transaction, keys: Keyspace, queue: str, entry: bytes) -> None:
+    rank, _round, _stamp, key = keys.split_ring(queue, entry)
+    tr.add_read_conflict_key(entry)
+    tr.clear(entry)
+    tr.add(keys.turns(queue, rank, tenant_of(key) or ""), -1)
+
+
+def _number(value: bytes | None) -> int:
+    return decode_count(value)

@@ -1,0 +1,130 @@
+"""Copies: the chunks of a large payload, once more, for a message that dies into several queues.
+
+The chunks of a payload belong to one message id, so each further queue that a dead letter reaches gets chunks of its
+own. A few are copied by the burial itself. More than :data:`COPIED_BYTES` would not fit into its transaction: they are
+copied beforehand, part by part, while the message stays where it is; the burial then only writes records. So a move of
+any size fits.
+
+A message that comes from outside may be a dead letter at once: a full queue refuses it, or its task has failed after it
+was acknowledged. Its payload stands nowhere yet, so its copies are written from what the caller has, and it is in no
+place until the burial commits: all its letters appear, or none. Its id has to be the same in each run of the burial.
+
+Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
+
+* nobody copies -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
+  and whoever ran it makes the copy (``Transactions._write``) and runs it again.
+* copying -> *complete*: each part reads the row serializably and moves its number on. Two that copy the same message
+  conflict there, and share what they have done. A copy whose source was acknowledged meanwhile is complete too, and
+  shorter than what its id stands for: if that comes again, the copy is begun anew.
+* complete -> gone: the burial clears the row in the transaction that stores the copy's record.
+
+If the copier dies, the next one who tries to bury the message goes on where it stopped. If nobody does, because the
+message was acknowledged meanwhile or came from outside, the duties clear the row and the chunks after a while; a burial
+at that moment conflicts with them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from kombu_fdb.keyspace.codec import Record, chunks_of
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["CHUNKS_PER_TRANSACTION", "COPIED_BYTES", "CopiesMissing", "clear_abandoned", "copy_part", "take"]
+
+#: What a burial copies by itself, for all its further queues together.
+COPIED_BYTES = 1_000_000
+CHUNKS_PER_TRANSACTION = 16
+
+_HEAD = struct.Struct(">16sIB")
+
+
+class CopiesMissing(Exception):
+    """Not an error: the chunks of the message have to be copied for ``targets`` before it can be buried.
+
+    ``payload``: of a message from outside; b"" of one that stands in the store.
+    """
+
+    def __init__(self, message_id: bytes, targets: Sequence[str], payload: bytes = b"", chunks: int = 0) -> None:
+        super().__init__(message_id, targets)
+        self.message_id = message_id
+        self.targets = targets
+        self.payload = payload
+        #: How many the message has; 0 if as many as there are.
+        self.chunks = chunks
+
+
+def take(tr: Transaction, keys: Keyspace, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
+    """The ids of the complete copies for these queues, which are the caller's now. Raises ``CopiesMissing``.
+
+    ``payload``: of a message from outside, else b"".
+    """
+    rows = [keys.copy(record.message_id, target) for target in targets]
+    heads = [_decode(value) for value in tr.get_many(rows)]
+    missing = [
+        target
+        for target, head in zip(targets, heads, strict=True)
+        if not head[2] or _is_stale(tr, keys, record, head[1], payload)
+    ]
+    if missing:
+        raise CopiesMissing(record.message_id, missing, payload, record.chunks)
+    for row in rows:
+        tr.clear(row)
+    return [copy_id for copy_id, _chunks, _complete in heads]
+
+
+def _is_stale(tr: Transaction, keys: Keyspace, record: Record, chunks: int, payload: bytes) -> bool:
+    """Whether a complete copy is shorter than its message: the one it was made of was acknowledged meanwhile.
+
+    Of a message that has lost chunks itself, the copy is as good as it gets.
+    """
+    if chunks >= record.chunks:
+        return False
+    return bool(payload) or tr.get(keys.body(record.message_id, chunks)) is not None
+
+
+def copy_part(tr: Transaction, keys: Keyspace, missing: CopiesMissing, target: str, new_id: bytes, most: int) -> bool:
+    """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: of one that is begun."""
+    row = keys.copy(missing.message_id, target)
+    copy_id, begun, complete = _decode(tr.get(row))
+    if complete and begun >= missing.chunks:
+        return True
+    if complete:  # cut short: begun anew
+        tr.clear_range(*keys.bodies(copy_id))
+        begun = 0
+    copy_id = copy_id if begun else new_id
+    if missing.payload:
+        chunks = list(enumerate(chunks_of(missing.payload)))[begun : begun + most]
+    else:
+        chunks = _stored(tr, keys, missing.message_id, begun, most)
+    for number, chunk in chunks:
+        tr.set(keys.body(copy_id, number), chunk)
+        begun = number + 1
+    complete = len(chunks) < most
+    tr.set(row, _HEAD.pack(copy_id, begun, complete))
+    return complete
+
+
+def _stored(tr: Transaction, keys: Keyspace, message_id: bytes, first: int, most: int) -> list[tuple[int, bytes]]:
+    _begin, end = keys.bodies(message_id)
+    rows = tr.get_range(keys.body(message_id, first), end, limit=most, snapshot=True)
+    return [(keys.chunk_of(key), chunk) for key, chunk in rows]
+
+
+def clear_abandoned(tr: Transaction, keys: Keyspace, row: bytes, value: bytes) -> bool:
+    """Clear a copy that nobody took, if its row is still what was observed."""
+    if tr.get(row) != value:
+        return False
+    tr.clear(row)
+    tr.clear_range(*keys.bodies(_decode(value)[0]))
+    return True
+
+
+def _decode(value: bytes | None) -> tuple[bytes, int, bool]:
+    """Id, number of chunks, and whether these are all; of unreadable bytes none."""
+    if value is None or len(value) != _HEAD.size:
+        return b"", 0, False
+    copy_id, chunks, complete = _HEAD.unpack(value)
+    return copy_id, chunks, bool(complete)

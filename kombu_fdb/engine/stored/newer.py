@@ -1,0 +1,67 @@
+"""Newer: messages that a newer version wrote, kept by an older one for who can read them.
+
+While a fleet is upgraded, old processes meet messages of new ones. What needs no look into them they do as ever: every
+version keeps what it takes (``codec.py``). A message that an old process would have to read it neither delivers nor
+buries: it is *kept*.
+
+Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
+
+* in its place -> kept: an old process meets it in a claim, or when it would be buried because it has come back too
+  often or gives way to others, or its lease is a dead session's. By the transaction that takes it out of its place
+  (ONE-PLACE).
+* kept -> in its place: a process that knows the version brings it back (``regain.py``), whoever has the role of the
+  promoter: that may be an old one. Two that want to conflict on the row.
+
+A kept message is nobody's. It is counted, for people to see (``QueueCounts.newer``). It neither expires nor has to give
+way, and stays when its queue is purged or deleted, as one under a lease does. Those behind it are served meanwhile. It
+keeps its stamp, and so its row among its task's messages (``whereabouts.py``). An old consumer may keep it again as
+often as it comes back before a new one takes it: in the end there is no old one.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.engine.stored.tally import NEWER, Tally
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
+from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["LEASE", "RECORD", "keep", "keep_lease"]
+
+RECORD, LEASE = "record", "lease"
+
+
+def keep(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, value: bytes, place: bytes) -> bool:
+    """Keep a newer record, which its caller has taken out of ``place`` (or key) in ``queue``.
+
+    False, and nothing is done, if it is none, or was at no place that can be read.
+    """
+    if not is_newer(value):
+        return False
+    try:
+        place = _place(keys, queue, place)
+    except FormatError:
+        return False
+    tr.set(keys.newer(RECORD, value[0], queue, place), value)
+    tally.change(queue, NEWER, 1)
+    return True
+
+
+def _place(keys: Keyspace, queue: str, place: bytes) -> bytes:
+    if place.startswith((keys.ready(queue), keys.keyed(queue))):
+        place = keys.place(queue, place)
+    split_place(place)
+    return place
+
+
+def keep_lease(tr: Transaction, keys: Keyspace, tally: Tally, value: bytes) -> tuple[str, bytes] | None:
+    """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is none."""
+    try:
+        queue, place = head_of_lease(value)
+    except FormatError:
+        return None
+    if value[0] <= LEASE_VERSION:
+        return None
+    tr.set(keys.newer(LEASE, value[0], queue, place), value)
+    tally.change(queue, NEWER, 1)
+    return queue, place

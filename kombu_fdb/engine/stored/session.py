@@ -1,0 +1,214 @@
+"""Sessions: the consumer processes, and how the others know that one is dead.
+
+Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
+Everything the session claims stands under ``("lease", id, number)``.
+
+* open -> fenced: somebody clears ``("session", id)``. The owner does it itself when it closes; any other process does
+  it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by the
+  observer's own monotonic clock (``sweep.Observer``). No two machines' clocks are compared, and store versions are
+  never taken for time: they run at a million a second and jump by a hundred million in a recovery.
+* fenced -> gone: whoever fenced it, or anybody who finds leases of a session that does not exist, brings the messages
+  back (``sweep.release_part``) until none is left.
+
+What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
+fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner
+learns of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced
+aborts the fencing, because the fencing reads the beat. If the process that fenced dies before the leases are back, the
+beat record it left makes the next observer finish the work: the beat is cleared only when no lease is left.
+
+A claim whose answer was lost may land after its owner has given up on it, for as long as the session is open. So the
+owner first *seals* the session: it writes the record that all claims read, after which only claims that begin later can
+commit. What such a claim has leased stands in the block of numbers that was reserved for it before it began, and goes
+back uncounted (``Upkeep.recover``).
+
+A *role* (promoter) is a record ``(session, stamp)`` its holder renews; others take it when they saw it unchanged too
+long, or when it is absent. Two holders at once are harmless by the design of the duties.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from kombu_fdb.errors import FormatError, LeaseLost
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Lease
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = [
+    "LEASES_PER_CLAIM",
+    "beat",
+    "beat_ms",
+    "beats",
+    "consumed_of",
+    "description_of",
+    "fence",
+    "hold_role",
+    "holds",
+    "leases_of_claim",
+    "leave_role",
+    "neighbours",
+    "open_session",
+    "require",
+    "seal",
+]
+
+#: A claim's leases are numbered inside a block of its own, so it takes no more.
+LEASES_PER_CLAIM = 4096
+_TTL = struct.Struct(">I")
+_STAMP_BYTES = 10
+#: Of a beat that can't be read, whose session may live: long enough for another beat, were it ever so slow.
+UNREADABLE_TTL_S = 600.0
+
+
+def open_session(
+    tr: Transaction,
+    keys: Keyspace,
+    session_id: bytes,
+    description: dict[str, str | int],
+    ttl_s: float,
+    now_ms: int,
+) -> None:
+    """Record the session and its first beat."""
+    tr.set(keys.session(session_id), encode_json(description))
+    _beat(tr, keys, session_id, ttl_s, now_ms)
+
+
+def _beat(
+    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, now_ms: int, consumed: Sequence[str] = ()
+) -> None:
+    """The beat carries the session's time to live: whoever observes it judges it by its own promise.
+
+    Its wall clock is for people to read; nothing is ever decided by it.
+    """
+    suffix = encode_json([now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
+    tr.set_versionstamped_value(keys.beat(session_id), suffix=suffix)
+
+
+def consumed_of(beat: bytes) -> list[str]:
+    """The queues a session consumed, or waited for, at its last beat."""
+    return [each for each in _told(beat) if isinstance(each, str)]
+
+
+def beat_ms(beat: bytes) -> int:
+    """The session's wall clock at a beat, in milliseconds since 1970; 0 if it told none."""
+    return next((each for each in _told(beat) if isinstance(each, int)), 0)
+
+
+def _told(beat: bytes) -> list[Any]:
+    """Nothing, if it can't be read."""
+    try:
+        told = decode_json(beat[_STAMP_BYTES : -_TTL.size] or b"[]")
+    except FormatError:
+        return []
+    return told if isinstance(told, list) else []
+
+
+def _ttl_s(beat: bytes) -> float:
+    """How long the session may be silent after this beat."""
+    if len(beat) < _STAMP_BYTES + _TTL.size:
+        return UNREADABLE_TTL_S
+    return float(_TTL.unpack(beat[-_TTL.size :])[0]) / 1000
+
+
+def description_of(value: bytes) -> dict[str, Any]:
+    """What a session said of itself; nothing, if it can't be read."""
+    try:
+        description = decode_json(value)
+    except FormatError:
+        return {}
+    return description if isinstance(description, dict) else {}
+
+
+def require(
+    tr: Transaction, keys: Keyspace, session_id: bytes, *, and_read: Sequence[bytes] = ()
+) -> list[bytes | None]:
+    """Raises ``LeaseLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
+    key = keys.session(session_id)
+    tr.add_read_conflict_key(key)
+    own, *others = tr.get_many([key, *and_read], snapshot=True)
+    if own is None:
+        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+    return others
+
+
+def seal(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
+    """No claim of this session that has begun commits after this transaction. Raises ``LeaseLost`` if it was fenced.
+
+    A claim conflicts on the session's record, and this writes it as it is. So whoever looks for the leases of a claim
+    whose answer was lost finds all there will ever be.
+    """
+    key = keys.session(session_id)
+    record = tr.get(key)
+    if record is None:
+        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+    tr.set(key, record)
+
+
+def beat(
+    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, consumed: Sequence[str], now_ms: int
+) -> bool:
+    """Show a sign of life, and the queues consumed; False if the session was fenced."""
+    if tr.get(keys.session(session_id)) is None:
+        return False
+    _beat(tr, keys, session_id, ttl_s, now_ms, consumed)
+    return True
+
+
+def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
+    """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
+    return _known(keys, tr.get_range(*keys.all_beats, snapshot=True))
+
+
+def neighbours(tr: Transaction, keys: Keyspace, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
+    """The session itself and up to ``most`` that follow it in the ring of ids; the last id is followed by the first."""
+    begin, end = keys.all_beats
+    own = keys.beat(session_id)
+    behind, before = tr.get_ranges([(own, end, most + 1), (begin, own, most)], snapshot=True)
+    return _known(keys, (behind + before)[: most + 1])
+
+
+def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[bytes, bytes, float]]:
+    return [(session_id, value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
+
+
+def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
+    """End the session, unless its beat is no longer ``last_beat``."""
+    if last_beat is not None and tr.get(keys.beat(session_id)) != last_beat:
+        return False
+    tr.clear(keys.session(session_id))
+    return True
+
+
+def leases_of_claim(tr: Transaction, keys: Keyspace, session_id: bytes, first: int, most: int) -> list[Lease]:
+    """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those."""
+    end = first + LEASES_PER_CLAIM
+    rows = tr.get_range(keys.lease(session_id, first), keys.lease(session_id, end), limit=most, snapshot=True)
+    return [Lease(session_id, number) for (_session, number), _ in keys.read(rows, bytes, int)]
+
+
+def holds(tr: Transaction, keys: Keyspace, leases_: Sequence[Lease]) -> list[bool]:
+    """Whether each lease stands: not settled, not swept, and its session not fenced."""
+    asked = [key for lease in leases_ for key in (keys.lease(*lease), keys.session(lease.session))]
+    values = tr.get_many(asked, snapshot=True)
+    return [None not in values[at : at + 2] for at in range(0, len(values), 2)]
+
+
+def hold_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes, observed: bytes | None) -> bool:
+    """Take a role that is free or whose record is still ``observed``, or renew it if it is ours."""
+    key = keys.role(role)
+    record = tr.get(key)
+    if record is not None and not record.startswith(session_id) and record != observed:
+        return False
+    tr.set_versionstamped_value(key, prefix=session_id)
+    return True
+
+
+def leave_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes) -> None:
+    """Free a role we hold, so that another process takes it at once."""
+    key = keys.role(role)
+    record = tr.get(key)
+    if record is not None and record.startswith(session_id):
+        tr.clear(key)

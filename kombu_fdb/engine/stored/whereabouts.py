@@ -1,0 +1,53 @@
+"""Whereabouts: find a task's messages by the task's id, wherever they wait.
+
+Model. A message's place ends in its stamp, and a row ``("task", task_id, stamp)`` holds what stands before the stamp
+there. The row is written wherever a message gets a stamp (publish, promote, release with a delay, burial, replay) and
+cleared wherever its stamp ends (the same verbs, and ack, deletion, purge, expiry), in the same transaction. A claim and
+the return to the old place leave stamp and row alone, and cost nothing for it: a row whose place is empty is that of a
+message under a lease, or of one that is kept for a newer version.
+
+A task may have several messages at a time: one per queue it was routed to, and the next attempt beside the one that
+publishes it. A message without a task id has no row and pays nothing.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = ["STAMP_BYTES", "forget", "note", "places"]
+
+#: A versionstamp and the 2 bytes that order the messages of one transaction.
+STAMP_BYTES = 12
+
+
+def note(tr: Transaction, keys: Keyspace, task_id: str, prefix: bytes, user_version: bytes) -> None:
+    """The message that this transaction stores at ``prefix``, a stamp, ``user_version`` is one of the task's."""
+    if task_id:
+        tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
+
+
+def forget(tr: Transaction, keys: Keyspace, task_id: str, place: bytes) -> None:
+    """The message leaves ``place`` (or key) for good, and with it the stamp in which that ends."""
+    if task_id and place:
+        tr.clear(keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
+
+
+def places(tr: Transaction, keys: Keyspace, task_id: str, *, snapshot: bool = False) -> list[bytes]:
+    """The keys of all the task's messages, in the order in which they got there; of a leased one, where it was.
+
+    A row that leads to something other than a message leads nowhere: what is found here may be deleted.
+    """
+    rows = tr.get_range(*range_of(keys.task(task_id)), snapshot=snapshot)
+    found = [keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
+    return [key for key in found if _is_of_a_message(keys, key)]
+
+
+def _is_of_a_message(keys: Keyspace, key: bytes) -> bool:
+    try:
+        keys.queue_of(key)
+    except FormatError:
+        return False
+    return True

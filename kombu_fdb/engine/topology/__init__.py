@@ -1,0 +1,1 @@
+"""Queues, exchanges and bindings: declared, checked, deleted."""

@@ -1,0 +1,94 @@
+"""Queue arguments: which there are, what they accept, and what a claim must know of them.
+
+AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
+``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
+or a queue would grow without the limit that somebody has asked for.
+
+A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must not be
+a second behind. What it needs stands in the queue's control record too, which each claim reads anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kombu_fdb.errors import NotEquivalent
+from kombu_fdb.ranges import MOST, is_whole
+from kombu_fdb.routing.tables import QueueDeclaration
+
+__all__ = ["check", "for_claims"]
+
+OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
+#: Ours begin with it.
+OWN = "x-fair-"
+#: A name so like one of ours is misspelt. None of RabbitMQ's other arguments is: ``x-priority`` is the nearest, 0.83.
+LIKE = 0.88
+
+
+class _Kind(NamedTuple):
+    what: str
+    accepts: Callable[[Any], bool]
+
+
+def _whole(what: str, least: int, most: int = MOST) -> _Kind:
+    def accepts(value: Any) -> bool:
+        return is_whole(value, least, most)
+
+    return _Kind(f"a whole number of {what}", accepts)
+
+
+_TEXT = _Kind("a text", lambda value: isinstance(value, str))
+
+KINDS = {
+    "x-message-ttl": _whole("milliseconds, 0 or more", 0),
+    "x-expires": _whole("milliseconds, at least 1", 1),
+    "x-max-length": _whole("messages, 0 or more", 0),
+    "x-max-length-bytes": _whole("bytes, 0 or more", 0),
+    "x-overflow": _Kind(", ".join(OVERFLOW_MODES[:2]) + f" or {OVERFLOW_MODES[2]}", lambda v: v in OVERFLOW_MODES),
+    "x-dead-letter-exchange": _TEXT,
+    "x-dead-letter-routing-key": _TEXT,
+    "x-delivery-limit": _whole("redeliveries; a negative one is no limit", -MOST),
+    "x-max-priority": _whole("priorities from 0 to 255, of which there are 10 here", 0, 255),
+    "x-single-active-consumer": _Kind("true or false", lambda value: isinstance(value, bool)),
+    "x-consumer-timeout": _whole("milliseconds, at least 1", 1),
+    "x-fair-ageing": _whole("milliseconds of waiting that count as one priority, at least 1", 1),
+}
+
+
+def check(declaration: QueueDeclaration) -> None:
+    """Raises ``NotEquivalent``, which names the argument and what it accepts. An argument of None is none."""
+    given = {name: value for name, value in declaration.arguments.items() if value is not None}
+    for name, value in given.items():
+        kind = KINDS.get(name)
+        if kind is None:
+            _check_name(declaration.name, name)
+        elif not kind.accepts(value):
+            raise NotEquivalent(
+                "unusable queue argument", queue=declaration.name, fix=f"{name} is {kind.what}", **{name: value}
+            )
+    if "x-dead-letter-routing-key" in given and "x-dead-letter-exchange" not in given:
+        raise NotEquivalent(
+            "x-dead-letter-routing-key without x-dead-letter-exchange",
+            queue=declaration.name,
+            fix='Set the exchange too; "" is the default exchange',
+        )
+
+
+def _check_name(queue: str, name: str) -> None:
+    own = name.startswith(OWN)
+    ours = [each for each in KINDS if each.startswith(OWN)] if own else KINDS
+    near = difflib.get_close_matches(name, ours, n=1, cutoff=0 if own else LIKE)
+    if near:
+        raise NotEquivalent("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")
+
+
+def for_claims(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`~kombu_fdb.model.QueueControl` that the arguments set."""
+    ageing_ms = arguments.get("x-fair-ageing")
+    return {
+        "single_active": bool(arguments.get("x-single-active-consumer")),
+        "consumer_timeout_ms": arguments.get("x-consumer-timeout") or 0,
+        "ageing": None if ageing_ms is None else ageing_ms / 1000,
+    }

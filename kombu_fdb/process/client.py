@@ -1,0 +1,467 @@
+"""One client per process and store: what all connections of a process share.
+
+Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. Publishing
+needs no more. The first consumer opens the process's **session** (``process/membership.py``), in whose name every
+message is claimed; it ends when the last connection has detached and every message is settled, or with the process.
+
+Three lists cross threads here:
+
+* ``acks``: acknowledged messages whose leases still stand. A receiver takes them along with its next claim, or flushes
+  them after a moment; without one, ``flush_acks`` is called at once.
+* ``returns``: messages to hand back that nobody can hand back now (a finalizer must not block, the store may be down).
+* ``errands``: what else has to be done later, such as ending what a collected connection held.
+
+The last two are the session's duties thread's, which repeats them until the store answers. A process without a session,
+which only publishes, has a thread for them as long as there are any (``process/errands.py``); it also closes the store
+when the last connection was collected.
+
+What happens at each failure:
+
+* the store does not answer: the lists keep what they hold; acks and releases may be repeated without harm.
+* the session was fenced (this process was silent for longer than its TTL): all leases are lost, other workers get the
+  messages. The next ``membership()`` opens another one. Late acks of the old one change nothing; they are counted and
+  logged.
+* the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
+  parent's store, session, threads or sockets: every use checks the process id.
+* the process exits: errands are run, and unsettled messages go back, at once. If it is killed, the session's TTL brings
+  the messages back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from multiprocessing.util import Finalize
+from time import monotonic
+from typing import Any
+
+from kombu_fdb import connect
+from kombu_fdb.clock import SystemClock
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.again import Doubts
+from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.location import Location
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.options import Options
+from kombu_fdb.plural import plural
+from kombu_fdb.process.attempt import Attempt
+from kombu_fdb.process.errands import Attendant, Errands, move
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.overdue import Overdue
+from kombu_fdb.process.round_robin import TROUBLE
+from kombu_fdb.store.patience import Patience
+from kombu_fdb.store.protocol import Database, Transaction
+
+__all__ = ["Client", "client_for", "close_clients"]
+
+logger = logging.getLogger(__name__)
+
+#: While the store is known not to answer, a new connection gives up after this many seconds.
+SUSPECT_TIMEOUT_S = 1.0
+#: Stands in the registry for all: each connection brings its own, Celery's differ from kombu's.
+_ANY_CONNECT_TIMEOUT = 5.0
+#: Leases settled in one transaction.
+MOST_LEASES = 500
+
+#: Stands in the history of a message that was too late too often.
+OVERDUE = {"error": "its time to run (ttr) has passed"}
+
+LOST = (
+    "%s came too late: this process had been silent for longer than session_ttl (%g s), so its "
+    "messages were given to others, and may run twice. Make such tasks idempotent, see "
+    "worker_deduplicate_successful_tasks, or raise session_ttl."
+)
+
+
+class Client:
+    """The store as one process sees it. Thread-safe. Get it from :func:`client_for`."""
+
+    def __init__(self, location: Location, options: Options, opened: connect.Opened | None = None) -> None:
+        """``opened``: a store that is open already; it is closed with the client all the same."""
+        self.pid = os.getpid()
+        self.location = location
+        self.options = options
+        self.acks: deque[Lease] = deque()
+        #: Late acknowledgements that changed nothing, since the process started.
+        self.lost_acks = 0
+        self._returns: deque[Lease] = deque()
+        self._errands = Errands()
+        self._attendant = Attendant(self._attend)
+        self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
+        #: For changes of what is open; nobody asks the store while he has it.
+        self._lock = threading.RLock()
+        self._opening: Attempt[connect.Opened] = Attempt(lambda: self._opened)
+        self._joining: Attempt[Membership] = Attempt(self._standing)
+        self._opened = opened
+        self._membership: Membership | None = None
+        self._suspect = False
+        self._doubts = Doubts(SystemClock())
+        #: With a store that does not answer, when the program ends.
+        self.patience = Patience()
+        self._overdue = Overdue(self._take_back)
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def attach(self, user: Hashable, *, timeout_s: float) -> None:
+        """A connection begins to use the client: open the store, or check that it answers.
+
+        Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds.
+        """
+        if self._suspect:
+            timeout_s = min(timeout_s, SUSPECT_TIMEOUT_S)
+        with self._lock:  # from here on it is not idle
+            known, opened = user in self._users, self._opened
+            self._users.add(user)
+        try:
+            if opened is None:
+                self._opening.run(partial(self._open, timeout_s), timeout_s)
+            else:
+                connect.verify(opened.database, self.location, timeout_s=timeout_s)
+        except BaseException as error:
+            if isinstance(error, StoreError):
+                self._suspect = True
+            if not known:
+                self._users.discard(user)
+                self._look_whether_idle()
+            raise
+        self._suspect = False
+        if self._errands:  # of before it was closed
+            self.nudge()
+
+    def _open(self, timeout_s: float) -> connect.Opened:
+        opened = connect.open_store(self.location, self.options, timeout_s=timeout_s)
+        # Kombu drops the connection before it publishes again, and with the last one the store is closed.
+        opened.engine.doubts = self._doubts
+        opened.engine.be_patient_as(self.patience)
+        with self._lock:
+            self._opened = opened
+            # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
+            atexit.register(self.close)
+        return opened
+
+    def detach(self, user: Hashable) -> None:
+        """A connection was closed. With the last one, and nothing left to settle, everything closes."""
+        with self._lock:
+            self._users.discard(user)
+        self.close(if_idle=True)
+        self._look_whether_idle()
+
+    def abandon(self, user: Hashable) -> None:
+        """A connection was collected: as :meth:`detach`, by another thread. For a finalizer."""
+        self._users.discard(user)
+        self._look_whether_idle()
+
+    def _look_whether_idle(self) -> None:
+        """What keeps the store open without a connection is to be done."""
+        if not self._users:
+            self.nudge()
+
+    def suspect(self) -> None:
+        """A call failed: until one succeeds, new connections don't wait long."""
+        self._suspect = True
+
+    @property
+    def suspected(self) -> bool:
+        """Whether the last that is known of the store is that it did not answer."""
+        return self._suspect
+
+    @property
+    def engine(self) -> Engine:
+        """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
+        return self._open_store.engine
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something in the same store. Raises as ``engine`` does."""
+        return self._open_store.database
+
+    @property
+    def _open_store(self) -> connect.Opened:
+        self.check_process()
+        if self._opened is None:
+            raise StoreUnavailable("the connection is closed", location=str(self.location))
+        return self._opened
+
+    def join(self, tr: Any) -> Transaction:
+        """A caller's own FoundationDB transaction, for ``Engine.publish_in``. Raises ``OptionError``."""
+        self.check_process()
+        if self._opened is None:
+            raise StoreUnavailable("the connection is closed", location=str(self.location))
+        return connect.join(self._opened.database, self.location, tr)
+
+    def check_process(self) -> None:
+        """Raises ``ForkedError`` in another process than the one that made this client."""
+        if os.getpid() != self.pid:
+            raise ForkedError("this connection belongs to the parent process", parent=self.pid)
+
+    # -- the session -------------------------------------------------------------------------------------------------
+
+    def membership(self) -> Membership:
+        """The process's session, opened when first needed, and again after it was fenced."""
+        membership = self._standing()
+        if membership is not None:
+            return membership
+        return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
+
+    def _standing(self) -> Membership | None:
+        membership = self._membership
+        return None if membership is None or membership.lost or membership.pid != os.getpid() else membership
+
+    def _join(self, engine: Engine) -> Membership:
+        membership = Membership.open(engine, self.options, self._housekeeping)
+        with self._lock:
+            if self._opened is not None and self._opened.engine is engine:
+                self._membership = membership
+                return membership
+        membership.stop()  # the store was closed meanwhile
+        raise StoreUnavailable("the connection is closed", location=str(self.location))
+
+    @property
+    def owes(self) -> bool:
+        """Whether messages are still unsettled."""
+        membership = self._membership
+        return membership is not None and not membership.lost and bool(membership.known)
+
+    def _housekeeping(self) -> None:
+        """Called about once a second, and on :meth:`nudge`, from the duties thread."""
+        failure: Exception | None = None
+        for step in (self.flush_acks, self._hand_back, self._errands.run):
+            try:
+                step()
+            except TROUBLE:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
+                failure = failure or error
+        self.close(if_idle=True)
+        if failure is not None:
+            raise failure
+
+    def _attend(self) -> None:
+        """What a process without a session has to do."""
+        if self._opened is not None:
+            self._housekeeping()
+
+    def nudge(self) -> None:
+        """Have the lists looked at now, and the store closed if it is idle. Never blocks; for finalizers, too."""
+        membership = self._standing()
+        if membership is not None:
+            membership.nudge()
+        elif self._opened is not None and os.getpid() == self.pid:
+            self._attendant.call()
+
+    # -- settling ----------------------------------------------------------------------------------------------------
+
+    def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
+        """Remove the pending acks, for a caller who settles them or gives them back. ``taken``: an empty list for them.
+
+        Who brings the list has them also when an exception out of a signal handler strikes in here.
+        """
+        taken = [] if taken is None else taken
+        move(self.acks, taken, MOST_LEASES - len(taken))
+        return taken
+
+    def flush_acks(self) -> None:
+        """Settle the pending acks now. On an error, or an exception from anywhere, they are kept."""
+        leases: list[Lease] = []
+        try:
+            while self.take_acks(leases):
+                self.settled(leases, self.engine.ack(leases))
+                leases.clear()
+        except BaseException:
+            self.acks.extendleft(reversed(leases))
+            raise
+
+    def ack(self, leases: list[Lease]) -> None:
+        """Settle these. On an error they are kept for the next flush."""
+        self.acks.extendleft(reversed(leases))
+        self.flush_acks()
+
+    def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
+        """These are no longer ours. ``results``: what the engine said; None if all are settled for certain."""
+        membership = self._membership
+        if membership is not None:
+            membership.known.difference_update(leases)
+        self._overdue.forget(leases)
+        lost = 0 if results is None else len(results) - sum(results)
+        if lost:
+            self.lost_acks += lost
+            logger.warning(LOST, plural(lost, "acknowledgement"), self.options.session_ttl)
+
+    def release(self, leases: Iterable[Lease], *, counted: bool = False) -> None:
+        """Hand messages back at once. On an error the duties thread does it, uncounted, as soon as it can."""
+        leases = list(leases)
+        for start in range(0, len(leases), MOST_LEASES):
+            part = leases[start : start + MOST_LEASES]
+            try:
+                self.engine.release(part, counted=counted)
+                self.settled(part)
+            except BaseException:
+                self.release_later(leases[start:])
+                raise
+
+    def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None, *, due_ms: int = 0) -> None:
+        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
+
+        ``details``: for the dead letters of those that have come back too often. ``due_ms``: not before this moment.
+        """
+        self.settled(leases, self.engine.release(leases, due_ms=due_ms, details=details))
+
+    def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
+        """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
+        self.settled(leases, self.engine.reject(leases, reason=reason, **details))
+
+    def watch(
+        self,
+        delivery: Delivery,
+        *,
+        started: Callable[[], bool] = lambda: True,
+        gone: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See ``overdue.py``."""
+        if delivery.ttr_ms:
+            self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
+
+    def unwatch(self, lease: Lease) -> None:
+        """The consumer was in time, even if the store hears of it later."""
+        self._overdue.forget([lease])
+
+    def _take_back(self, leases: list[Lease], counted: bool) -> int:
+        """In the consumer's stead. Raises a ``StoreError``: try again."""
+        released = self.engine.release(leases, counted=counted, details=OVERDUE)
+        self.settled(leases)
+        return sum(released)
+
+    def leave(self, tags: Collection[str]) -> None:
+        """These consumers end: where one was the only active one, another takes over. Raises a ``StoreError``."""
+        membership = self._membership
+        if membership is not None and not membership.lost:
+            self.engine.leave(membership.session_id, tags)
+
+    def release_later(self, leases: Iterable[Lease]) -> None:
+        """Hand messages back from another thread. Never blocks; may be called from a finalizer."""
+        self._returns.extend(leases)
+        self.nudge()
+
+    def _hand_back(self) -> None:
+        hand: list[Lease] = []
+        try:
+            while move(self._returns, hand, MOST_LEASES):
+                self.engine.release(hand, counted=False)
+                self.settled(hand)
+                hand.clear()
+        except BaseException:
+            self._returns.extendleft(reversed(hand))
+            raise
+
+    def later(self, errand: Callable[[], object]) -> None:
+        """Have another thread do something, and repeat it until the store answers. Never blocks."""
+        self._errands.add(errand)
+        self.nudge()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, *, if_idle: bool = False) -> None:
+        """Settle, end the session, close the store. Idempotent; may open again later.
+
+        ``if_idle``: only if no connection uses it, no message is unsettled and nothing is to be done.
+        """
+        if os.getpid() != self.pid:
+            return
+        if not if_idle:
+            self._finish()
+        with self._lock:  # and not longer: the session's threads need it to end
+            if if_idle and (self._users or self.owes or self._returns or self._errands):
+                return
+            membership, self._membership = self._membership, None
+            opened, self._opened = self._opened, None
+            self._overdue.clear()
+            atexit.unregister(self.close)
+        if opened is None:
+            return
+        with self.patience.ending():
+            self._close(opened, membership)
+
+    def _finish(self) -> None:
+        """Do what was left for later, as the threads that would have done it end."""
+        if self._opened is None:
+            return
+        with self.patience.ending():
+            began, longest_s = monotonic(), self.options.operation_timeout
+            if not self._attendant.stop(self.patience.allow(longest_s)):
+                self.patience.wasted(monotonic() - began)
+            if self._membership is not None:
+                self._membership.stop()
+            try:
+                self._errands.run()
+            except Exception as error:  # noqa: BLE001 - whatever an errand raises, the rest must end too
+                logger.warning("%d thing(s) that were left for later are not done: %s", len(self._errands), error)
+
+    def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
+        try:
+            if membership is not None:
+                self._end(opened.engine, membership)
+            if not self._suspect:
+                opened.engine.add_totals(timeout_s=SUSPECT_TIMEOUT_S)
+        except KombuFDBError as error:
+            logger.debug("the last second's totals are not counted: %s", error)
+        finally:
+            opened.database.close()
+
+    def _end(self, engine: Engine, membership: Membership) -> None:
+        leases: list[Lease] = []
+        try:
+            while self.take_acks(leases):
+                engine.ack(leases)
+                membership.known.difference_update(leases)
+                leases.clear()
+            membership.close()
+        except KombuFDBError as error:
+            # Nothing is lost: what the session still holds comes back when its TTL has passed.
+            logger.warning("could not end the session: %s", error)
+        finally:
+            self.acks.extendleft(reversed(leases))  # a lease may be settled as long as its session stands
+
+
+# -- one per process -------------------------------------------------------------------------------------------------
+
+_registry: dict[Hashable, Client] = {}
+_registry_lock = threading.Lock()
+
+
+def client_for(location: Location, options: Options) -> Client:
+    """The process's client for this store; the same for all connections whose options agree."""
+    options = replace(options, connect_timeout=_ANY_CONNECT_TIMEOUT)
+    key = (os.getpid(), location, options)
+    with _registry_lock:
+        client = _registry.get(key)
+        if client is None:
+            client = _registry[key] = Client(location, options)
+            # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
+            Finalize(None, client.close, exitpriority=1)
+        return client
+
+
+def close_clients() -> None:
+    """Close every client of this process, as its exit would. For who ends a store before the process ends."""
+    with _registry_lock:
+        clients = list(_registry.values())
+    for client in clients:
+        client.close()
+
+
+def _forget_parent() -> None:
+    """In a forked child. The lock is new because a thread that is not here any more may have held it."""
+    global _registry_lock  # noqa: PLW0603
+    _registry_lock = threading.Lock()
+    _registry.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,334 @@
+"""The duties: what consumer processes do for the whole store, each a small object with a budget.
+
+A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest; a spent
+budget means at once. It remembers where it stopped, and begins there. What it can't do it sets aside
+(``round_robin.py``).
+
+The sweep (``ring.py``) and :class:`Newer` are done by every process, the others by the one that holds the role
+(``keeper.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from kombu_fdb.clock import Clock
+from kombu_fdb.engine.facade.budget import Budget
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.tidying import ROWS_PER_TRANSACTION, earliest
+from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.process.round_robin import Guard, RoundRobin
+from kombu_fdb.store.protocol import KeyValue
+
+__all__ = [
+    "LEFT_TTL_S",
+    "LOOK_S",
+    "Buckets",
+    "DeadLetters",
+    "DedupIds",
+    "Duty",
+    "ExpiredMessages",
+    "FullQueues",
+    "Ghosts",
+    "Leftovers",
+    "Limits",
+    "Newer",
+    "Promotion",
+    "Totals",
+    "UnusedQueues",
+]
+
+#: Longest time between two looks at what may be due, in seconds.
+LOOK_S = 1.0
+#: Rows that belong to nobody are cleared after this time, in seconds; what they are for ends in far less.
+LEFT_TTL_S = 900.0
+LEFT_INTERVAL_S = 200.0
+#: Between two looks at queues that may be over their maximum; at dead letters, at dedup ids; at all ready messages.
+FULL_INTERVAL_S = 10.0
+TIDY_INTERVAL_S = 60.0
+EXPIRED_INTERVAL_S = 60.0
+#: Between two looks at what older processes keep for this one.
+NEWER_INTERVAL_S = 10.0
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Duty(Protocol):
+    """One of them. ``name`` is what people see."""
+
+    name: str
+
+    def run(self, budget: Budget) -> float:
+        """Do a part of it; in how many seconds to call again."""
+
+
+class Promotion:
+    """Make due messages ready, and ring for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
+
+    name = "promote"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._guard = guard
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        thaw_ms = self._guard.attempt("thaw", "", self._engine.thaw)
+        looked = self._guard.attempt(self.name, "", self._engine.due_queues)
+        due, next_ms = looked or ([], None)
+        moments = [thaw_ms, next_ms]
+
+        def step(queue: str) -> bool:
+            moved, due_ms = self._engine.promote_part(queue)
+            if moved and due_ms is not None and due_ms <= self._clock.wall_ms():
+                return True
+            moments.append(due_ms)
+            return False
+
+        self._subjects.run(due, step, budget)
+        return 0.0 if budget.is_spent else self._pause(moments)
+
+    def _pause(self, moments: Iterable[int | None]) -> float:
+        due_ms = None
+        for each in moments:
+            due_ms = earliest(due_ms, each)
+        return LOOK_S if due_ms is None else min(max(0.0, (due_ms - self._clock.wall_ms()) / 1000), LOOK_S)
+
+
+class UnusedQueues:
+    """Delete queues with ``x-expires`` that nobody used for as long."""
+
+    name = "expire queues"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._interval_s = interval_s
+        self._subjects = RoundRobin(guard, self.name)
+        self._observer: Observer[str] = Observer()
+        #: Queues deleted so far.
+        self.expired = 0
+
+    def run(self, budget: Budget) -> float:
+        found = self._engine.expiring_queues()
+        idle = [(queue, last_use, max(expires_ms, 1) / 1000) for queue, last_use, expires_ms in found]
+        self._observer.look(idle, self._clock.monotonic())
+        silent = dict(self._observer.silent())
+        self._subjects.run(silent.keys(), lambda queue: self._expire(queue, silent[queue]), budget)
+        return 0.0 if budget.is_spent else self._interval_s
+
+    def _expire(self, queue: str, last_use: bytes) -> None:
+        self.expired += self._engine.expire_queue(queue, last_use)
+
+
+class FullQueues:
+    """Let the oldest give way in queues that are over their maximum."""
+
+    name = "trim full queues"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run(self._engine.limited_queues(), self._engine.trim_full_part, budget)
+        return FULL_INTERVAL_S  # a spent budget too: what is trimmed may come back as a dead letter, for ever
+
+
+class DeadLetters:
+    """Drop what the queues ``<queue>.dead`` keep no longer."""
+
+    name = "trim dead letters"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+        #: Queues that have not had their turn, since it was last found out which there are.
+        self._left: set[str] = set()
+
+    def run(self, budget: Budget) -> float:
+        if not self._left:
+            self._left = set(self._engine.dead_queues())
+        self._subjects.run(self._left, self._step, budget)
+        if not budget.is_spent:
+            self._left.clear()  # what is still there is set aside
+        return 0.0 if self._left else TIDY_INTERVAL_S
+
+    def _step(self, queue: str) -> bool:
+        self._left.discard(queue)  # also if it fails
+        dropped = self._engine.trim_dead_part(queue)
+        if dropped:
+            self._left.add(queue)
+        return bool(dropped)
+
+
+class DedupIds:
+    """Clear dedup ids whose window is over."""
+
+    name = "clear dedup ids"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run([""], lambda _: self._engine.clear_dedup_part(), budget)
+        return 0.0 if budget.is_spent else TIDY_INTERVAL_S
+
+
+class ExpiredMessages:
+    """Drop expired messages that nobody claims: a slow walk through all ready ones."""
+
+    name = "drop expired messages"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+        #: How far it came in each queue that is not done.
+        self._cursors: dict[str, bytes] = {}
+
+    def run(self, budget: Budget) -> float:
+        if not self._cursors:
+            self._cursors = {queue: b"" for queue, counts in self._engine.queues().items() if counts.ready}
+        self._subjects.run(list(self._cursors), self._step, budget)
+        return LOOK_S if self._cursors else EXPIRED_INTERVAL_S
+
+    def _step(self, queue: str) -> bool:
+        cursor = self._cursors.pop(queue)  # a queue that fails is done, until the next walk
+        _dropped, following = self._engine.drop_expired_part(queue, cursor)
+        if following:
+            self._cursors[queue] = following
+        return bool(following)
+
+
+class Newer:
+    """Bring back what older processes kept for this version."""
+
+    name = "bring back newer messages"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run([""], lambda _: self._engine.regain_part(), budget)
+        return NEWER_INTERVAL_S  # a spent budget too: an older consumer may keep them again, as fast as they come
+
+
+class Limits:
+    """Do what a change of limits has left to do, where the process that changed them has died."""
+
+    name = "follow limits"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run(self._engine.relimited_queues(), self._engine.follow_limits_part, budget)
+        return 0.0 if budget.is_spent else LOOK_S
+
+
+class Buckets:
+    """Clear token buckets that are full: no row says the same."""
+
+    name = "clear full buckets"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+        #: How far it came.
+        self._cursor = b""
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run([""], self._step, budget)
+        return 0.0 if budget.is_spent else LEFT_INTERVAL_S
+
+    def _step(self, _: str) -> bool:
+        self._cursor = self._engine.clear_buckets_part(self._cursor)
+        return bool(self._cursor)
+
+
+class _Unchanged(Generic[K]):
+    """Which of many rows nobody has changed for :data:`LEFT_TTL_S`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._observer: Observer[K] = Observer()
+
+    def among(self, rows: Iterable[tuple[K, bytes]]) -> list[tuple[K, bytes]]:
+        self._observer.look([(key, value, LEFT_TTL_S) for key, value in rows], self._clock.monotonic())
+        return self._observer.silent()
+
+
+class Leftovers:
+    """Clear rows of processes that are gone: commit tokens, copies that nobody took, asides."""
+
+    name = "clear leftovers"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+        self._unchanged: _Unchanged[bytes] = _Unchanged(clock)
+        #: What is left to clear, if the budget ended.
+        self._parts: dict[str, list[KeyValue]] = {}
+
+    def run(self, budget: Budget) -> float:
+        if not self._parts:
+            self._parts = self._find()
+        self._subjects.run(list(self._parts), self._clear, budget)
+        return 0.0 if self._parts and budget.is_spent else LEFT_INTERVAL_S
+
+    def _find(self) -> dict[str, list[KeyValue]]:
+        keys = self._engine.keys
+        rows = [
+            row for whole in (keys.all_tokens, keys.all_copies, keys.all_asides) for row in self._engine.rows(whole)
+        ]
+        silent = self._unchanged.among(rows)
+        first, end = keys.all_copies
+        copies = [row for row in silent if first <= row[0] < end]
+        others = [row for row in silent if not first <= row[0] < end]
+        parts = [others[at : at + ROWS_PER_TRANSACTION] for at in range(0, len(others), ROWS_PER_TRANSACTION)]
+        return {f"rows {number}": part for number, part in enumerate(parts)} | {row[0].hex(): [row] for row in copies}
+
+    def _clear(self, name: str) -> None:
+        rows = self._parts.pop(name)
+        if name.startswith("rows"):
+            self._engine.clear_rows(rows)
+        else:
+            self._engine.clear_copy(rows[0])
+
+
+class Ghosts:
+    """Clear what queues and exchanges that are gone have left."""
+
+    name = "clear ghosts"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+        self._unchanged: _Unchanged[tuple[str, str]] = _Unchanged(clock)
+
+    def run(self, budget: Budget) -> float:
+        silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in self._find()}
+        self._subjects.run(silent.keys(), lambda each: self._engine.clear_ghost(*silent[each]) and False, budget)
+        return LEFT_INTERVAL_S
+
+    def _find(self) -> list[tuple[tuple[str, str], bytes]]:
+        return self._unchanged.among(self._engine.ghosts().items())
+
+
+class Totals:
+    """Forget the totals of queues that are gone, and all but the busiest keys."""
+
+    name = "trim totals"
+
+    def __init__(self, engine: Engine, guard: Guard) -> None:
+        self._engine = engine
+        self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run([""], lambda _: self._engine.trim_totals(), budget)
+        return LEFT_INTERVAL_S

@@ -1,0 +1,156 @@
+"""Times to run: messages whose consumer did not settle them in time go back to their queue.
+
+A time to run comes from the message (``ttr``, header ``x-ttr``) or its queue (``x-consumer-timeout``); the shorter one
+counts (``claim.py``).
+
+Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
+timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
+which stops the timer, or *overdue*. An overdue message is handed back in the consumer's stead, and the attempt counts
+if the consumer had it in its hands: whoever of the two comes first in the store has it, and the other one finds the
+lease gone (ONE-OWNER).
+
+What happens at each failure: the process dies or freezes, and its session's TTL brings the messages back. The store
+does not answer: tried again each second. The consumer hangs: that is what this is for; it has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from itertools import count
+from time import monotonic
+from typing import NamedTuple
+
+from kombu_fdb.errors import KombuFDBError, StoreError
+from kombu_fdb.model import Lease
+from kombu_fdb.plural import plural
+from kombu_fdb.store.sqlite_turns import Signal
+
+__all__ = ["Overdue"]
+
+logger = logging.getLogger(__name__)
+
+#: Pause after a store error, in seconds.
+RETRY_S = 1.0
+#: So many timers may be stopped before they are thrown away.
+MOST_STOPPED = 1000
+
+
+class _Timer(NamedTuple):
+    due: float
+    #: Whether the consumer has the message in its hands; if not, it never gets it, and the attempt does not count.
+    started: Callable[[], bool]
+    #: Told when the message was handed back.
+    gone: Callable[[], object]
+
+
+class Overdue:
+    """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe.
+
+    Consumers take the lock too, in whose threads signal handlers raise: so it is one whose ``with`` is a single step,
+    unlike that of a ``Condition``, and the thread sleeps on a signal of its own.
+    """
+
+    def __init__(self, release: Callable[[list[Lease], bool], int]) -> None:
+        """``release`` hands messages back, counted or not, and returns how many were still held."""
+        self._release = release
+        self._lock = threading.RLock()
+        self._changed = Signal()
+        self._timers: dict[Lease, _Timer] = {}
+        self._order: list[tuple[float, int, Lease]] = []
+        self._numbers = count()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, lease: Lease, ttr_s: float, *, started: Callable[[], bool], gone: Callable[[], object]) -> None:
+        """Hand the message back in ``ttr_s`` seconds; replaces an earlier moment."""
+        with self._lock:
+            due = monotonic() + ttr_s
+            self._timers[lease] = _Timer(due, started, gone)
+            heapq.heappush(self._order, (due, next(self._numbers), lease))
+            self._throw_away_stopped()
+            if self._thread is None or not self._thread.is_alive():  # it was interrupted before it began
+                self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
+                self._thread.start()
+            if self._order[0][0] == due:
+                self._changed.set()
+
+    def _throw_away_stopped(self) -> None:
+        """Short jobs with long times to run would fill the memory."""
+        if len(self._order) > 2 * len(self._timers) + MOST_STOPPED:
+            self._order = [each for each in self._order if self._is_running(each)]
+            heapq.heapify(self._order)
+
+    def _is_running(self, entry: tuple[float, int, Lease]) -> bool:
+        due, _number, lease = entry
+        timer = self._timers.get(lease)
+        return timer is not None and timer.due == due
+
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """They were settled."""
+        if not self._timers:
+            return
+        with self._lock:
+            for lease in leases:
+                self._timers.pop(lease, None)
+
+    def clear(self) -> None:
+        """Nothing is handed back any more."""
+        with self._lock:
+            self._timers.clear()
+            self._order.clear()
+            self._changed.set()
+
+    def _run(self) -> None:
+        while overdue := self._next():
+            started = {lease for lease, timer in overdue.items() if timer.started()}
+            for counted in (True, False):
+                part = {lease: timer for lease, timer in overdue.items() if (lease in started) is counted}
+                self._hand_back(part, counted)
+
+    def _next(self) -> dict[Lease, _Timer]:
+        """Wait until messages are overdue; empty when there is no timer any more: the thread ends."""
+        while True:
+            with self._lock:
+                overdue = self._pop(monotonic())
+                if overdue or not self._order:
+                    self._thread = self._thread if overdue else None
+                    return overdue
+                due = self._order[0][0]
+            self._changed.wait(min(max(0.0, due - monotonic()), threading.TIMEOUT_MAX))
+
+    def _pop(self, now: float) -> dict[Lease, _Timer]:
+        overdue = {}
+        while self._order and self._order[0][0] <= now:
+            entry = heapq.heappop(self._order)
+            if self._is_running(entry):  # else settled, or given more time
+                overdue[entry[2]] = self._timers[entry[2]]
+        return overdue
+
+    def _hand_back(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+        if not timers:
+            return
+        try:
+            released = self._release(list(timers), counted)
+        except StoreError as error:
+            logger.warning("%s can't be handed back yet: %s", plural(len(timers), "overdue message"), error)
+            self._try_again(timers, counted)
+        except KombuFDBError as error:  # e.g. forked: they are not ours
+            logger.debug("overdue messages were left alone: %s", error)
+            self.forget(timers)
+        else:
+            self.forget(timers)
+            for timer in timers.values():
+                timer.gone()
+            if released:
+                logger.warning(
+                    "not settled within the time to run, and back in the queue: %s", plural(released, "message")
+                )
+
+    def _try_again(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+        """Unless their consumers have settled them meanwhile."""
+        with self._lock:
+            for lease, timer in timers.items():
+                if lease in self._timers:
+                    self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)

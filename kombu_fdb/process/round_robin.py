@@ -1,0 +1,107 @@
+"""Round robin: many subjects of one duty, each of which may be slow or hopeless, and none of which delays the others.
+
+A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. A step that fails for a
+reason of its own is *set aside*: told to whoever reports, shown in the store (``asides.py``), and not tried again for
+:data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Protocol, TypeVar
+
+from kombu_fdb.clock import Clock
+from kombu_fdb.engine.facade.budget import Budget
+from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreUnavailable, TransactionTooOld
+
+__all__ = ["ASIDE_PAUSE_S", "Guard", "RoundRobin"]
+
+T = TypeVar("T")
+
+#: How long what failed is left alone, in seconds.
+ASIDE_PAUSE_S = 10.0
+#: How often what goes on failing is shown again, in seconds.
+SHOW_INTERVAL_S = 60.0
+#: The store's trouble, not the subject's.
+TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
+
+
+class Shelf(Protocol):
+    """Where asides are shown; the engine."""
+
+    def set_aside(self, aside: Aside) -> None: ...
+    def forget_aside(self, duty: str, subject: str) -> None: ...
+
+
+class _Failing:
+    """One subject that is set aside."""
+
+    __slots__ = ("shown_at", "since_ms", "times", "until")
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+        self.times = 0
+        self.until = 0.0
+        self.shown_at = -SHOW_INTERVAL_S
+
+
+class Guard:
+    """Runs steps, and sets aside those that fail."""
+
+    def __init__(self, shelf: Shelf, clock: Clock, report: Callable[[str, str, Exception], None]) -> None:
+        self._shelf = shelf
+        self._clock = clock
+        self._report = report
+        self._failing: dict[tuple[str, str], _Failing] = {}
+
+    def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
+        """The step's result; None if it failed, or is still set aside. Raises ``StoreError`` if the store is away."""
+        failing = self._failing.get((duty, subject))
+        if failing is not None and self._clock.monotonic() < failing.until:
+            return None
+        try:
+            result = step()
+        except TROUBLE:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not keep the others from their turn
+            self._set_aside(duty, subject, error)
+            return None
+        if failing is not None:
+            del self._failing[duty, subject]
+            self._shelf.forget_aside(duty, subject)
+        return result
+
+    def _set_aside(self, duty: str, subject: str, error: Exception) -> None:
+        failing = self._failing.setdefault((duty, subject), _Failing(self._clock.wall_ms()))
+        now = self._clock.monotonic()
+        failing.times += 1
+        failing.until = now + ASIDE_PAUSE_S
+        if failing.times == 1:
+            self._report(duty, subject, error)
+        if now - failing.shown_at >= SHOW_INTERVAL_S:
+            failing.shown_at = now
+            text = str(error) if isinstance(error, KombuFDBError) else repr(error)
+            self._shelf.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
+
+
+class RoundRobin:
+    """Gives each subject a step in turn, and begins the next time behind the one that was last."""
+
+    def __init__(self, guard: Guard, duty: str) -> None:
+        self._guard = guard
+        self._duty = duty
+        self._last = ""
+
+    def run(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
+        """``step`` returns something true if its subject wants another turn."""
+        ordered = sorted(subjects)
+        first = bisect_right(ordered, self._last)
+        waiting = deque(ordered[first:] + ordered[:first])
+        while waiting and budget.spend():
+            subject = self._last = waiting.popleft()
+            if self._guard.attempt(self._duty, subject, partial(step, subject)):
+                waiting.append(subject)

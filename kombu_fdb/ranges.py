@@ -1,0 +1,208 @@
+"""What a number or a name may be: the one place. Whoever takes one from outside checks it here, at once.
+
+The ranges are those that everything behind the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
+record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999).
+So what was let in is stored, read, waited for and shown. Decoders accept more than this where an older celery-fdb let
+more in.
+
+===================== ===========================================================================
+moment                wall clock, milliseconds since 1970, up to :data:`LATEST_MS`
+duration              up to :data:`LONGEST_MS`, a hundred years
+whole number          up to :data:`MOST`: limits, counts, arguments of queues
+name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: queue, exchange, routing key
+key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
+===================== ===========================================================================
+
+What is out of range is an ``OptionError`` that names the field and what it takes; a text that is too long, as ever, a
+``QueueError``.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+from kombu_fdb.errors import OptionError, QueueError
+from kombu_fdb.model import (
+    LEAST_LIMITS,
+    LONGEST_KEY,
+    LONGEST_NAME,
+    LONGEST_TASK_ID,
+    NEWCOMERS,
+    NO_PRIORITY,
+    URGENT,
+    KeyLimits,
+    Publication,
+    QueueControl,
+)
+
+__all__ = [
+    "LATEST_MS",
+    "LONGEST_MS",
+    "LONGEST_S",
+    "MOST",
+    "SLOWEST",
+    "check_control",
+    "check_limits",
+    "check_publication",
+    "check_text",
+    "is_number",
+    "is_whole",
+    "milliseconds",
+    "moment",
+    "number",
+    "shown",
+    "utf8_bytes",
+]
+
+#: The largest whole number that JSON carries everywhere.
+MOST = 2**53 - 1
+#: The end of the year 9999, UTC: the last moment that a date can show.
+LATEST_MS = 253_402_300_799_999
+#: A hundred years.
+LONGEST_MS = 100 * 366 * 86_400_000
+LONGEST_S = LONGEST_MS // 1_000
+#: The slowest rate, in messages per second: one in a hundred years.
+SLOWEST = 1 / LONGEST_S
+
+
+def is_whole(value: object, least: int, most: int = MOST) -> bool:
+    """Whether it is a whole number in this range; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object, least: float, most: float) -> bool:
+    """Whether it is a number in this range; nan is in none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -> float:
+    """The number that ``value`` is or spells: for fields that others write as texts. Raises ``OptionError``."""
+    found = _spelled(value)
+    if not least <= found <= most:
+        from_least = f"from {least:,.10g} " if least >= 0 else ""
+        raise OptionError(
+            f"{name} must be a number of {unit}", given=shown(value), fix=f"It is {from_least}up to {most:,.10g}."
+        )
+    return found
+
+
+def _spelled(value: Any) -> float:
+    """Nan if it is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def milliseconds(name: str, seconds: Any, *, least: float = 0) -> int:
+    """A duration in seconds as whole milliseconds, rounded up, at least 1 unless it is 0. Raises ``OptionError``."""
+    if not is_number(seconds, least, LONGEST_S):
+        over = "0 or more" if least == 0 else f"more than {least:g}"
+        raise OptionError(
+            f"{name} is a number of seconds, {over}", given=shown(seconds), fix=f"At most {LONGEST_S:,}, 100 years."
+        )
+    return -int(-seconds * 1000 // 1)
+
+
+def moment(name: str, value: int) -> int:
+    """A moment in milliseconds. Raises ``OptionError``."""
+    if not is_whole(value, 0, LATEST_MS):
+        raise OptionError(
+            f"{name} is no moment that can be stored", given=shown(value), fix="The last one is in the year 9999."
+        )
+    return value
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def check_text(name: str, value: object, longest: int) -> None:
+    """Raises ``OptionError`` for what is no text in UTF-8, ``QueueError`` for one of more than so many bytes."""
+    if utf8_bytes(name, value) > longest:
+        raise QueueError(f"the {name} is too long", given=shown(value), fix=f"At most {longest} bytes of UTF-8.")
+
+
+def utf8_bytes(name: str, value: object) -> int:
+    """How many bytes a text takes. Raises ``OptionError`` for what is none, or has no UTF-8 form."""
+    if not isinstance(value, str):
+        raise OptionError(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise OptionError(
+            f"{name} has no UTF-8 form", given=shown(value), fix="Leave out its lone surrogate."
+        ) from None
+
+
+def check_publication(publication: Publication) -> None:
+    """All but the payload's size. Raises ``OptionError`` and ``QueueError``, which name the field."""
+    for name in ("exchange", "routing_key"):
+        check_text(name.replace("_", " "), getattr(publication, name), LONGEST_NAME)
+    check_text("fairness key", publication.key, LONGEST_KEY)
+    check_text("task id", publication.task_id, LONGEST_TASK_ID)
+    check_text("dedup id", publication.dedup_id, LONGEST_KEY)
+    check_text("once id", publication.once_id, LONGEST_KEY)
+    for name in ("due_ms", "expires_ms"):
+        moment(name, getattr(publication, name))
+    for name in ("ttl_ms", "ttr_ms", "dedup_window_ms", "once_window_ms"):
+        given = getattr(publication, name)
+        if not (is_whole(given, 0, LONGEST_MS) or (name == "ttl_ms" and given is None)):
+            raise OptionError(
+                f"{name} is out of range", given=shown(given), fix=f"From 0 to {LONGEST_MS:,}, 100 years."
+            )
+    if not is_whole(publication.priority, NO_PRIORITY, URGENT):
+        raise OptionError("priority must be 0 to 9", given=shown(publication.priority))
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def check_limits(limits: KeyLimits) -> None:
+    """Raises ``OptionError``."""
+    _check_flag("paused", limits.paused)
+    for name, least in LEAST_LIMITS.items():
+        value = getattr(limits, name)
+        may_be_none = name not in {"weight", "burst"}
+        if not (value is None and may_be_none) and not is_whole(value, least):
+            raise OptionError(
+                f"{name} must be a whole number of at least {least}", given=shown(value), fix=f"At most {MOST:,}."
+            )
+    if limits.rate is not None and not is_number(limits.rate, SLOWEST, MOST):
+        raise OptionError(
+            "rate must be more than 0 messages per second",
+            given=shown(limits.rate),
+            fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
+        )
+    if limits.priority is not None and not is_whole(limits.priority, NO_PRIORITY, URGENT):
+        raise OptionError("priority must be 0 to 9", given=shown(limits.priority))
+
+
+def check_control(control: QueueControl) -> None:
+    """Raises ``OptionError``."""
+    _check_flag("paused", control.paused)
+    if control.newcomer not in NEWCOMERS:
+        raise OptionError("newcomer is one of next, current, first", newcomer=shown(control.newcomer))
+    if control.ageing is not None and not (is_number(control.ageing, 0, LONGEST_S) and control.ageing >= 0.001):
+        raise OptionError(
+            "ageing must be more than 0 seconds per priority, or None",
+            given=shown(control.ageing),
+            fix=f"From 0.001 to {LONGEST_S:,}.",
+        )
+    check_limits(control.every_key)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is true or false", given=shown(value))
+
+
+def shown(value: object) -> str:
+    """Short, whatever it is: a number of a million digits can't even be printed."""
+    try:
+        return repr(value)[:80]
+    except Exception:  # noqa: BLE001 - somebody else's __repr__
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,114 @@
+"""What SQLite's errors, and the system's on its files, mean to the one who must mend them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sqlite3
+
+from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
+
+__all__ = ["explain", "explain_os"]
+
+#: A disk with less than this is full to SQLite, whatever its error says: so much the log's index grows by.
+NO_SPACE_BYTES = 64 * 1024
+
+_MEANINGS: dict[int, tuple[str, str]] = {
+    sqlite3.SQLITE_BUSY: ("another program locks the database", "Find it with `fuser {path}` and end it"),
+    sqlite3.SQLITE_LOCKED: ("another connection locks the database", "Find it with `fuser {path}` and end it"),
+    sqlite3.SQLITE_FULL: ("the disk is full", "Free space on the file system of {path}"),
+    sqlite3.SQLITE_READONLY: (
+        "the database is read-only",
+        "Make {path} and its directory writable for this user (`chmod`, `chown`, or mount it read-write)",
+    ),
+    sqlite3.SQLITE_PERM: ("no permission for the database", "Make {path} readable and writable for this user"),
+    sqlite3.SQLITE_CANTOPEN: (
+        "the database can't be opened",
+        "Make {path} and its directory readable and writable for this user",
+    ),
+    sqlite3.SQLITE_NOTADB: ("this file is not a SQLite database", "Give another path, or move {path} away"),
+    sqlite3.SQLITE_CORRUPT: (
+        "the database is damaged",
+        "Stop all its users, then restore it, or save what is left with `sqlite3 {path} .recover`",
+    ),
+    sqlite3.SQLITE_IOERR: ("the disk failed", "Look into the system's log, and check the disk of {path}"),
+    sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
+}
+
+
+def explain(error: sqlite3.Error, path: str) -> StoreError:
+    """SQLite's error as ours, in one line that names the fix."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF == sqlite3.SQLITE_TOOBIG:
+        return LimitExceeded("over a limit of SQLite", reason=str(error))
+    name = getattr(error, "sqlite_errorname", None)
+    primary = (code or 0) & 0xFF
+    if primary == sqlite3.SQLITE_IOERR and _is_full(path):
+        primary = sqlite3.SQLITE_FULL
+    text, advice = _MEANINGS.get(primary, ("SQLite failed", ""))
+    fix = None
+    if primary in _REFUSED:
+        path = _in_the_way(path) or path
+        fix = _to_be_let_in(path)
+    return StoreUnavailable(text, path=path, reason=name or str(error), fix=fix or advice.format(path=path) or None)
+
+
+_REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
+
+
+#: SECURITY.md, "The embedded store".
+_SHARING = (
+    "It is another user's. To share it, its owner gives the folder to a group (`chgrp`, `chmod 2770`), opens the file "
+    "to it (`chgrp`, `chmod 660 {path}`), and opens the store once: `python -m kombu_fdb.doctor URL` (see SECURITY.md)"
+)
+_BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
+
+
+def _to_be_let_in(path: str) -> str | None:
+    """What the owner has to do, if that is somebody else; None if this user can do something."""
+    try:
+        is_ours = os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return None
+    return None if is_ours else _SHARING.format(path=_BESIDE.sub("", path))
+
+
+def _in_the_way(path: str) -> str | None:
+    """The file that this user may not use; None if it can't be told."""
+    for each in (path, f"{path}-wal", f"{path}-shm"):
+        if os.path.lexists(each) and not _usable(each, os.R_OK | os.W_OK):
+            return each
+    folder = os.path.dirname(path)
+    return None if _usable(folder, os.W_OK | os.X_OK) else folder
+
+
+def _usable(path: str, how: int) -> bool:
+    return os.access(path, how, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_full(path: str) -> bool:
+    try:
+        disk = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES
+
+
+def explain_os(error: OSError, path: str) -> StoreUnavailable:
+    """A failed system call on ``path``, or on the file that the error names."""
+    if isinstance(error.filename, str) and os.path.isabs(error.filename):
+        path = error.filename
+    usable = _to_be_let_in(path) or f"Make {path} and its directory readable and writable for this user"
+    fixes = {
+        errno.EACCES: usable,
+        errno.EPERM: usable,
+        errno.EROFS: f"Mount the file system of {path} read-write",
+        errno.ENOENT: f"Is its directory still there? `ls -ld {os.path.dirname(path)}`",
+        errno.ENOSPC: f"Free space on the file system of {path}",
+        errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
+    }
+    reason = os.strerror(error.errno or 0)
+    return StoreUnavailable(
+        "a file of the store can't be used", path=path, reason=reason, fix=fixes.get(error.errno or 0)
+    )

@@ -1,0 +1,97 @@
+"""What some twins do instead of what the engine does; each is wrong in one respect. See ``twins.py``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from kombu_fdb.engine.facade.tidying import Tidying
+from kombu_fdb.engine.messages import claim, publish
+from kombu_fdb.engine.scheduling import rates
+from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.keyspace.codec import decode_record, redelivered
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.process.client import Client
+from kombu_fdb.store import retry
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = [
+    "clear_at_once",
+    "fill_by_own_clock",
+    "fill_twice",
+    "leave_open",
+    "live_anew",
+    "never_expired",
+    "only_in_time",
+    "settle_a_part",
+    "wake_for_keys",
+]
+
+#: Longer than any call lasts.
+ANSWER_S = 20.0
+
+_commit, _store = retry.Retry._commit, publish.store_ready
+_refilled, _deliver = rates.refilled, claim._deliver
+_clear_dedup_part = Tidying.clear_dedup_part
+
+
+def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
+    with suppress(KombuFDBError):
+        engine.ack(client.take_acks())
+        membership.close()
+
+
+def wake_for_keys(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, *args: Any, **given: Any
+) -> None:
+    bells = set(tally._bells)
+    _store(tr, keys, tally, queue, key, *args, **given)
+    if queue.startswith("fair") and not key:
+        tally._bells &= bells
+
+
+def only_in_time(run: retry.Retry, tr: Transaction, doubt: Any, *args: Any) -> None:
+    began_s = run.clock.monotonic()
+    _commit(run, tr, doubt, *args)
+    if run.clock.monotonic() - began_s > ANSWER_S:
+        raise StoreUnavailable("no answer in time")
+
+
+def leave_open(run: retry.Retry, body: Any, deadline: float, doubt: Any, attempt: int, read_only: bool) -> Any:
+    tr = run.database.begin(timeout_s=max(deadline - run.clock.monotonic(), 0.01), read_only=read_only)
+    try:
+        result = run._run_once(tr, body, doubt, attempt)
+    except StoreError:
+        tr.cancel()
+        raise
+    tr.cancel()
+    return result
+
+
+def fill_twice(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> rates.Bucket:
+    bucket, before = _refilled(row, limits, now_ms, unchanged_ms), rates._decode(row)
+    return bucket if before is None else bucket._replace(filled_ms=before.filled_ms)
+
+
+def fill_by_own_clock(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> rates.Bucket:
+    return _refilled(row, limits, now_ms, unchanged_ms)._replace(filled_ms=now_ms)
+
+
+def live_anew(value: bytes) -> bytes:
+    """Its time to live begins again whenever it comes back."""
+    record = decode_record(value)
+    lives_ms = record.expires_ms and record.expires_ms - record.published_ms
+    return redelivered(value).replace(
+        record.expires_ms.to_bytes(8, "big"), (record.expires_ms + lives_ms).to_bytes(8, "big"), 1
+    )
+
+
+def never_expired(tr: Transaction, graves: Any, tally: Tally, found: Any, window: Any, **given: Any) -> Any:
+    if isinstance(found.opened, tuple):
+        found = found._replace(opened=(found.opened[0]._replace(expires_ms=0), found.opened[1]))
+    return _deliver(tr, graves, tally, found, window, **given)
+
+
+def clear_at_once(engine: Any, **_: Any) -> int:
+    return _clear_dedup_part(engine, kept_ms=0)

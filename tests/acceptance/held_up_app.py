@@ -1,0 +1,42 @@
+"""The acceptance tests' application in a worker whose event loop is held up while its children work.
+
+As by a store that does not answer. It is told to stop before it has read that a task was begun.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from acceptance_app import DIRECTORY, app
+from celery import bootsteps
+from celery.worker import state
+
+#: For a child that has been given its task; the turn before, this is waited in vain.
+PAUSE_S = 2.0
+
+
+class HeldUp(bootsteps.StartStopStep):
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        consumer.hub.on_tick.add(hold_up)
+
+
+def hold_up(*_hub: Any) -> None:
+    if state.reserved_requests and has_run(PAUSE_S):
+        state.should_stop = 0
+        state.maybe_shutdown()
+
+
+def has_run(timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    marks = DIRECTORY / "marks"
+    while not (marks.exists() and "run " in marks.read_text()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+app.steps["consumer"].add(HeldUp)

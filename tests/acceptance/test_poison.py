@@ -1,0 +1,143 @@
+"""Messages that Celery's consumer is not prepared for: a worker that meets them lives on. Guarantee: POISON-ENDS."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from typing import Any
+
+import pytest
+from kombu import Exchange, Producer
+
+from kombu_fdb.model import Publication
+from kombu_fdb.transport.envelope import payload_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+SHARED_CLUSTER = True
+
+GOOD = {"lang": "py", "task": "acceptance_app.note", "id": "an-id", "root_id": "r", "parent_id": None, "group": None}
+BODY: Any = [["poison"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+ODD: list[Any] = [{"a": 1}, [1], 5, 1.5, True, "nonsense", {"__type__": "uuid", "__value__": {"hex": 5}}]
+#: One header is odd in each.
+HEADERS = [
+    {**GOOD, name: odd}
+    for name in ("id", "task", "eta", "expires", "retries", "timelimit", "root_id", "group", "shadow", "argsrepr")
+    for odd in ODD
+]
+#: An integer of JSON that no timer can add to the time.
+HUGE = 10**400
+HEADERS += [{**GOOD, "timelimit": limits} for limits in ([HUGE, HUGE], [None, HUGE], [HUGE, None])]
+HEADERS += [{name: value for name, value in GOOD.items() if name != missing} for missing in ("id", "task")]
+#: Looked up by name when a process is free.
+HEADERS += [{**GOOD, "stamped_headers": names} for names in ([5, {}], [["a"]])]
+HEADERS += [
+    {**GOOD, name: odd} for name in ("stamps", "stamped_headers", "replaced_task_nesting", "x-death") for odd in ODD[:3]
+]
+#: Bodies of protocol 2, and of protocol 1, which has all in its body.
+BODIES = [None, 5, "text", [], {}, [1], [[], [], []], [{}, 5, None], [[], {}, {}, {}]]
+#: An error in the pool, where only prefork tells of it.
+BODIES += [[1, 2, 3], [[], {}, [1]], [[], {}, "x"], [[], {}, 5], [[], {}]]
+BODIES += [[["x"], {}, {name: 5}] for name in ("callbacks", "errbacks", "chain", "chord", "id", "self", "args")]
+BODIES_1 = [
+    {**GOOD, "args": [], "kwargs": {}, name: odd}
+    for name in ("id", "task", "args", "kwargs", "timelimit")
+    for odd in ODD
+]
+BODIES_1.append({**GOOD, "args": [], "kwargs": {}, "timelimit": [HUGE, HUGE]})
+
+
+def send(
+    producer: Any,
+    body: Any,
+    headers: Any,
+    *,
+    content_type: Any = "application/json",
+    content_encoding: Any = "utf-8",
+    exchange: Any = None,
+    routing_key: str = "celery",
+    **properties: Any,
+) -> None:
+    """As somebody else may have stored it: our publishers refuse much of it."""
+    message = producer.channel.prepare_message(
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+        content_type=content_type,
+        content_encoding=content_encoding,
+        headers=headers,
+        properties=properties,
+    )
+    name = "" if exchange is None else exchange.name
+    payload = payload_of(message, name, routing_key)
+    producer.channel.engine.publish([Publication(name, routing_key, payload)])
+
+
+def send_all(producer: Any) -> None:
+    for headers in HEADERS:
+        send(producer, BODY, headers)
+    for body in BODIES:
+        send(producer, body, GOOD)
+    for body in BODIES_1:
+        send(producer, body, {})
+    for content_type, encoding in (("application/x-python-serialize", "binary"), ("no/such", "klingon"), (None, None)):
+        send(producer, b"\x80\x04", GOOD, content_type=content_type, content_encoding=encoding)
+    send(producer, b"[" * 100_000, GOOD)
+    send(producer, BODY, {**GOOD, "compression": "application/x-bz2"})
+    send(producer, BODY, GOOD, reply_to={"a": 1}, correlation_id=[1], priority="x", app_id={})
+
+
+def broadcast(producer: Any) -> None:
+    """To the remote control, and to the events that workers hear of each other."""
+    commands = Exchange("celery.pidbox", "fanout", durable=False)
+    events = Exchange("celeryev", "topic")
+    for exchange in (commands, events):
+        exchange(producer.channel).declare()
+    for odd in [*ODD, None, {"method": {"a": 1}}, {"method": "ping", "arguments": 5, "destination": 5}]:
+        send(producer, odd, {"clock": odd}, exchange=commands, routing_key="")
+        for routing_key in ("worker.heartbeat", "worker.online", "task.x", "odd", ""):
+            for headers in ({}, {"hostname": "another"}, {"hostname": odd}):
+                send(producer, odd, headers, exchange=events, routing_key=routing_key)
+    send(producer, b"\xff", {}, exchange=commands, routing_key="")
+    send(producer, b"\xff", {"compression": "x"}, exchange=events, routing_key="worker.heartbeat")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"])
+def test_no_message_ends_a_worker(
+    broker: Any, start: Any, until: Any, request: pytest.FixtureRequest, pool: str
+) -> None:
+    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    if pool == "eventlet" and broker.cluster is not None:
+        pytest.skip("eventlet works on SQLite only")
+    broker.queue_arguments["x-delivery-limit"] = 2  # before the publisher's application is made, which declares it too
+    app, engine = request.getfixturevalue("app"), request.getfixturevalue("engine")
+    worker = start("-c", "2", pool=pool)
+    with app.app.connection_for_write() as connection:
+        producer = Producer(connection, auto_declare=False)
+        send_all(producer)
+        broadcast(producer)
+    app.note.delay("after")
+    until(lambda: broker.marks("run", "after"), say=lambda: (worker.process.poll(), worker.log.read_text()[-30000:]))
+
+    def ended() -> bool:
+        counts = engine.counts("celery")
+        return not counts.ready + counts.leased + counts.delayed
+
+    until(ended, say=lambda: ([each.payload for each in engine.taken("celery")], worker.log.read_text()[-20000:]))
+    assert worker.process.poll() is None, "the same worker"
+    assert app.app.control.ping(timeout=5), "which still hears its remote control"
+    letters = engine.peek("celery.dead", 1_000)
+    assert letters
+    assert all(letter.deaths and letter.deaths[0].reason for letter in letters)
+    _each_is_traced_once(worker.log.read_text())
+
+
+def _each_is_traced_once(log: str) -> None:
+    """Of a message that comes back, the first attempt is told with its traceback and each other one in a line."""
+    lines = [*log.splitlines(), ""]
+    told = [
+        at for at, line in enumerate(lines) if re.search(r"attempt \d+: message [0-9a-f]{32} of queue celery", line)
+    ]
+    assert told
+    for at in told:
+        first = " attempt 1: " in lines[at]
+        assert [each.startswith("Traceback") for each in lines[at + 1 : at + 2]] == [first], lines[at : at + 2]

@@ -1,0 +1,152 @@
+"""A store with a row of every kind, and what may happen to one of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from functools import cache
+
+from kombu_fdb.engine.facade.transfer import Transfer
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import KeyLimits, Publication, QueueControl, StoredMessage
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.queue_conformance import Bench
+from kombu_fdb.transport.envelope import encode
+
+__all__ = ["QUEUES", "filled", "mutated", "rows_of", "sort_of"]
+
+#: What the queues are called; those of "safe" are never touched.
+QUEUES = ("plain", "fair", "expiring", "single", "full", "plain.dead", "safe")
+DLX = {"x-dead-letter-exchange": "dlx", "x-max-length": 50}
+
+
+def filled() -> Bench:
+    """A bench of its own, with the rows that :func:`_rows` made once."""
+    bench = Bench(MemoryDatabase())
+    keys = bench.engine.keys
+
+    def load(tr: Transaction) -> None:
+        for suffix, value in _rows():
+            tr.set(keys.prefix + suffix, value)
+
+    bench.write(load)
+    return bench
+
+
+@cache
+def _rows() -> tuple[KeyValue, ...]:
+    bench = Bench(MemoryDatabase())
+    _fill(bench)
+    prefix = len(bench.engine.keys.prefix)
+    return tuple((key[prefix:], value) for key, value in rows_of(bench))
+
+
+def rows_of(bench: Bench) -> list[KeyValue]:
+    return bench.engine._read(lambda tr: tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True))
+
+
+def sort_of(bench: Bench, row: KeyValue) -> str:
+    return str(bench.engine.keys.unpack(row[0])[0])
+
+
+def task(name: str, number: int) -> bytes:
+    headers = {"task": name, "id": f"{name}-{number}", "retries": 0}
+    message = {"body": b"[[], {}, {}]", "content-type": "application/json", "headers": headers}
+    return encode(message, "", name, now_ms=1).payload
+
+
+def _fill(bench: Bench) -> None:
+    engine = bench.engine
+    for name, kind in (("dlx", "direct"), ("news", "topic"), ("all", "fanout")):
+        engine.declare_exchange(Exchange(name, kind))
+    engine.declare_queue(QueueDeclaration("plain", arguments=DLX))
+    engine.declare_queue(QueueDeclaration("expiring", auto_delete=True, arguments={"x-expires": 60_000}))
+    engine.declare_queue(QueueDeclaration("single", arguments={"x-single-active-consumer": True}))
+    engine.declare_queue(QueueDeclaration("full", arguments={"x-max-length": 3}))
+    for queue, exchange, routing_key in (("plain", "news", "a.#"), ("fair", "all", ""), ("safe", "news", "*.b")):
+        engine.bind(queue, exchange, routing_key)
+    engine.limit("fair", "limited", KeyLimits(rate=5.0, max_in_flight=2))
+    engine.set_control("fair", QueueControl(every_key=KeyLimits(weight=2, rate=100.0), ageing=5.0))
+    _publish(bench)
+    _consume(bench)
+    Transfer(engine).finish(b"i" * 16, {"messages": 1})
+    stored = StoredMessage("plain", "ready", b"imported", 0, message_id=b"m" * 16)
+    Transfer(engine).restore(b"j" * 16, [(b"mark", stored)])
+    engine.add_totals()
+
+
+def _publish(bench: Bench) -> None:
+    soon = bench.clock.wall_ms() + 5_000
+    for number in range(3):
+        for queue in QUEUES:
+            bench.put(task(queue, number), queue=queue, task_id=f"{queue}-{number}", priority=number)
+        bench.put(task("d", number), queue="plain", due_ms=soon + number, task_id=f"d-{number}")
+        for key in ("t/a", "t/b", "limited", "k"):
+            bench.put(task(key, number), queue="fair", key=key, task_id=f"{key}-{number}")
+    bench.put(bytes(200_000), queue="plain", ttl_ms=60_000, ttr_ms=5_000)
+    bench.put(b"safe, later", queue="safe", due_ms=soon)
+    bench.engine.publish([Publication("", "plain", b"once", dedup_id="d", dedup_window_ms=9_000, once_id="o")])
+
+
+def _consume(bench: Bench) -> None:
+    engine, session = bench.engine, bench.session
+    engine.add_consumer(session, "expiring", "tag")
+    engine.claim(session, ["single"], 1, consumers={"single": "tag"})
+    held = engine.claim(session, ["plain", "fair"], 12)
+    engine.ack([held[0].lease])
+    engine.reject([held[1].lease], error="reason")
+    engine.release([held[2].lease], due_ms=bench.clock.wall_ms() + 7_000)
+    duties = bench.duties()
+    duties.run_once()
+    other = engine.open_session({"host": "another", "pid": 5, "program": "worker"})
+    engine.beat(other, consumed=["plain", "fair"])
+
+
+# -- mutations ---------------------------------------------------------------------------------------------------------
+
+
+def mutated(rng: random.Random, row: KeyValue, prefix: bytes) -> KeyValue:
+    """The row with something else in its key (behind the namespace and the tag), or its value, or both."""
+    key, value = row
+    tag = key.find(b"\x00", len(prefix)) + 1
+    which = rng.randrange(3)
+    if which != 0:
+        key = key[:tag] + _scrambled(rng, key[tag:])
+    if which != 1:
+        value = rng.choice((_scrambled, _other_json))(rng, value)
+    return key, value
+
+
+def _scrambled(rng: random.Random, text: bytes) -> bytes:
+    found = bytearray(text)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randint(0, len(found))
+        length = rng.choice((0, 0, 1, 2, 5, 100))
+        # Bytes that mean something in a key: text, bytes, numbers of 0 to 9 bytes, a stamp, an end.
+        alphabet = b"\x00\x01\x02\x14\x15\x1c\x1d\x33\xff\x80A"
+        found[at : at + length] = bytes(rng.choices(alphabet, k=rng.choice((0, 1, 1, 2, 9, 13))))
+    return bytes(found)
+
+
+ODD = [None, -1, 0, 2**63, 10**400, float("inf"), float("nan"), "", "\ud800", "q", [], {}, True, [[]], {"a": {}}]
+
+
+def _other_json(rng: random.Random, value: bytes) -> bytes:
+    """With one odd value in it, if it is JSON."""
+    begin = next((at for at, byte in enumerate(value) if byte in b"[{"), None)
+    if begin is None:
+        return rng.choice((b"", b"\xff" * rng.randint(1, 40), bytes(rng.randint(1, 40))))
+    try:
+        found, end = json.JSONDecoder().raw_decode(value[begin:].decode(errors="replace"))
+    except ValueError:
+        return _scrambled(rng, value)
+    names: Iterable[object] = range(len(found)) if isinstance(found, list) else [*found, "unheard of"]
+    names = list(names)
+    if not names:
+        found = rng.choice(ODD)
+    else:
+        found[rng.choice(names)] = rng.choice(ODD)
+    return value[:begin] + json.dumps(found).encode() + value[begin + end :]

@@ -1,0 +1,172 @@
+"""One row of the store is damaged, in its key or its value: everything else goes on, and nobody is ended by it.
+
+The oracle. Claims, watches, settlements, duties, looks, metrics and exports raise nothing. Who asks for just the thing
+that can't be read is told so, by ``FormatError``. What was in a queue that the row is not of is all delivered; and of
+the queue it is of, a new message still is, unless the row may have been its brake.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from store_rows import QUEUES, filled, mutated, rows_of, sort_of
+
+from celery_fdb.message import describe
+from celery_fdb.metrics import BrokerCollector
+from celery_fdb.overview import look
+from celery_fdb.transfer import FileSource, StoreSource, export_to, import_from
+from kombu_fdb import Broker
+from kombu_fdb.connect import Opened
+from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.location import MemoryLocation
+from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.queue_conformance import Bench
+
+#: All but the format's, which is to stop everybody.
+SORTS = sorted({sort_of(bench, row) for bench in [filled()] for row in rows_of(bench)} - {"format"})
+CANARY = 4
+#: What an export may refuse to leave out: declarations, and what looks like a newer version's message.
+MAY_REFUSE = {"queue", "control", "ready", "keyed", "delayed", "lease", "count"}
+
+
+@pytest.fixture
+def brokers() -> Iterator[Callable[[Bench], Broker]]:
+    opened: list[Broker] = []
+
+    def broker(bench: Bench) -> Broker:
+        location = MemoryLocation(bench.namespace, bench.namespace)
+        opened.append(Broker.on(location, Opened(bench.database, bench.engine)))
+        return opened[-1]
+
+    yield broker
+    for each in opened:
+        with suppress(KombuFDBError):
+            each.close()
+
+
+def test_a_damaged_row_stops_nobody(
+    fuzz: Callable[..., None], brokers: Callable[[Bench], Broker], tmp_path: Path
+) -> None:
+    def target(rng: random.Random) -> None:
+        bench, sort = filled(), rng.choice(SORTS)
+        rows = [row for row in rows_of(bench) if sort_of(bench, row) == sort and b"safe" not in row[0] + row[1]]
+        row = rng.choice(rows)
+        key, value = mutated(rng, row, bench.engine.keys.prefix)
+
+        def damage(tr: Any) -> None:
+            if rng.random() < 0.7:
+                tr.clear(row[0])
+            tr.set(key, value)
+
+        bench.write(damage)
+        try:
+            look_around(bench)
+            look_from_outside(brokers(bench), tmp_path, may_refuse=sort in MAY_REFUSE)
+            work(bench)
+            look_around(bench)
+            tidy_up(bench)
+        except Exception as error:
+            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
+            raise
+
+    fuzz(target)
+
+
+def look_around(bench: Bench) -> None:
+    """Every verb that only reads."""
+    engine = bench.engine
+    for each in (engine.sessions, engine.totals, engine.key_totals, engine.exchanges, engine.bindings, engine.beats):
+        each()
+    names = [*engine.queues(), *QUEUES]
+    engine.sessions(held=True)
+    engine.facts(names)
+    for queue in QUEUES:
+        engine.counts(queue)
+        engine.keys_of(queue)
+        engine.key_page(queue)
+        engine.snapshot(queue, 50)
+        engine.active_consumer(queue)
+        found = [*engine.peek(queue, 50), *engine.delayed(queue, 50), *engine.taken(queue)]
+        for each in found:
+            describe(each, body=True)
+            engine.find(queue, each.message_id)
+        for state in ("ready", "delayed", "leased"):
+            for listed in engine.page(queue, state, 20).messages:
+                engine.read_at(queue, state, listed.position)
+        for ask in (engine.control, engine.queue, lambda name: engine.limits(name, "limited")):
+            with suppress(FormatError):
+                ask(queue)
+    for number in range(3):
+        engine.find_task(f"plain-{number}")
+        engine.list_task(f"plain-{number}")
+    engine.letters_part(engine.walk("plain.dead"), b"", 10)
+
+
+def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None:
+    """``may_refuse``: an export leaves out nothing in silence."""
+    look(broker, top_keys=5, held=True)
+    registry = CollectorRegistry()
+    registry.register(BrokerCollector(lambda: broker))
+    assert b"celery_fdb_up 1.0" in generate_latest(registry)
+    source = StoreSource(broker, leased=True)
+    try:
+        export_to(folder / "export", source, lambda _: None)
+    except FormatError:
+        assert may_refuse
+        return
+    copy = Broker.on(MemoryLocation("copy", "copy"), Opened(MemoryDatabase(), Bench(MemoryDatabase()).engine))
+    with copy:
+        import_from(FileSource(folder / "export"), copy, lambda _: None)
+
+
+def work(bench: Bench) -> None:
+    """Consumers and duties, until all that can be had was had."""
+    engine = bench.engine
+    duties = bench.duties()
+    seen: list[bytes] = []
+    for _ in range(30):
+        bench.later(2)
+        if not engine.beat(bench.session):  # the damaged row was its own: a process opens another one
+            bench.session = engine.open_session({})
+            duties = bench.duties()
+        duties.run_once()
+        for watch in engine.arm(QUEUES, bench.session, {"single": "tag"}) or ():
+            watch.cancel()
+        found = engine.claim(bench.session, QUEUES, 20, consumers={"single": "tag"})
+        seen += [each.payload for each in found if each.queue == "safe"]
+        engine.release([each.lease for each in found[:1]], due_ms=bench.clock.wall_ms() + 500)
+        engine.reject([each.lease for each in found[1:2]])
+        engine.ack([each.lease for each in found[2:]])
+    assert len(set(seen)) == CANARY, "what was not touched is delivered"
+    bench.put(b"new", queue="other")
+    assert bench.payloads(1, "other") == [b"new"]
+    engine.fence(bench.session, bench.beats()[bench.session])
+    engine.release_session(bench.session)
+    bench.session = engine.open_session({})
+
+
+def tidy_up(bench: Bench) -> None:
+    engine = bench.engine
+    for duty in (engine.trim_dead, engine.trim_full, engine.clear_dedup, engine.trim_totals):
+        duty()
+    for number in range(3):
+        engine.take_back(f"plain-{number}")
+    for queue in QUEUES:
+        engine.move(queue, "elsewhere")
+        engine.set_control(queue, QueueControl())
+        engine.limit(queue, "limited", KeyLimits(weight=2))
+        engine.declare_queue(QueueDeclaration(queue))
+        bench.put(b"new", queue=queue)
+        assert b"new" in [each.payload for each in bench.take(50, queue)]
+        engine.purge(queue)
+        engine.delete_queue(queue)
+    for exchange in ("dlx", "news", "all"):
+        engine.delete_exchange(exchange)

@@ -1,0 +1,127 @@
+"""Jobs and brokers of the Python API that nobody refers to any more."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kombu_fdb import Broker
+from kombu_fdb.process.client import Client
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def url(any_store: str) -> str:
+    return any_store
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    with Broker.open(url) as broker:
+        yield broker
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def placed(broker: Broker) -> tuple[int, int]:
+    stats = broker.queue("jobs").stats()
+    return stats.ready, stats.leased
+
+
+def test_a_dropped_job_goes_back_and_the_attempt_counts(broker: Broker) -> None:
+    jobs = broker.queue("jobs")
+    jobs.put_many([b"first", b"second"])
+    job = jobs.take(timeout=DEADLINE_S)
+    assert job is not None
+    del job
+    until(lambda: placed(broker) == (2, 0))
+    again = jobs.take(timeout=DEADLINE_S)
+    assert again is not None
+    assert (again.payload, again.attempts) == (b"first", 2)
+    again.ack()
+
+
+def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> None:
+    with Broker.open(url, delivery_limit=2) as broker:
+        jobs = broker.queue("jobs")
+        jobs.put(b"poison")
+        for _ in range(3):
+            jobs.take(timeout=DEADLINE_S)
+        until(lambda: jobs.dead.stats().ready == 1)
+        assert jobs.dead.peek()[0].deaths[0].details["error"] == "its consumer had dropped it without settling it"
+
+
+@pytest.mark.parametrize("settle", ["ack", "release", "bury"])
+def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
+    jobs = broker.queue("jobs")
+    jobs.put(b"x")
+    job = jobs.take(timeout=DEADLINE_S)
+    getattr(job, settle)()
+    errands = broker.client._errands
+    del job
+    assert not errands
+
+
+def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
+    jobs = broker.queue("jobs")
+    jobs.put_many([str(number) for number in range(4)])
+
+    def forget() -> weakref.ref[Broker]:
+        other = Broker.open(url, ack_delay_ms=2.5)  # a session of its own
+        held = other.queue("jobs").take_many(3, timeout=DEADLINE_S)
+        held.append(other)  # type: ignore[arg-type] # a cycle, which only the collector ends
+        held.append(held)  # type: ignore[arg-type]
+        held[0].again = held  # type: ignore[attr-defined]
+        return weakref.ref(other)
+
+    reference = forget()
+    gc.collect()
+    assert reference() is None
+    until(lambda: placed(broker) == (4, 0))
+    assert [broker.queue("jobs").take(timeout=DEADLINE_S).payload for _ in range(1)] == [b"0"]
+    until(lambda: len(broker.engine.beats()) == 1)  # its session has ended
+
+
+def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker) -> None:
+    jobs = broker.queue("jobs", arguments={"x-single-active-consumer": True})
+    jobs.put_many([b"first", b"second"])
+
+    def forget() -> None:
+        other = Broker.open(url)
+        job = other.queue("jobs").take(timeout=DEADLINE_S)
+        assert job is not None
+        job.ack()
+
+    forget()
+    gc.collect()
+    job = jobs.take(timeout=DEADLINE_S)
+    assert job is not None
+    assert job.payload == b"second"
+
+
+def test_one_that_only_put_closes_the_store(url: str) -> None:
+    def forget() -> Client:
+        other = Broker.open(url, ack_delay_ms=3.5)
+        other.queue("jobs").put(b"x")
+        cycle = [other]
+        cycle.append(cycle)  # type: ignore[arg-type] # only the collector ends it
+        return other.client
+
+    client = forget()
+    assert client._opened is not None
+    gc.collect()
+    until(lambda: client._opened is None)
+    with Broker.open(url, ack_delay_ms=3.5) as again:
+        assert again.client is client
+        assert placed(again) == (1, 0)

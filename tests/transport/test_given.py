@@ -1,0 +1,180 @@
+"""What a publisher can write that makes no sense: refused, by its name, with nothing stored (transport/given.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery, Task
+from kombu import Consumer, Producer, Queue
+
+from celery_fdb import FdbTask
+from kombu_fdb.errors import OptionError
+from kombu_fdb.model import Publication
+from kombu_fdb.transport.envelope import encode, payload_of
+from kombu_fdb.transport.fairkey import key_reader
+
+NOW_MS = 1_800_000_000_000
+HUGE = 10**400
+NO_TEXT: list[Any] = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
+NO_NUMBER: list[Any] = ["soon", "", True, [1], {"a": 1}, math.nan, math.inf, -math.inf, "nan", "1e300", HUGE, 2**64]
+NEGATIVE: list[Any] = [-1, -0.5, "-3000"]
+NO_WHOLE: list[Any] = ["high", "", "5.0", "-1", -1, 5.0, True, [5], math.nan, HUGE, "9" * 30]
+NO_MOMENT: list[Any] = ["soon", 5, 1.5, True, [1], {"a": 1}, "2031-13-01", HUGE]
+
+#: A Celery task of protocol 2.
+TASK = {"task": "t", "id": "an-id", "lang": "py", "argsrepr": "()"}
+HEADERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "fair_key": ({}, NO_TEXT),
+    "MessageGroupId": ({}, NO_TEXT),
+    "dedup_id": ({}, NO_TEXT),
+    "x-deduplication-id": ({}, NO_TEXT),
+    "MessageDeduplicationId": ({}, NO_TEXT),
+    "once_id": ({}, NO_TEXT),
+    "dedup_window": ({"dedup_id": "d"}, [*NO_NUMBER, *NEGATIVE, 0]),
+    "once_window": ({"once_id": "o"}, [*NO_NUMBER, *NEGATIVE, 0]),
+    "x-delay": ({}, NO_NUMBER),
+    "DelaySeconds": ({}, NO_NUMBER),
+    "x-ttr": ({}, [*NO_NUMBER, *NEGATIVE]),
+    "eta": (TASK, NO_MOMENT),
+    "retries": (TASK, NO_WHOLE),
+    "timelimit": (TASK, [5, [1], ["a", None], [HUGE, None], [-1, None]]),
+    "id": (TASK, [7, None, ["a"]]),
+    "root_id": (TASK, [7, ["a"]]),
+    "expires": (TASK, [5, {"a": 1}]),
+    "stamped_headers": (TASK, ["a", [{}]]),
+    "group_index": (TASK, ["a", 1.5, HUGE]),
+    "anything": ({}, [HUGE, -HUGE, {"a": [HUGE]}, 2**63]),
+}
+PROPERTIES: dict[str, list[Any]] = {
+    "priority": [*NO_WHOLE, 256],
+    "expiration": [*NO_NUMBER, *NEGATIVE],
+    "DelaySeconds": NO_NUMBER,
+    "MessageGroupId": NO_TEXT,
+    "MessageDeduplicationId": NO_TEXT,
+    **dict.fromkeys(("message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"), NO_TEXT),
+    # They are headers: as a property nobody would read them.
+    **{name: ["a", 5] for name in ("fair_key", "dedup_id", "dedup_window", "once_id", "once_window")},
+    "anything": [HUGE],
+}
+
+
+def message(headers: Any = None, properties: Any = None) -> dict[str, Any]:
+    return {
+        "body": b"[[], {}, {}]",
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": headers or {},
+        "properties": properties or {},
+    }
+
+
+def shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.20}"
+
+
+ODD_HEADERS = [
+    pytest.param(name, {**others, name: value}, id=f"{name} {shown(value)}")
+    for name, (others, values) in HEADERS.items()
+    for value in values
+]
+ODD_PROPERTIES = [
+    pytest.param(name, {name: value}, id=f"{name} {shown(value)}")
+    for name, values in PROPERTIES.items()
+    for value in values
+]
+
+
+ODD = [message(each.values[1]) for each in ODD_HEADERS] + [message(None, each.values[1]) for each in ODD_PROPERTIES]
+
+
+@pytest.mark.parametrize(("name", "headers"), ODD_HEADERS)
+def test_a_header(name: str, headers: dict[str, Any]) -> None:
+    refuses(name, message(headers))
+
+
+@pytest.mark.parametrize(("name", "properties"), ODD_PROPERTIES)
+def test_a_property(name: str, properties: dict[str, Any]) -> None:
+    refuses(name, message(None, properties))
+
+
+def refuses(name: str, odd: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=name) as raised:
+        encode(odd, "", "q", now_ms=NOW_MS, key=key_reader(None)(odd))
+    assert raised.value.fix
+    assert len(str(raised.value)) < 500
+
+
+def test_nothing_is_stored_of_it(channel: Any) -> None:
+    for odd in ODD:
+        with pytest.raises(OptionError):
+            channel.basic_publish(odd, "", "q")
+    counts = channel.engine.counts("q")
+    assert (counts.ready, counts.delayed) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties"),
+    [
+        ({"x-delay": "5", "DelaySeconds": "0.5", "x-ttr": "1000"}, {"expiration": "3000", "priority": "5"}),
+        ({"x-delay": -5}, {"DelaySeconds": -1, "expiration": 0, "priority": 255}),
+        ({"dedup_id": "d", "dedup_window": "1.5", "once_id": None, "fair_key": None}, {"priority": None}),
+        ({"dedup_id": "", "MessageDeduplicationId": None, "retries": None, "x-ttr": None}, {"message_id": None}),
+        ({"task": "resize", "id": 7, "eta": None}, {}),  # of an application's own
+        ({**TASK, "retries": 3, "timelimit": [None, 5], "eta": "2031-12-31", "expires": None}, {}),
+        ({"big": 2**63 - 1, "small": -(2**63), "text": "9" * 100, "float": 1e300}, {}),
+    ],
+)
+def test_what_makes_sense_is_published(headers: dict[str, Any], properties: dict[str, Any]) -> None:
+    encode(message(headers, properties), "", "q", now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"priority": "high"}, "priority"),
+        ({"expiration": -3}, "expiration"),
+        ({"dedup_id": 7}, "dedup_id"),
+        ({"dedup_id": "x"}, "dedup_id"),
+        ({"fair_key": 7}, "fair_key"),
+        ({"headers": {"fair_key": 7}}, "fair_key"),
+        ({"retries": HUGE}, "retries"),
+        ({"task_id": 7}, "id"),
+        ({"eta": "soon"}, "eta"),
+    ],
+)
+@pytest.mark.parametrize("base", [Task, FdbTask])
+def test_options_of_a_task(url: str, options: dict[str, Any], name: str, base: Any) -> None:
+    if base is FdbTask and options == {"dedup_id": "x"}:
+        pytest.skip("this is how it is given there")
+    app = Celery(broker=url, set_as_current=False)
+    app.conf.task_default_queue = "q"
+
+    @app.task(name="t", base=base, shared=False)
+    def task() -> None: ...
+
+    with pytest.raises(OptionError, match=name):
+        task.apply_async(**options)
+    app.close()
+
+
+@pytest.mark.parametrize("count", ["many", -1, 1.5, HUGE])
+def test_a_prefetch_count(channel: Any, count: Any) -> None:
+    with pytest.raises(OptionError, match="prefetch_count"):
+        channel.basic_qos(0, count, False)
+
+
+def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any, channel: Any) -> None:
+    """A consumer is no judge of somebody else's options: only what would end a worker is (``tasks.py``)."""
+    channel.engine.publish([Publication("", "q", payload_of(odd, "", "q")) for odd in ODD])
+    Producer(channel).publish("good", routing_key="q")
+    seen: list[Any] = []
+    with Consumer(channel, [Queue("q")], on_message=seen.append, accept=["json"]):
+        while len(seen) <= len(ODD):
+            connection.drain_events(timeout=60)
+    assert seen[-1].body == b"good"
+    for each in seen:
+        channel.encode_again(each)
+        each.ack()

@@ -1,0 +1,128 @@
+"""What a Celery worker can't handle rests between its attempts, and is logged once (transport/poison.py)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Producer, Queue
+
+from kombu_fdb.transport import poison
+from kombu_fdb.transport.tasks import body_fault, fault_of
+
+LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})
+GOOD = {"task": "t", "id": "an-id"}
+
+
+@pytest.fixture
+def work() -> Callable[[Connection], None]:
+    """Drains as a loop of Celery's does: it is told by the name of its module."""
+    loops = types.ModuleType("celery.worker.loops")
+    exec("def work(connection):\n    connection.drain_events(timeout=60)", loops.__dict__)
+    return loops.work
+
+
+@pytest.fixture
+def attempts(channel: Any) -> Any:
+    """A consumer to which each message is poison, and what came to it."""
+    seen: list[Any] = []
+
+    def fail(message: Any) -> None:
+        seen.append(message)
+        raise TypeError("not what Celery expects")
+
+    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+        yield seen
+
+
+def publish(channel: Any, body: Any = None, headers: Any = None) -> None:
+    Producer(channel).publish(body, routing_key="q", headers=headers, content_type="application/json")
+
+
+def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempts, work, monkeypatch):
+    monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 3_600_000)
+    monkeypatch.setattr(poison, "LONGEST_PAUSE_MS", 3_600_000)
+    publish(channel, "5")
+    before_ms = connection.transport.now_ms()
+    work(connection)
+    (resting,) = channel.engine.delayed("q", 10)
+    assert len(attempts) == 1
+    assert resting.due_ms >= before_ms + poison.FIRST_PAUSE_MS
+    assert resting.redeliveries == 1, "the attempt counts"
+
+
+@pytest.mark.parametrize(
+    ("redeliveries", "pause_ms"), [(0, 1_000), (1, 2_000), (5, 32_000), (6, 60_000), (10**9, 60_000)]
+)
+def test_each_pause_is_twice_the_one_before(redeliveries, pause_ms):
+    assert poison._pause_ms(redeliveries) == pause_ms
+
+
+def test_one_traceback_and_then_a_line_for_each_attempt(
+    connection, channel, attempts, work, until, monkeypatch, caplog
+):
+    monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 1)
+    publish(channel, "5")
+    (stored,) = channel.engine.peek("q", 1)
+    with caplog.at_level(logging.ERROR, "kombu_fdb.transport.poison"):
+        for _ in range(4):
+            work(connection)
+    (letter,) = until(lambda: channel.engine.peek("q.dead", 2))
+    assert letter.deaths[0].reason == "delivery_limit"
+    assert "not what Celery expects" in letter.deaths[0].details["traceback"]
+    told = [record for record in caplog.records if record.name == "kombu_fdb.transport.poison"]
+    assert [bool(record.exc_info) for record in told] == [True, False, False, False]
+    assert [record.args[0] for record in told] == [1, 2, 3, 4]
+    for record in told:
+        line = record.getMessage()
+        assert "queue q " in line
+        assert stored.message_id.hex() in line
+        assert "not what Celery expects" in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("body", [[1, 2, 3], [[], {}, "text"], [[], {}, [1]], [[], {}], 5, {"kwargs": {}}, "text"])
+def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, channel, attempts, work, until, body):
+    """Of greenlets and threads nobody would hear, and the message would stay leased."""
+    publish(channel, json.dumps(body), GOOD)
+    publish(channel, json.dumps([[], {}, {}]), GOOD)
+    work(connection)
+    assert [message.payload for message in attempts] == [[[], {}, {}]]
+    (letter,) = until(lambda: channel.engine.peek("q.dead", 2))
+    assert letter.deaths[0].reason == "malformed"
+    assert "body" in letter.deaths[0].details["error"]
+
+
+@pytest.mark.parametrize("body", [[1, 2, 3], 5])
+def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(connection, channel, body):
+    publish(channel, json.dumps(body), GOOD)
+    seen: list[Any] = []
+    with Consumer(channel, [LIMITED], on_message=lambda message: (seen.append(message.payload), message.ack())):
+        connection.drain_events(timeout=60)
+    assert seen == [body]
+
+
+def test_a_body_that_the_consumer_does_not_accept_is_its_own_business(connection, channel, attempts, work):
+    Producer(channel).publish(b"[1, 2, 3]", routing_key="q", headers=GOOD, content_type="application/x-yaml")
+    work(connection)
+    assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("body", [[[], {}, None], ((), {}, {}), [[], {}, {"chain": None}], {"args": []}, [5, 5, {}]])
+def test_bodies_that_celery_knows_what_to_do_with(body):
+    assert body_fault(body) is None
+
+
+@pytest.mark.parametrize("names", [[{}], ["a", 5], [["a"]]])
+def test_stamps_are_looked_up_by_their_names(names):
+    """Celery looks for a revoked one when a process becomes free: an unhashable name would end the worker."""
+    assert "stamped_headers" in (fault_of({**GOOD, "stamped_headers": names}) or "")
+    assert fault_of({**GOOD, "stamped_headers": ["a"]}) is None
+
+
+def test_numbers_that_can_not_be_printed_are_faults_all_the_same():
+    assert body_fault(10**5000)
