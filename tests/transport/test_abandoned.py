@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,14 @@ class TestBeforeTheFirstDrain:
 
 
 class TestCollected:
+    @pytest.fixture(autouse=True)
+    def _what_was_there_before(self) -> Iterator[None]:
+        """Is left out of each collection: a run of thousands of tests leaves so much that to look for an end is slow."""
+        gc.collect()
+        gc.freeze()
+        yield
+        gc.unfreeze()
+
     def test_its_messages_go_back_in_order_and_uncounted(
         self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
     ) -> None:
