@@ -556,7 +556,7 @@ def test_json_carries_no_bodies(app: Celery, broker: Broker, viewer: Any) -> Non
 
 
 def test_a_page_costs_the_same_in_a_queue_of_any_length(broker: Broker, viewer: Any) -> None:
-    """The verbs behind it are counted in ``kombu_fdb/engine/test_pages.py``; here, that the page uses no other."""
+    """The verbs behind it are counted in ``engine/inspection/test_pages.py``; here, that the page uses no other."""
     from kit.costs import CountingDatabase
 
     retry = broker.engine._retry
