@@ -332,7 +332,7 @@ def test_a_store_of_a_newer_version_is_a_page_too(broker: Broker, viewer: Any) -
     from celery_fdb.contrib.django.pages import store
 
     engine = broker.engine
-    engine._write(lambda tr, _: tr.set(engine.keys.format, b"999"))
+    engine._write(lambda work: work.tr.set(engine.keys.format, b"999"))
     store.forget()
     assert "Upgrade celery-fdb" in get(viewer, at("queue_changelist"), 503)
 
