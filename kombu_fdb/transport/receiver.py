@@ -46,9 +46,10 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.sqlite_turns import Signal
 from kombu_fdb.transport.attendance import Attendance, Drain
-from kombu_fdb.transport.dispatch import Arrival, Dispatch, Plan, Subscription
+from kombu_fdb.transport.dispatch import Dispatch, Plan
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
 from kombu_fdb.transport.lookout import Lookout
+from kombu_fdb.transport.subscription import Arrival, Subscription
 from kombu_fdb.wakeup import Bell
 from kombu_fdb.weakly import weakly
 
@@ -172,7 +173,7 @@ class Receiver:
         if arrival is None:
             if self._error is not None:
                 raise self._error
-        elif self.dispatch.is_low(arrival.subscription.channel):
+        elif self.dispatch.is_low(arrival.subscription.credit):
             self._lookout.bell.ring()
         return arrival
 

@@ -36,12 +36,12 @@ from kombu_fdb.transport import celery_worker
 from kombu_fdb.transport.address import location_of
 from kombu_fdb.transport.attendance import Drain
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.dispatch import Arrival, next_tag
+from kombu_fdb.transport.delivering import deliver_next
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.estate import Estate
 from kombu_fdb.transport.fairkey import KeyOf, key_reader
-from kombu_fdb.transport.poison import is_fit, survives
 from kombu_fdb.transport.receiver import Receiver
+from kombu_fdb.transport.subscription import next_tag
 
 __all__ = ["Transport"]
 
@@ -236,7 +236,7 @@ class Transport(virtual.Transport):
 
     def close_channel(self, channel: Any) -> None:
         receiver, store = self.receiver_if_any, self._store
-        if receiver is not None and store is not None and (left := receiver.dispatch.forget(channel)):
+        if receiver is not None and store is not None and (left := receiver.dispatch.forget(channel.credit)):
             store.release_later(left)
         super().close_channel(channel)
 
@@ -267,9 +267,9 @@ class Transport(virtual.Transport):
             receiver.depart(drain)
 
     def _drain(self, receiver: Receiver, deadline: float | None) -> None:
-        while not self._deliver_next(receiver):
+        while not deliver_next(receiver):
             receiver.arrived.clear()
-            if self._deliver_next(receiver):
+            if deliver_next(receiver):
                 return
             if receiver is not self._receiver:
                 raise StoreUnavailable("the connection was closed while it was drained")
@@ -284,29 +284,6 @@ class Transport(virtual.Transport):
         while receiver.running and not receiver.idle and monotonic() < deadline:
             if receiver.arrived.wait(0.001):
                 return True
-        return False
-
-    @staticmethod
-    def _deliver_next(receiver: Receiver) -> bool:
-        """False if there is nothing to deliver. Raises the receiver's error."""
-        hand: list[Arrival] = []
-        try:
-            while receiver.next(hand) is not None:
-                arrival = hand[0]
-                message, callback = _open(arrival), arrival.subscription.callback
-                if message is None:
-                    hand = []
-                    continue
-                try:
-                    hand = []  # no call from here to the callback, as Python looks for signals after each
-                    callback(message)
-                except Exception as error:
-                    if not survives(message, arrival.delivery, error):
-                        raise
-                return True
-        except BaseException:
-            receiver.put_back(hand)  # what no callback has seen
-            raise
         return False
 
     # -- event loop --------------------------------------------------------------------------------------------------
@@ -326,9 +303,9 @@ class Transport(virtual.Transport):
         if receiver is None:
             return
         for _ in range(LOOP_TURN):
-            if not self._deliver_next(receiver):
+            if not deliver_next(receiver):
                 receiver.arrived.clear()
-                if not self._deliver_next(receiver):
+                if not deliver_next(receiver):
                     return
         # The bell is still rung: the loop comes back at once.
 
@@ -360,16 +337,3 @@ class Transport(virtual.Transport):
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
             self.store.engine.touch(queue)
-
-
-def _open(arrival: Arrival) -> Any:
-    """The message; None if it can't be one, and has been dead-lettered."""
-    subscription, delivery, tag = arrival
-    channel = subscription.channel
-    message = channel.open(delivery, tag, subscription.tag)
-    if message is None or not is_fit(channel, message, delivery, subscription.callback):
-        return None
-    if subscription.no_ack and not subscription.leaseless:
-        channel.note_ack(delivery.lease)
-        channel.acknowledged()
-    return message

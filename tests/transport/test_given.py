@@ -13,6 +13,7 @@ from kombu import Consumer, Producer, Queue
 from celery_fdb import FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.model import Publication
+from kombu_fdb.transport.again import encode_again
 from kombu_fdb.transport.envelope import encode, payload_of
 from kombu_fdb.transport.fairkey import key_reader
 
@@ -176,5 +177,5 @@ def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any,
             connection.drain_events(timeout=60)
     assert seen[-1].body == b"good"
     for each in seen:
-        channel.encode_again(each)
+        encode_again(channel, each)
         each.ack()

@@ -11,14 +11,14 @@ from kombu_fdb.clock import random_id
 from kombu_fdb.process import client
 from kombu_fdb.testing.interruption import interrupt
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel, qos
+from kombu_fdb.transport import channel, credit, held, qos, settling
 from kombu_fdb.wakeup import Bell
 
 MOST_STEPS = 400
 
 
 def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None:
-    files = {str(each.__file__) for each in (channel, client, qos)}
+    files = {str(each.__file__) for each in (channel, client, credit, held, qos, settling)}
     with MemoryStores():
         url = f"fdb+memory://{random_id().hex()}"
         with Broker.open(url) as broker, Connection(url) as connection:
