@@ -29,8 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.tokens import CommitTokens, Doubt, Token

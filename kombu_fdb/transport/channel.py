@@ -17,10 +17,11 @@ from kombu.utils.uuid import uuid
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import FormatError, StoreError
 from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication
-from kombu_fdb.options import Options
+from kombu_fdb.primitives.ranges import check_text
+from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.ranges import check_text
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.credit import Credit
@@ -34,7 +35,6 @@ from kombu_fdb.transport.qos import QoS
 from kombu_fdb.transport.receiver import Receiver
 from kombu_fdb.transport.settling import Connected, Settling
 from kombu_fdb.transport.subscription import Subscription, next_tag
-from kombu_fdb.weakly import weakly
 
 __all__ = ["Channel", "Connecting"]
 
