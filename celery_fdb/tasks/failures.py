@@ -47,9 +47,9 @@ from celery.worker import state
 from celery.worker.request import logger as request_logger
 
 from kombu_fdb.errors import StoreError
-from kombu_fdb.transport.again import encode_again
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import without_deaths
+from kombu_fdb.transport.encoding.envelope import without_deaths
+from kombu_fdb.transport.publishing.again import encode_again
 
 __all__ = ["ATTEMPTS", "FailureRequest", "details_of", "install", "keeps_failures"]
 

@@ -23,18 +23,18 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.transport.batch import PublishBatch
-from kombu_fdb.transport.credit import Credit
+from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel
-from kombu_fdb.transport.envelope import encode, open_delivery
+from kombu_fdb.transport.encoding.envelope import encode, open_delivery
+from kombu_fdb.transport.encoding.fairkey import KeyOf
+from kombu_fdb.transport.encoding.given import whole_of
 from kombu_fdb.transport.errors import amqp_errors, not_found
-from kombu_fdb.transport.estate import Estate
-from kombu_fdb.transport.fairkey import KeyOf
-from kombu_fdb.transport.given import whole_of
-from kombu_fdb.transport.qos import QoS
-from kombu_fdb.transport.receiver import Receiver
-from kombu_fdb.transport.settling import Connected, Settling
-from kombu_fdb.transport.subscription import Subscription, next_tag
+from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.holding.qos import QoS
+from kombu_fdb.transport.holding.settling import Connected, Settling
+from kombu_fdb.transport.publishing.batch import PublishBatch
 
 __all__ = ["Channel", "Connecting"]
 
@@ -52,6 +52,9 @@ class Connecting(Connected, Protocol):
 
     @property
     def receiver(self) -> Receiver: ...
+
+    @property
+    def receiver_if_any(self) -> Receiver | None: ...
 
     def declared(self, declaration: QueueDeclaration) -> None: ...
 
@@ -76,7 +79,7 @@ class Channel(DeclaringChannel):
         self._begin()
         self._subscriptions: dict[str, Subscription] = {}
         self._dedup_window_s = connection.options.dedup_window
-        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.batch.batching`.
+        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.publishing.batch.batching`.
         self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
         self._zero_first = connection.options.priority_order == "redis"
 

@@ -7,9 +7,10 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
 * *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once.
-  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases (``qos.py``);
+  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
+  (``holding/qos.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
-  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``estate.py``).
+  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``holding/estate.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -32,16 +33,17 @@ from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.transport import celery_worker
 from kombu_fdb.transport.address import location_of
-from kombu_fdb.transport.attendance import Drain
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.delivering import deliver_next
+from kombu_fdb.transport.consuming.attendance import Drain
+from kombu_fdb.transport.consuming.delivering import deliver_next
+from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.subscription import next_tag
+from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
-from kombu_fdb.transport.estate import Estate
-from kombu_fdb.transport.fairkey import KeyOf, key_reader
-from kombu_fdb.transport.receiver import Receiver
-from kombu_fdb.transport.subscription import next_tag
+from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.worker.joining import join_workers
+from kombu_fdb.transport.worker.stopping import end_stopping_worker, is_stopping
 
 __all__ = ["Transport"]
 
@@ -87,7 +89,7 @@ class Transport(virtual.Transport):
         self._declared: dict[str, QueueDeclaration] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
-        celery_worker.join_workers(self.driver_type)
+        join_workers(self.driver_type)
 
     @property
     def _kombu(self) -> Connection:
@@ -122,7 +124,7 @@ class Transport(virtual.Transport):
             self._disown()
         self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
         store = client_for(location_of(self._kombu, self.options), self.options)
-        store.patience.stopping = celery_worker.is_stopping
+        store.patience.stopping = is_stopping
         self._attach(store)
         self._store = store
         if self._receiver is not None:
@@ -136,7 +138,7 @@ class Transport(virtual.Transport):
         except StoreUnavailable:
             store.patience.wasted(monotonic() - began)
             if store.patience.is_over:
-                celery_worker.end_stopping_worker()
+                end_stopping_worker()
             raise
 
     def verify_connection(self, connection: Transport) -> bool:

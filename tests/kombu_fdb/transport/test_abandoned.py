@@ -24,9 +24,10 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.process import errands
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
-from kombu_fdb.transport import credit, delivering, held, settling
-from kombu_fdb.transport import dispatch as dispatch_module
 from kombu_fdb.transport import transport as transport_module
+from kombu_fdb.transport.consuming import delivering
+from kombu_fdb.transport.consuming import dispatch as dispatch_module
+from kombu_fdb.transport.holding import credit, held, settling
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.

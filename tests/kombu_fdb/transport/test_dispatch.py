@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport.credit import Credit
-from kombu_fdb.transport.dispatch import Dispatch
-from kombu_fdb.transport.subscription import Subscription
+from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.holding.credit import Credit
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0

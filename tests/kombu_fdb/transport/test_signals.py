@@ -13,7 +13,8 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process import client
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel, credit, held, qos, settling
+from kombu_fdb.transport import channel
+from kombu_fdb.transport.holding import credit, held, qos, settling
 
 MOST_STEPS = 400
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_fdb.transport.poison import fault_in, survives
-from kombu_fdb.transport.receiver import Receiver
-from kombu_fdb.transport.subscription import Arrival
+from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.subscription import Arrival
+from kombu_fdb.transport.worker.poison import fault_in, survives
 
 __all__ = ["deliver_next"]
 

@@ -9,8 +9,8 @@ wrong may pass, and a message that no worker can handle keeps none of them busy,
 at its first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it
 may. A message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are looked at before (``tasks.py``), since some of them are used only later, when a process, a
-thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
+A task's headers and body are looked at before (``encoding/tasks.py``), since some of them are used only later, when a
+process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again.
 """
@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any
 
 from kombu_fdb.model import Delivery
+from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS
-from kombu_fdb.transport.tasks import body_fault, fault_of, is_timelimit
 
 __all__ = ["fault_in", "mend", "survives"]
 

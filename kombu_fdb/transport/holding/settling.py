@@ -11,13 +11,30 @@ from typing import Any, Protocol
 
 from kombu_fdb.errors import StoreError
 from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport.credit import Credit
-from kombu_fdb.transport.receiver import MANY_ACKS, Receiver
+from kombu_fdb.transport.holding.credit import Credit
 
-__all__ = ["Connected", "Settling"]
+__all__ = ["MANY_ACKS", "Connected", "Settling"]
 
 logger = logging.getLogger(__name__)
+
+#: This many pending acks don't wait for more.
+MANY_ACKS = 64
+
+
+class Receiving(Protocol):
+    """A connection's receiver, as it is told of what its channels do."""
+
+    @property
+    def arrived(self) -> Bell: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    def on_ack(self, pending: int, enough: int) -> None: ...
+
+    def on_room(self) -> None: ...
 
 
 class Connected(Protocol):
@@ -27,7 +44,7 @@ class Connected(Protocol):
     def store(self) -> Client: ...
 
     @property
-    def receiver_if_any(self) -> Receiver | None: ...
+    def receiver_if_any(self) -> Receiving | None: ...
 
     def now_ms(self) -> int: ...
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from kombu_fdb.transport.credit import Credit
-from kombu_fdb.transport.settler import Settler
+from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.settler import Settler
 
 __all__ = ["QoS"]
 

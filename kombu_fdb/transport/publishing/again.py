@@ -6,8 +6,8 @@ from typing import Any
 
 from kombu_fdb.errors import OptionError
 from kombu_fdb.model import Death, Publication
-from kombu_fdb.transport.batch import Encoder
-from kombu_fdb.transport.envelope import payload_of, without_deaths
+from kombu_fdb.transport.encoding.envelope import payload_of, without_deaths
+from kombu_fdb.transport.publishing.batch import Encoder
 
 __all__ = ["encode_again"]
 

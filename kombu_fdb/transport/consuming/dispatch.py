@@ -1,7 +1,8 @@
 """Who gets the next message, and from which queues more may be claimed. No thread, no store: only the bookkeeping.
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
-then it is *held* until it is settled. How many of both a channel may have is its credit's business (``credit.py``).
+then it is *held* until it is settled. How many of both a channel may have is its credit's business
+(``holding/credit.py``).
 
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
 the active one of all (``engine/scheduling/single.py``).
@@ -23,8 +24,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport.credit import Credit, Room
-from kombu_fdb.transport.subscription import Arrival, Subscription, next_tag
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
+from kombu_fdb.transport.holding.credit import Credit, Room
 
 __all__ = ["Dispatch", "Plan"]
 

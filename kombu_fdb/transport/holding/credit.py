@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport.held import Held
-from kombu_fdb.transport.inbox import C, Inbox
+from kombu_fdb.transport.holding.held import Held
+from kombu_fdb.transport.holding.inbox import C, Inbox
 
 __all__ = ["Credit", "Room"]
 

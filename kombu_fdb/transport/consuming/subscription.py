@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from kombu_fdb.model import Delivery
-from kombu_fdb.transport.credit import Credit
-from kombu_fdb.transport.settler import Settler
+from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.settler import Settler
 
 __all__ = ["Arrival", "Subscription", "next_tag"]
 
