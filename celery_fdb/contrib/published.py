@@ -23,7 +23,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.transport.envelope import open_delivery
+from kombu_fdb.transport.encoding.envelope import open_delivery
 
 __all__ = ["BrokerInTest", "Published"]
 

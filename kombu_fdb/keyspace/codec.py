@@ -11,7 +11,7 @@ The head's redelivery count stands at a fixed offset: a message that comes back 
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
 older process counts, delays, promotes, hands back, moves and deletes a message that it can't read. Where it would have
 to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
-number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
+number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't

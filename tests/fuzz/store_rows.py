@@ -15,7 +15,7 @@ from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, St
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport.envelope import encode
+from kombu_fdb.transport.encoding.envelope import encode
 
 __all__ = ["QUEUES", "filled", "mutated", "rows_of", "sort_of"]
 

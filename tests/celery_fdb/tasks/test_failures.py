@@ -18,7 +18,7 @@ from celery_fdb.tasks.backoff import Backoff, countdown
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
-from kombu_fdb.transport.envelope import without_deaths
+from kombu_fdb.transport.encoding.envelope import without_deaths
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
-"""What the transport tells, and learns from, the Celery worker that it runs in. Nothing here imports Celery."""
+"""What the transport tells the Celery worker that it runs in, where its own checks would miss something."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
-from kombu_fdb.transport.poison import mend
+from kombu_fdb.transport.worker.poison import mend
 
-__all__ = ["end_stopping_worker", "is_stopping", "join_workers"]
+__all__ = ["join_workers"]
 
 #: Stands for the requests under way while a pool ends: it is empty when its children have ended.
 UNTIL_THE_CHILDREN_END = {"until": "the children have ended"}
@@ -25,24 +24,8 @@ def join_workers(driver_type: str) -> None:
             getattr(loaded, step).compatible_transports |= {driver_type}
     signals = sys.modules.get("celery.signals")
     if signals is not None:
-        signals.task_received.connect(mend, weak=False, dispatch_uid="kombu_fdb.transport.poison")
+        signals.task_received.connect(mend, weak=False, dispatch_uid="kombu_fdb.transport.worker.poison")
         signals.worker_ready.connect(read_results_to_the_end, weak=False, dispatch_uid="kombu_fdb.transport.results")
-
-
-def is_stopping() -> bool:
-    """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
-    state = sys.modules.get("celery.worker.state")
-    told = (getattr(state, name, None) for name in ("should_stop", "should_terminate"))
-    return any(each is not None and each is not False for each in told)
-
-
-def end_stopping_worker() -> None:
-    """A worker that was told to stop does so as where Celery itself connects: it raises ``WorkerShutdown``.
-
-    Its heartbeat event is repeated for ever, in the event loop, until there is a connection.
-    """
-    if is_stopping() and threading.current_thread() is threading.main_thread():
-        sys.modules["celery.worker.state"].maybe_shutdown()
 
 
 def read_results_to_the_end(sender: Any, **_: Any) -> None:

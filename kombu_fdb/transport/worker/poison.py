@@ -9,8 +9,8 @@ wrong may pass, and a message that no worker can handle keeps none of them busy,
 at its first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it
 may. A message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are looked at before (``tasks.py``), since some of them are used only later, when a process, a
-thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
+A task's headers and body are looked at before (``encoding/tasks.py``), since some of them are used only later, when a
+process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again.
 """
@@ -21,16 +21,13 @@ import logging
 import sys
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu_fdb.model import Delivery
+from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS
-from kombu_fdb.transport.tasks import body_fault, fault_of, is_timelimit
 
-if TYPE_CHECKING:
-    from kombu_fdb.transport.channel import Channel
-
-__all__ = ["is_fit", "mend", "survives"]
+__all__ = ["fault_in", "mend", "survives"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +40,11 @@ ERROR_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_096
 
 
-def is_fit(channel: Channel, message: Any, delivery: Delivery, callback: Any) -> bool:
-    """False, and the message is dead-lettered, if Celery would take it for a task and stumble over it later."""
+def fault_in(message: Any, callback: Any) -> str | None:
+    """What Celery would stumble over later, as it would take this for a task; None if nothing."""
     if "task" not in message.headers or not _celery_drains(sys._getframe()):
-        return True
-    fault = fault_of(message.headers) or _fault_of_body(message, callback)
-    if fault is not None:
-        channel.refuse(delivery, message.delivery_tag, fault)
-    return fault is None
+        return None
+    return fault_of(message.headers) or _fault_of_body(message, callback)
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:

@@ -26,7 +26,7 @@ from uuid import UUID
 from kombu.serialization import loads
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.transport.given import text_of
+from kombu_fdb.transport.encoding.given import text_of
 
 __all__ = ["KeyOf", "key_reader"]
 

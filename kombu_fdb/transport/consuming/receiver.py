@@ -47,17 +47,17 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.transport.attendance import Attendance, Drain
-from kombu_fdb.transport.dispatch import Arrival, Dispatch, Plan, Subscription
+from kombu_fdb.transport.consuming.attendance import Attendance, Drain
+from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+from kombu_fdb.transport.consuming.lookout import Lookout
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
-from kombu_fdb.transport.lookout import Lookout
+from kombu_fdb.transport.holding.settling import MANY_ACKS
 
 __all__ = ["Receiver"]
 
 logger = logging.getLogger(__name__)
 
-#: This many pending acks don't wait for more.
-MANY_ACKS = 64
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
 #: Rests after claims that brought nothing, in seconds.
@@ -172,7 +172,7 @@ class Receiver:
         if arrival is None:
             if self._error is not None:
                 raise self._error
-        elif self.dispatch.is_low(arrival.subscription.channel):
+        elif self.dispatch.is_low(arrival.subscription.credit):
             self._lookout.bell.ring()
         return arrival
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from kombu_fdb.model import Lease
 from kombu_fdb.process.client import Client
 
-if TYPE_CHECKING:
-    from kombu_fdb.transport.channel import Channel
+__all__ = ["Estate", "Holder"]
 
-__all__ = ["Estate"]
+
+class Holder(Protocol):
+    """A channel, as its heirs see it."""
+
+    @property
+    def consumers(self) -> Sequence[tuple[bytes, str, str]]:
+        """As the store knows them: session, queue, tag."""
+
+    def bequeath(self) -> list[Lease]:
+        """The leases of all it holds. Takes no lock."""
 
 
 class Estate(NamedTuple):
@@ -25,7 +33,7 @@ class Estate(NamedTuple):
     exclusive: Sequence[str] = ()
 
     @classmethod
-    def of(cls, channels: Iterable[Channel], exclusive: Sequence[str]) -> Estate:
+    def of(cls, channels: Iterable[Holder], exclusive: Sequence[str]) -> Estate:
         """Takes no lock, as a finalizer must not: nobody else has these channels any more."""
         channels = list(channels)
         return cls(

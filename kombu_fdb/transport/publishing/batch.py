@@ -15,24 +15,38 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kombu.exceptions import BatchPublishError
 from kombu.messaging import Producer
 
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
+from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.errors import amqp_errors
 
-if TYPE_CHECKING:
-    from kombu_fdb.transport.channel import Channel
-
-__all__ = ["AtomicBatch", "JoinedBatch", "PublishBatch", "batching"]
+__all__ = ["AtomicBatch", "Encoder", "JoinedBatch", "PublishBatch", "batching"]
 
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
+
+
+class Encoder(Protocol):
+    """A channel, as a batch sees it."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def encode(self, message: Any, exchange: str, routing_key: str) -> Publication: ...
+
+    def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
+        """No queue was reached."""
+
+    def join(self, tr: Any) -> Transaction:
+        """A caller's own transaction. Raises ``OptionError`` if it is not of the broker's cluster."""
 
 
 class _Entry(NamedTuple):
@@ -45,8 +59,8 @@ class _Entry(NamedTuple):
 class PublishBatch:
     """The session behind one outermost ``with producer.batch()``. Used by one thread."""
 
-    def __init__(self, channel: Channel, max_size: int) -> None:
-        self.channel = channel
+    def __init__(self, encoder: Encoder, max_size: int) -> None:
+        self.channel = encoder
         self.max_size = max_size
         self._entries: list[_Entry] = []
         self._copies = 0
@@ -152,10 +166,10 @@ class JoinedBatch(AtomicBatch):
     not a transaction of the broker's cluster.
     """
 
-    def __init__(self, channel: Channel, max_size: int, tr: Any) -> None:
-        super().__init__(channel, max_size)
+    def __init__(self, encoder: Encoder, max_size: int, tr: Any) -> None:
+        super().__init__(encoder, max_size)
         self._tr = tr
-        self._joined = channel.transport.store.join(tr)
+        self._joined = encoder.join(tr)
 
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
         before = _stamped.get(self._tr, 0)

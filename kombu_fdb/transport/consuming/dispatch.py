@@ -1,13 +1,8 @@
-"""Who gets the next message, and how many more may be claimed. No thread, no store: only the bookkeeping.
+"""Who gets the next message, and from which queues more may be claimed. No thread, no store: only the bookkeeping.
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
-then it is *held* in the channel's QoS until it is settled. Room of a channel = prefetch - held - waiting, so what is
-claimed ahead counts and the prefetch is never exceeded. Without a prefetch limit the inbox is bounded by the window.
-
-Round trips are grouped: a channel with a prefetch limit claims when half of its room is free, or all of it, or when a
-free place has waited as long as an ack waits for company; one without claims when its inbox is half empty.
-
-A consumer without acks has room as if without prefetch (AMQP: the limit does not apply to it).
+then it is *held* until it is settled. How many of both a channel may have is its credit's business
+(``holding/credit.py``).
 
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
 the active one of all (``engine/scheduling/single.py``).
@@ -26,57 +21,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
+from kombu_fdb.transport.holding.credit import Credit, Room
 
-if TYPE_CHECKING:
-    from kombu_fdb.transport.channel import Channel
-
-__all__ = ["Arrival", "Dispatch", "Plan", "Subscription", "next_tag"]
-
-_tags = count(1)
-
-
-def next_tag() -> int:
-    """A delivery tag: rising, unique in the process."""
-    return next(_tags)
-
-
-@dataclass(eq=False, slots=True)
-class Subscription:
-    """One consumer of one queue."""
-
-    tag: str
-    queue: str
-    channel: Channel
-    no_ack: bool
-    callback: Callable[[Any], Any]
-    #: The queue vanishes with its consumers.
-    transient: bool
-    #: The queue serves one consumer at a time.
-    single: bool = False
-    #: The session in whose name the store knows of this consumer.
-    session_id: bytes | None = None
-
-    @property
-    def leaseless(self) -> bool:
-        """Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway.
-
-        Others are claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead
-        is not lost with the consumer.
-        """
-        return self.no_ack and self.transient
-
-
-class Arrival(NamedTuple):
-    """A message for a worker loop."""
-
-    subscription: Subscription
-    delivery: Delivery
-    tag: int
+__all__ = ["Dispatch", "Plan"]
 
 
 @dataclass(slots=True)
@@ -90,6 +41,12 @@ class Plan:
     consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
 
+    def note(self, room: Room) -> int:
+        """When to look again, if this one is not worth a claim yet. Returns how many places it has."""
+        if room.again_s is not None:
+            self.again_s = room.again_s if self.again_s is None else min(room.again_s, self.again_s)
+        return room.places
+
 
 class Dispatch:
     """The consumers of one connection. Thread-safe."""
@@ -101,17 +58,17 @@ class Dispatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_queue: dict[str, deque[Subscription]] = {}
-        self._channels: deque[Channel] = deque()
+        self._credits: deque[Credit[Subscription]] = deque()
         self._turn = 0
-        self._stalled: set[Channel] = set()
+        self._stalled: set[Credit[Subscription]] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
     def add(self, subscription: Subscription) -> None:
         with self._lock:
             self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
-            if subscription.channel not in self._channels:
-                self._channels.append(subscription.channel)
+            if subscription.credit not in self._credits:
+                self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> list[Lease]:
         """Returns the leases of what was waiting for it."""
@@ -122,27 +79,27 @@ class Dispatch:
             subscriptions.remove(subscription)
             if not subscriptions:
                 del self._by_queue[subscription.queue]
-            return subscription.channel.inbox.withdraw(lambda each, _: each is subscription)
+            return subscription.credit.inbox.withdraw(lambda each, _: each is subscription)
 
     def drop_session(self, session_id: bytes) -> None:
         """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
         with self._lock:
-            for channel in self._channels:
-                channel.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
+            for credit in self._credits:
+                credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> list[Lease]:
         """No consumers any more: what arrives from now on has no home. Returns the leases of all that waits."""
         with self._lock:
             self._by_queue.clear()
-            return [lease for channel in self._channels for lease in channel.inbox.withdraw(_everything)]
+            return [lease for credit in self._credits for lease in credit.inbox.withdraw(_everything)]
 
-    def forget(self, channel: Channel) -> list[Lease]:
+    def forget(self, credit: Credit[Subscription]) -> list[Lease]:
         """The channel is closed. Returns the leases of what still waits, as its consumers are not cancelled yet."""
         with self._lock:
-            if channel in self._channels:
-                self._channels.remove(channel)
-            self._stalled.discard(channel)
-            return channel.inbox.withdraw(_everything)
+            if credit in self._credits:
+                self._credits.remove(credit)
+            self._stalled.discard(credit)
+            return credit.inbox.withdraw(_everything)
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -165,7 +122,7 @@ class Dispatch:
         """The consumers whose channels have nothing to settle and nothing to hand out."""
         with self._lock:
             subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
-            return {each.tag for each in subscriptions if not each.channel.inbox and not len(each.channel.qos)}
+            return {each.tag for each in subscriptions if not each.credit.inbox and not each.credit.held}
 
     # -- patience ---------------------------------------------------------------------------------------------------
 
@@ -173,17 +130,17 @@ class Dispatch:
         """Withdraw what nobody has taken for too long, and return its leases."""
         leases = []
         with self._lock:
-            for channel in self._channels:
-                since = channel.inbox.lies_since()
+            for credit in self._credits:
+                since = credit.inbox.lies_since()
                 if since is not None and since + self._patience_s <= now:
-                    leases += channel.inbox.withdraw(lambda each, _: not each.leaseless)
-                    self._stalled.add(channel)
+                    leases += credit.inbox.withdraw(lambda each, _: not each.leaseless)
+                    self._stalled.add(credit)
         return leases
 
     def lies_for(self, now: float) -> float | None:
         """In how many seconds something is to be withdrawn, unless somebody drains; None if nothing waits."""
         with self._lock:
-            moments = [since for channel in self._channels if (since := channel.inbox.lies_since()) is not None]
+            moments = [since for credit in self._credits if (since := credit.inbox.lies_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
 
     # -- times to run ----------------------------------------------------------------------------------------------
@@ -191,17 +148,17 @@ class Dispatch:
     def withdraw(self, lease: Lease) -> bool:
         """Take a message back that nobody has taken yet. False if it was handed out."""
         with self._lock:
-            for channel in self._channels:
-                if channel.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
-                    self._stalled.add(channel)
+            for credit in self._credits:
+                if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
+                    self._stalled.add(credit)
                     return True
         return False
 
     def overdue(self, lease: Lease) -> None:
         """A message that was handed out has gone back without its consumer."""
         with self._lock:
-            for channel in self._channels:
-                channel.qos.overdue(lease)
+            for credit in self._credits:
+                credit.held.expire(lease)
 
     def resume(self) -> bool:
         """Somebody drains. Whether that ends a stall."""
@@ -209,7 +166,7 @@ class Dispatch:
         self._stalled.clear()
         return stalled
 
-    # -- credit ----------------------------------------------------------------------------------------------------
+    # -- what to claim -------------------------------------------------------------------------------------------------
 
     def plan(self, hungry: set[str], now: float) -> Plan:
         """What to claim of those queues that may have messages."""
@@ -236,37 +193,16 @@ class Dispatch:
         queues[:] = queues[start:] + queues[:start]
 
     def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
-        rooms: dict[Channel, int] = {}
+        rooms: dict[Credit[Subscription], int] = {}
         for each in _served(subscriptions):
-            if each.channel in self._stalled:
+            credit = each.credit
+            if credit in self._stalled:
                 continue
-            bounded = each.channel.qos.prefetch_count or each.channel.most_handed is not None
-            if each.no_ack or not bounded:
-                waiting = len(each.channel.inbox)
-                rooms[each.channel] = self._window - waiting if waiting <= self._window // 2 else 0
-            elif each.channel.qos.can_consume():
-                rooms.setdefault(each.channel, self._bounded_room(each.channel, plan, now))
+            if each.no_ack or not credit.is_bounded:
+                rooms[credit] = credit.unbounded_room(self._window)
+            else:
+                rooms.setdefault(credit, plan.note(credit.bounded_room(now, self._group_s)))
         return sum(rooms.values())
-
-    def _bounded_room(self, channel: Channel, plan: Plan, now: float) -> int:
-        prefetch = channel.qos.prefetch_count
-        free = prefetch - len(channel.qos) - len(channel.inbox)
-        if channel.most_handed is not None:
-            # A free slot is not kept waiting for a second one.
-            slots = channel.most_handed - channel.handed - len(channel.inbox)
-            return max(int(min(free, slots)), 0) if prefetch else max(slots, 0)
-        if free <= 0:
-            channel.free_since = None
-            return 0
-        if free >= max(1, prefetch // 2):
-            return int(free)
-        if channel.free_since is None:
-            channel.free_since = now
-        left = channel.free_since + self._group_s - now
-        if left <= 0:
-            return int(free)
-        plan.again_s = left if plan.again_s is None else min(plan.again_s, left)
-        return 0
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -280,8 +216,7 @@ class Dispatch:
                 if subscription is None:
                     homeless.append(delivery.lease)
                 else:
-                    subscription.channel.inbox.put(subscription, delivery, now)
-                    subscription.channel.free_since = None
+                    subscription.credit.receive(subscription, delivery, now)
         return homeless
 
     def _choose(self, queue: str) -> Subscription | None:
@@ -294,58 +229,45 @@ class Dispatch:
         for _ in range(len(subscriptions)):
             chosen = subscriptions[0]
             subscriptions.rotate(-1)
-            if len(subscriptions) == 1 or self._has_room(chosen):
+            if len(subscriptions) == 1 or chosen.no_ack or chosen.credit.has_room:
                 return chosen
         return subscriptions[0]
-
-    @staticmethod
-    def _has_room(subscription: Subscription) -> bool:
-        qos = subscription.channel.qos
-        return (
-            subscription.no_ack
-            or not qos.prefetch_count
-            or qos.prefetch_count > len(qos) + len(subscription.channel.inbox)
-        )
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
         now = self._clock()
         with self._lock:
-            for _ in range(len(self._channels)):
-                channel = self._channels[0]
-                self._channels.rotate(-1)
-                if channel.inbox and (channel.inbox.head[0].no_ack or channel.qos.can_consume()):
-                    return self._hand_out(channel, hand, now)
+            for _ in range(len(self._credits)):
+                credit = self._credits[0]
+                self._credits.rotate(-1)
+                if credit.inbox and (credit.inbox.head[0].no_ack or credit.can_consume()):
+                    return _hand_out(credit, hand, now)
         return None
-
-    @staticmethod
-    def _hand_out(channel: Channel, hand: list[Arrival], now: float) -> Arrival:
-        """In this order: interrupted anywhere, the message can be put back."""
-        subscription, delivery = channel.inbox.head
-        arrival = Arrival(subscription, delivery, next_tag())
-        hand.append(arrival)
-        channel.inbox.take(now)
-        if not subscription.no_ack:
-            channel.qos.hold(arrival.tag, delivery.lease)
-            channel.handed += 1
-        return arrival
 
     def put_back(self, arrival: Arrival) -> Lease | None:
         """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
         with self._lock:
-            if subscription.channel.qos.unhold(tag):
-                subscription.channel.handed -= 1
-            if subscription.channel.qos.has(delivery.lease):
+            subscription.credit.take_back(tag)
+            if subscription.credit.held.has(delivery.lease):
                 return None  # another thread was faster
             if subscription in self._by_queue.get(subscription.queue, ()):
-                subscription.channel.inbox.put_back(subscription, delivery)
+                subscription.credit.inbox.put_back(subscription, delivery)
                 return None
         return None if subscription.leaseless else delivery.lease
 
-    def is_low(self, channel: Channel) -> bool:
+    def is_low(self, credit: Credit[Subscription]) -> bool:
         """Whether taking a message has just made room for a claim."""
-        return not channel.qos.prefetch_count and len(channel.inbox) == self._window // 2
+        return not credit.prefetch and len(credit.inbox) == self._window // 2
+
+
+def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> Arrival:
+    """In this order: interrupted anywhere, the message can be put back."""
+    subscription, delivery = credit.inbox.head
+    arrival = Arrival(subscription, delivery, next_tag())
+    hand.append(arrival)
+    credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
+    return arrival
 
 
 def _served(subscriptions: Sequence[Subscription]) -> Iterable[Subscription]:

@@ -24,9 +24,9 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import is_whole, utf8_bytes
-from kombu_fdb.transport.given import MOST_PRIORITY, check, check_numbers, whole_of
-from kombu_fdb.transport.identity import dedup_of, once_of, task_id_of
-from kombu_fdb.transport.timing import due_ms, ttl_ms, ttr_ms
+from kombu_fdb.transport.encoding.given import MOST_PRIORITY, check, check_numbers, whole_of
+from kombu_fdb.transport.encoding.identity import dedup_of, once_of, task_id_of
+from kombu_fdb.transport.encoding.timing import due_ms, ttl_ms, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
 
