@@ -8,7 +8,7 @@ Looked for in this order; what is found first counts, and a message without any 
    called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
 The first two are texts. What an application has for its own purposes, in another header or as what its function
-returns, may be a whole number or a UUID too. Anything else is an ``OptionError``. But a function that raises, or
+returns, may be a whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or
 returns such a thing, must not stop the publish: its error is logged, and the message has no key.
 
 For the function, bodies are decoded if they are JSON, and no others: whoever forwards a message that he did not make
@@ -25,7 +25,7 @@ from uuid import UUID
 
 from kombu.serialization import loads
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument, OptionError
 from kombu_fdb.transport.encoding.given import text_of
 
 __all__ = ["KeyOf", "key_reader"]
@@ -106,7 +106,7 @@ def _import(option: str) -> KeyFunction:
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise OptionError(
+        raise InvalidArgument(
             "fair_key names a function that can't be imported",
             fair_key=option,
             reason=str(error),

@@ -11,7 +11,7 @@ from celery import Celery, Task
 from kombu import Consumer, Producer, Queue
 
 from celery_fdb import FdbTask
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Publication
 from kombu_fdb.transport.encoding.envelope import encode, payload_of
 from kombu_fdb.transport.encoding.fairkey import key_reader
@@ -102,7 +102,7 @@ def test_a_property(name: str, properties: dict[str, Any]) -> None:
 
 
 def refuses(name: str, odd: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=name) as raised:
+    with pytest.raises(InvalidArgument, match=name) as raised:
         encode(odd, "", "q", now_ms=NOW_MS, key=key_reader(None)(odd))
     assert raised.value.fix
     assert len(str(raised.value)) < 500
@@ -110,7 +110,7 @@ def refuses(name: str, odd: dict[str, Any]) -> None:
 
 def test_nothing_is_stored_of_it(channel: Any) -> None:
     for odd in ODD:
-        with pytest.raises(OptionError):
+        with pytest.raises(InvalidArgument):
             channel.basic_publish(odd, "", "q")
     counts = channel.engine.counts("q")
     assert (counts.ready, counts.delayed) == (0, 0)
@@ -156,14 +156,14 @@ def test_options_of_a_task(url: str, options: dict[str, Any], name: str, base: A
     @app.task(name="t", base=base, shared=False)
     def task() -> None: ...
 
-    with pytest.raises(OptionError, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         task.apply_async(**options)
     app.close()
 
 
 @pytest.mark.parametrize("count", ["many", -1, 1.5, HUGE])
 def test_a_prefetch_count(channel: Any, count: Any) -> None:
-    with pytest.raises(OptionError, match="prefetch_count"):
+    with pytest.raises(InvalidArgument, match="prefetch_count"):
         channel.basic_qos(0, count, False)
 
 
