@@ -12,6 +12,7 @@ from kombu_fdb.testing.fdbserver import SingleNodeCluster
 from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
+from kombu_fdb.testing.turns_conformance import TurnsConformance
 
 pytestmark = pytest.mark.foundationdb
 
@@ -42,6 +43,12 @@ class TestFoundationDBDuties(DutiesConformance):
 
 
 class TestFoundationDBNewer(NewerConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBTurns(TurnsConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

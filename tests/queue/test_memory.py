@@ -10,6 +10,7 @@ from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
+from kombu_fdb.testing.turns_conformance import TurnsConformance
 
 
 class TestMemory(QueueConformance):
@@ -31,6 +32,12 @@ class TestMemoryDuties(DutiesConformance):
 
 
 class TestMemoryNewer(NewerConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryTurns(TurnsConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

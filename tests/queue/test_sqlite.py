@@ -12,6 +12,7 @@ from kombu_fdb.testing.duties_conformance import DutiesConformance
 from kombu_fdb.testing.limits_conformance import LimitsConformance
 from kombu_fdb.testing.newer_conformance import NewerConformance
 from kombu_fdb.testing.queue_conformance import QueueConformance
+from kombu_fdb.testing.turns_conformance import TurnsConformance
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,12 @@ class TestSqliteDuties(DutiesConformance):
 
 
 class TestSqliteNewer(NewerConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteTurns(TurnsConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

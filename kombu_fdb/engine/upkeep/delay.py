@@ -97,7 +97,7 @@ def _promote_one(tr: Transaction, graves: Graves, tally: Tally, queue: str, row:
 
 
 def thaw(tr: Transaction, keys: Keyspace, now_ms: int, sightings: Sightings) -> int | None:
-    """Ring for keys whose rate allows a message again. Returns when the next one is due.
+    """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     That is when the moment has come by this clock, or when the entry has been seen here for as long as it was to wait:
     who wrote it may have another clock, or this one was set back since. A bell that is rung too early costs a look.
@@ -122,6 +122,8 @@ def thaw(tr: Transaction, keys: Keyspace, now_ms: int, sightings: Sightings) -> 
         tr.set(keys.freed(queue, key), b"")
         tr.set_versionstamped_value(keys.bell(queue))
     rates.credit(tr, keys, over)
+    if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
+        return now_ms
     return now_ms + min(waits) if waits else None
 
 
