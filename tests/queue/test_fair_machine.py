@@ -32,12 +32,13 @@ limits = st.builds(
     paused=st.sampled_from([False, False, False, True]),
     weight=st.integers(1, 3),
     max_in_flight=st.sampled_from([None, 1, 1, 2]),
+    priority=st.sampled_from([None, None, 0, 7]),
 )
 controls = st.builds(
     QueueControl,
     paused=st.sampled_from([False, False, False, True]),
     newcomer=st.sampled_from(["next", "current", "first"]),
-    every_key=st.sampled_from([KeyLimits(), KeyLimits(max_in_flight=1)]),
+    every_key=st.sampled_from([KeyLimits(), KeyLimits(max_in_flight=1), KeyLimits(priority=7)]),
 )
 
 

@@ -45,7 +45,7 @@ from collections.abc import Iterator, Sequence
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
 from kombu_fdb.engine.scheduling.rates import Sightings
-from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn
+from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.stored.room import Room
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round
@@ -328,7 +328,9 @@ class _Scheduler:
         if not turns:
             return
         self._allowances.load([turn.key for turn in turns])
-        self._tenants.load([(turn.rank, turn.key) for turn in turns], turns)
+        here = [(turn.rank, turn.key) for turn in turns]
+        there = [(rank_of(turn.items, self._allowances.priority(turn.key)), turn.key) for turn in turns]
+        self._tenants.load(here + there, turns)  # a priority may have been changed since a turn came into the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
@@ -395,7 +397,4 @@ def _stamp_of(row: KeyValue) -> bytes:
 
 
 def _ring_rank(items: bytes, allowance: Allowance | None) -> bytes:
-    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
-    if allowance is None or allowance.priority is None:
-        return items
-    return Keyspace.rank(allowance.priority)
+    return rank_of(items, None if allowance is None else allowance.priority)

@@ -62,7 +62,9 @@ def set_control(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, contr
 def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, limits: KeyLimits | None) -> None:
     """Raises ``OptionError``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
-    control = control_of(tr.get(keys.control(queue)))
+    stored, declared = tr.get_many([keys.limits(queue, key), keys.control(queue)])
+    control = control_of(declared)
+    before = control.every_key if stored is None else limits_of(stored)
     if limits is None:
         tr.clear(keys.limits(queue, key))
     else:
@@ -79,10 +81,18 @@ def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, l
         if not _is_limited(control):
             relimit.begin(tr, keys, queue, first=True)
         tr.set(keys.fair(queue), b"")
-    if (control.every_key if limits is None else limits).paused:
-        turns.pause(tr, keys, queue, key)
+    _leave_ring(tr, keys, queue, key, before, control.every_key if limits is None else limits)
     tr.set(keys.freed(queue, key), b"")
     tally.wake(queue)
+
+
+def _leave_ring(tr: Transaction, keys: Keyspace, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
+    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' by ``relimit.py``."""
+    is_moved = before.priority != after.priority
+    if is_moved or after.paused:
+        turns.pause(tr, keys, queue, key)
+    if is_moved and turns.is_in_ring(tr, keys, queue, key):
+        relimit.begin_ring(tr, keys, queue)
 
 
 def change(

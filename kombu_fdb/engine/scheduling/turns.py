@@ -6,15 +6,15 @@ Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes i
 reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
 
 The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it whoever takes a key's last
-message away, other than by a claim, or pauses the key, finds the turn and takes it out too: else it would stand there
-as one of the tenant's until its round comes. Turns of stores that were written before there were such marks are served,
-and not counted.
+message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it out too:
+else it would stand there as one of the tenant's until its round comes. Turns of stores that were written before there
+were such marks are served, and not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
@@ -29,10 +29,13 @@ __all__ = [
     "SEPARATOR",
     "Tenants",
     "Turn",
+    "is_in_ring",
     "leave",
     "leave_places",
     "pause",
     "pause_marks",
+    "rank_of",
+    "take_out",
     "tenant_of",
 ]
 
@@ -56,6 +59,11 @@ def tenant_of(key: str) -> str | None:
     """None: the key is nobody's."""
     tenant, separator, _ = key.partition(SEPARATOR)
     return tenant if separator else None
+
+
+def rank_of(items: bytes, priority: int | None) -> bytes:
+    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
+    return items if priority is None else Keyspace.rank(priority)
 
 
 class Tenants:
@@ -146,8 +154,13 @@ def leave(tr: Transaction, keys: Keyspace, queue: str, subqueues: Iterable[tuple
             _take_out(tr, keys, queue, entry)
 
 
+def is_in_ring(tr: Transaction, keys: Keyspace, queue: str, key: str) -> bool:
+    """Whether the key has a turn."""
+    return any(mark.startswith(ACTIVE) for _row, mark in tr.get_range(*keys.active_ranks(queue, key)))
+
+
 def pause(tr: Transaction, keys: Keyspace, queue: str, key: str) -> None:
-    """The key was paused: if of a tenant, it leaves the ring, and is parked. Conflicts with a claim that serves it."""
+    """If of a tenant, the key leaves the ring, and is parked. Conflicts with a claim that serves it."""
     if tenant_of(key) is not None:
         pause_marks(tr, keys, queue, tr.get_range(*keys.active_ranks(queue, key)))
 
@@ -159,6 +172,27 @@ def pause_marks(tr: Transaction, keys: Keyspace, queue: str, marks: Iterable[Key
             tr.add_read_conflict_key(row)
             tr.set(row, PARKED)
             _take_out(tr, keys, queue, entry)
+
+
+def take_out(tr: Transaction, keys: Keyspace, queue: str, turns: Sequence[Turn]) -> None:
+    """These turns, which may have been read at snapshot, leave the ring; their sub-queues are parked.
+
+    Whoever calls it rings the keys' bells. Conflicts with a claim that serves one of them.
+    """
+    marks = tr.get_many([keys.active(queue, turn.key, turn.items) for turn in turns], snapshot=True) if turns else []
+    for turn, mark in zip(turns, marks, strict=True):
+        row, entry = keys.active(queue, turn.key, turn.items), _ring_entry(keys, queue, turn)
+        if _entry_of(keys, queue, mark) == entry:
+            pause_marks(tr, keys, queue, [(row, mark or b"")])
+            continue
+        tr.add_read_conflict_key(entry)
+        tr.clear(entry)
+        if mark is not None and mark.startswith(ACTIVE):
+            tr.set(row, PARKED)
+
+
+def _ring_entry(keys: Keyspace, queue: str, turn: Turn) -> bytes:
+    return keys.ring_entry(queue, turn.rank, turn.round, turn.stamp, turn.key)
 
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
