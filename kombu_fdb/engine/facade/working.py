@@ -306,7 +306,7 @@ class Working(Looking):
     def bury_copy(
         self,
         queue: str,
-        publication: Publication,
+        copy: Publication | again.Burial,
         deaths: Sequence[Death] = (),
         *,
         reason: str = "rejected",
@@ -315,10 +315,12 @@ class Working(Looking):
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
         ``deaths``: its history. Of any size, into any number of queues: into all of them, or none. Raises as
-        :meth:`publish`.
+        :meth:`publish`; may be called again with the same ``Burial``, and buries it once.
         """
-        self.check(publication)
-        publication = publication._replace(message_id=publication.message_id or self._ids())
+        burial = copy if isinstance(copy, again.Burial) else again.Burial(copy)
+        self.check(burial.publication)
+        if not burial.begin(self._clock, self._ids):
+            return
         now_ms = self._now()
 
         def body(tr: Transaction, tally: Tally) -> None:
@@ -327,7 +329,7 @@ class Working(Looking):
                 self._graves,
                 tally,
                 queue,
-                publication,
+                burial.publication,
                 deaths,
                 now_ms,
                 reason=reason,
@@ -335,7 +337,7 @@ class Working(Looking):
                 beforehand=True,
             )
 
-        self._write(body, self._publish_timeout_s)
+        self._write(body, self._publish_timeout_s, doubt=burial.doubt)
 
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
