@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.clock import SystemClock, random_id
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Publication
-from kombu_fdb.store.foundationdb import FoundationDatabase
+from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
 WINDOW = 10

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_fdb.installing import install as install
-    from celery_fdb.publishing import enqueue as enqueue
-    from celery_fdb.publishing import publish_many as publish_many
-    from celery_fdb.task import FdbTask as FdbTask
+    from celery_fdb.tasks.publishing import enqueue as enqueue
+    from celery_fdb.tasks.publishing import publish_many as publish_many
+    from celery_fdb.tasks.task import FdbTask as FdbTask
 
-_HOMES = {"install": "installing", "enqueue": "publishing", "publish_many": "publishing", "FdbTask": "task"}
+_HOMES = {
+    "install": "installing",
+    "enqueue": "tasks.publishing",
+    "publish_many": "tasks.publishing",
+    "FdbTask": "tasks.task",
+}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - the names stand above, once
 

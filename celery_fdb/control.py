@@ -3,8 +3,8 @@
 Celery's own ``revoke`` tells the workers that are there; they remember the id, and drop the task when it reaches them.
 A worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here the
 task's messages that nobody holds, be they ready, delayed or dead, are deleted in one transaction, and the task's result
-becomes ``REVOKED``, with a chord told as Celery's worker tells it (:mod:`celery_fdb.revoking`). Then the workers are
-told as ever: for the attempt that runs.
+becomes ``REVOKED``, with a chord told as Celery's worker tells it (:mod:`celery_fdb.tasks.revoking`). Then the
+workers are told as ever: for the attempt that runs.
 
 In use after ``Celery(control="celery_fdb.control:Control")``, or ``celery_fdb.install(app)``; with another broker it is
 Celery's.
@@ -17,7 +17,7 @@ from typing import Any
 
 from celery.app.control import Control as CeleryControl
 
-from celery_fdb.revoking import tell
+from celery_fdb.tasks.revoking import tell
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.transport.channel import Channel
 
@@ -31,8 +31,8 @@ class Control(CeleryControl):
         """Delete what waits of the task (or tasks) and mark it as revoked. Returns how many messages were deleted.
 
         0 if it is unknown, done, or held by a worker. Raises ``kombu.exceptions.OperationalError`` if the store does
-        not answer, :class:`~celery_fdb.revoking.NotTold` if the result backend does not after the deletion. With a
-        broker that is not ours there is nothing to delete.
+        not answer, :class:`~celery_fdb.tasks.revoking.NotTold` if the result backend does not after the deletion.
+        With a broker that is not ours there is nothing to delete.
         """
         wanted = [task_id] if isinstance(task_id, str) else list(task_id)
         with self.app.connection_or_acquire(connection) as connected:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
-from celery_fdb import failures
-from celery_fdb.task import FdbTask
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
 
 __all__ = ["install"]
@@ -17,7 +17,9 @@ OUR_CONTROL = "celery_fdb.control:Control"
 
 
 def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
-    """Give the tasks of ``app`` the options of :class:`~celery_fdb.task.FdbTask`, and ``revoke`` its reach. Idempotent.
+    """Give the tasks of ``app`` the options of :class:`~celery_fdb.tasks.task.FdbTask`, and ``revoke`` its reach.
+
+    Idempotent.
 
     Tasks that ask for it find a place among the dead letters when they fail (``failures.py``).
 
@@ -25,7 +27,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
     control class of your own are kept; the task class gets ours as a further base. Returns ``app``.
 
     ``claim_free_slots_only``: a prefork worker claims a task only when a process is free to run it
-    (:mod:`celery_fdb.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.
+    (:mod:`celery_fdb.tasks.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.
     """
     early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
     if early:
@@ -39,7 +41,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
         app.control_cls = OUR_CONTROL
         app.__dict__.pop("control", None)
     if claim_free_slots_only:
-        from celery_fdb.free_slots import FreeSlots
+        from celery_fdb.tasks.free_slots import FreeSlots
 
         app.steps["consumer"].add(FreeSlots)
     return app

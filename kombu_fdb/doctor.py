@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kombu_fdb.clock import SystemClock
-from kombu_fdb.connect import Opened, open_store
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
-from kombu_fdb.location import (
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.process.connect import Opened, open_store
+from kombu_fdb.settings.location import (
     SCHEMES,
     ClusterLocation,
     Location,
@@ -36,9 +37,8 @@ from kombu_fdb.location import (
     locate,
     parse_url,
 )
-from kombu_fdb.options import Options, parse_options
-from kombu_fdb.plural import plural
-from kombu_fdb.store import sqlite_files
+from kombu_fdb.settings.options import Options, parse_options
+from kombu_fdb.store.sqlite import files as sqlite_files
 
 __all__ = ["Finding", "examine", "main"]
 

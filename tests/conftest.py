@@ -17,7 +17,7 @@ from celery import _state
 from kombu_fdb.api.job import Job
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.client import close_clients
-from kombu_fdb.store.foundationdb_binding import binding
+from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 from kombu_fdb.testing.stores import MemoryStores
 

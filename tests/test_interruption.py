@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-
-from kombu_fdb.testing.interruption import interrupt
+from kit.interruption import interrupt
 
 HERE = frozenset({__file__})
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from kit.processes import Program
 from kombu import Connection
 from kombu.exceptions import ContentDisallowed, OperationalError
 
 from kombu_fdb import Broker, doctor
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.location import locate, parse_url
-from kombu_fdb.options import Options
 from kombu_fdb.process.client import client_for
-from kombu_fdb.store.foundationdb import FoundationDatabase, Tls
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import Options
+from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
 from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
-from kombu_fdb.testing.processes import Program
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
@@ -36,9 +36,18 @@ DANGEROUS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "
 #: Those that import by name. None of the names comes out of a message: they stand in our code, in options, in settings
 #: and on command lines.
 IMPORTERS = {
-    *("kombu_fdb/__init__.py", "celery_fdb/__init__.py", "celery_fdb/cli/__init__.py", "celery_fdb/outbox/__main__.py"),
-    *("kombu_fdb/store/foundationdb_gevent.py", "kombu_fdb/store/foundationdb_binding.py"),
-    *("kombu_fdb/transport/fairkey.py", "celery_fdb/django/conf.py", "celery_fdb/django/registry.py"),
+    *(
+        "kombu_fdb/__init__.py",
+        "celery_fdb/__init__.py",
+        "celery_fdb/cli/__init__.py",
+        "celery_fdb/contrib/outbox/__main__.py",
+    ),
+    *("kombu_fdb/store/foundationdb/gevent.py", "kombu_fdb/store/foundationdb/binding.py"),
+    *(
+        "kombu_fdb/transport/fairkey.py",
+        "celery_fdb/contrib/django/conf.py",
+        "celery_fdb/contrib/django/registry.py",
+    ),
 }
 
 
@@ -332,7 +341,7 @@ def test_a_tls_file_that_is_not_there_is_named(cluster, tmp_path):
 
 
 def findings(cluster_file, options, environ=None):
-    from kombu_fdb.location import ClusterLocation
+    from kombu_fdb.settings.location import ClusterLocation
 
     found = doctor.check_cluster(ClusterLocation(cluster_file=cluster_file), Options(**options), environ or {})
     return {each.what: each for each in found if each.what.startswith("TLS")}

@@ -8,9 +8,9 @@ import click
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, age, command, table
-from celery_fdb.masking import masked
-from celery_fdb.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
-from kombu_fdb.plural import plural
+from celery_fdb.inspection.masking import masked
+from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
+from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process.membership import BEATS
 
 __all__ = [
@@ -62,7 +62,7 @@ def summary(overview: Overview) -> list[str]:
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
-    """``speeds``: of :func:`~celery_fdb.overview.rates`, if there were two looks."""
+    """``speeds``: of :func:`~celery_fdb.inspection.overview.rates`, if there were two looks."""
     speed = "" if speeds is None else "".join(f" >{name}/s" for name in RATES)
     return table(
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",

@@ -11,10 +11,10 @@ from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, table
-from celery_fdb.message import describe
-from celery_fdb.overview import QueueView
+from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.overview import QueueView
 from kombu_fdb.model import Peeked
-from kombu_fdb.plural import plural
+from kombu_fdb.primitives.plural import plural
 
 __all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
 
@@ -123,7 +123,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
 
 
 def _tell(app: Any, taken: Peeked) -> None:
-    from celery_fdb.revoking import tell  # imports much of Celery
+    from celery_fdb.tasks.revoking import tell  # imports much of Celery
 
     tell(app, taken)
 

@@ -26,7 +26,7 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-        from celery_fdb.metrics import BrokerCollector
+        from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="pip install prometheus-client") from error
     run.where.location()  # wrong usage is told now, an unreachable store at each scrape

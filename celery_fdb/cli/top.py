@@ -13,8 +13,8 @@ from rich.live import Live
 
 from celery_fdb.cli.look import KEY_SPEEDS, key_speeds, queue_table, session_table, summary
 from celery_fdb.cli.terminal import Run, command, table
-from celery_fdb.overview import Overview, as_json, key_rates, look, rates
-from kombu_fdb.clock import Clock, SystemClock
+from celery_fdb.inspection.overview import Overview, as_json, key_rates, look, rates
+from kombu_fdb.primitives.clock import Clock, SystemClock
 
 __all__ = ["Beats", "top"]
 

@@ -11,8 +11,8 @@ import click
 
 from kombu_fdb import Broker, OptionError
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.location import SCHEMES, Location, SqliteLocation, locate, parse_url
-from kombu_fdb.options import parse_options
+from kombu_fdb.settings.location import SCHEMES, Location, SqliteLocation, locate, parse_url
+from kombu_fdb.settings.options import parse_options
 
 __all__ = ["Where"]
 

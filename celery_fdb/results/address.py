@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kombu_fdb.location import Location, locate, parse_url
-from kombu_fdb.options import Options, parse_options
+from kombu_fdb.settings.location import Location, locate, parse_url
+from kombu_fdb.settings.options import Options, parse_options
 
 __all__ = ["Settings", "full_url", "settings_of"]
 

@@ -36,10 +36,10 @@ from celery_fdb.results.layout import LAST_PLACE, Part
 from celery_fdb.results.records import INLINE_BYTES, Record
 from celery_fdb.results.store import Outcome, ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
-from kombu_fdb.clock import SystemClock
 from kombu_fdb.errors import CommitUnknown, Conflict, OptionError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
-from kombu_fdb.ranges import LONGEST_S, is_number, is_whole
 
 __all__ = ["FdbBackend"]
 

@@ -32,7 +32,7 @@ from celery_fdb.results import expiry, records
 from celery_fdb.results.layout import Part, ResultKeys
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
-from kombu_fdb.ranges import is_whole
+from kombu_fdb.primitives.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [

@@ -16,9 +16,9 @@ from celery_fdb.results import chords, expiry, records, sweep
 from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
-from kombu_fdb.clock import Clock
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens

@@ -20,8 +20,8 @@ from time import monotonic
 from celery_fdb.results.records import Record
 from celery_fdb.results.store import Sighting
 from kombu_fdb.errors import StoreError
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.store.protocol import Watch
-from kombu_fdb.wakeup import Bell
 
 __all__ = ["MOST_WATCHES", "Waiting"]
 

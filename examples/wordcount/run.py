@@ -239,9 +239,9 @@ def _left(app: Any, url: str) -> dict[str, int]:
 
 def _left_in_store(url: str) -> dict[str, int]:
     """Those of every queue and in every state, also where a Celery client can't look."""
-    from kombu_fdb.connect import open_store
-    from kombu_fdb.location import locate, parse_url
-    from kombu_fdb.options import parse_options
+    from kombu_fdb.process.connect import open_store
+    from kombu_fdb.settings.location import locate, parse_url
+    from kombu_fdb.settings.options import parse_options
 
     options = parse_options()
     store = open_store(locate(parse_url(url), options), options, timeout_s=10)

@@ -33,13 +33,10 @@ from typing import Any, Self
 
 from kombu_fdb.api.deadletters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
-from kombu_fdb.clock import random_id
-from kombu_fdb.connect import Opened
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import CapacityExceeded, LeaseLost, OptionError, QueueError, StoreError, StoreUnavailable
-from kombu_fdb.location import Location, locate, parse_url
 from kombu_fdb.model import (
     NO_PRIORITY,
     URGENT,
@@ -53,12 +50,15 @@ from kombu_fdb.model import (
     QueueCounts,
     RoundSnapshot,
 )
-from kombu_fdb.options import Options, parse_options
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.primitives.ranges import is_number, milliseconds, utf8_bytes
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client, client_for
-from kombu_fdb.ranges import is_number, milliseconds, utf8_bytes
+from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.wakeup import Bell
-from kombu_fdb.weakly import weakly
+from kombu_fdb.settings.location import Location, locate, parse_url
+from kombu_fdb.settings.options import Options, parse_options
 
 __all__ = ["Broker", "Job", "Queue"]
 
@@ -98,7 +98,7 @@ class Broker:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> Self:
-        """``url``: see :mod:`kombu_fdb.location`; ``options``: see :class:`~kombu_fdb.options.Options`.
+        """Open a store. ``url``: :mod:`kombu_fdb.settings.location`; ``options``: :mod:`kombu_fdb.settings.options`.
 
         Raises ``OptionError``, or within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
         """

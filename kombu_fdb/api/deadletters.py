@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from kombu_fdb.clock import Clock, SystemClock
 from kombu_fdb.engine.dead_letters.letters import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
 from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import OptionError, QueueNotFound
 from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.clock import Clock, SystemClock
 
 __all__ = ["DeadLetters", "Pace"]
 

@@ -18,12 +18,12 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from kombu_fdb import backoff as schedules
-from kombu_fdb.clock import SystemClock
+from kombu_fdb.api import backoff as schedules
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import AlreadySettled, CommitUnknown, LeaseLost, OptionError
 from kombu_fdb.model import Death, Delivery, Lease
-from kombu_fdb.ranges import is_number, milliseconds
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.ranges import is_number, milliseconds
 
 __all__ = ["Holder", "Job", "due_at"]
 
@@ -108,7 +108,7 @@ class Job:
     def release(self, delay: float = 0, *, backoff: str | None = None, error: object = None) -> None:
         """Hand it back: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
 
-        ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.backoff`). Past the
+        ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.api.backoff`). Past the
         queue's ``x-delivery-limit`` it is dead-lettered, with ``error`` in its history. Raises as :meth:`ack`.
         """
         if backoff is not None:

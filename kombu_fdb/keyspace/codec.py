@@ -43,7 +43,7 @@ from kombu_fdb.model import (
     QueueControl,
     StoredMessage,
 )
-from kombu_fdb.ranges import LONGEST_S, MOST, SLOWEST
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 
 __all__ = [
     "AMOUNT_BYTES",

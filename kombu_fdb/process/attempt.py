@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
-from kombu_fdb.store.sqlite_turns import FairLock, Turn, surely
+from kombu_fdb.primitives.locks import FairLock, Turn, surely
 
 __all__ = ["Attempt"]
 

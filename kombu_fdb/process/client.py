@@ -42,20 +42,20 @@ from multiprocessing.util import Finalize
 from time import monotonic
 from typing import Any
 
-from kombu_fdb import connect
-from kombu_fdb.clock import SystemClock
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.again import Doubts
 from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
-from kombu_fdb.location import Location
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.options import Options
-from kombu_fdb.plural import plural
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.process import connect
 from kombu_fdb.process.attempt import Attempt
 from kombu_fdb.process.errands import Attendant, Errands, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.process.round_robin import TROUBLE
+from kombu_fdb.settings.location import Location
+from kombu_fdb.settings.options import Options
 from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
 

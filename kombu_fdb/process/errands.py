@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.process.membership import RETRY_S, Trouble
 from kombu_fdb.process.round_robin import TROUBLE
-from kombu_fdb.store.sqlite_turns import Signal
 
 __all__ = ["Attendant", "Errands", "move"]
 

@@ -33,10 +33,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process import duties
 from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.ring import Jitter, Sweep

@@ -27,16 +27,16 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from kombu_fdb.clock import Clock, SystemClock
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LeaseLost
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.options import Options
-from kombu_fdb.plural import plural
+from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.keeper import Duties, Heartbeat
+from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Watch
-from kombu_fdb.wakeup import Bell
 
 __all__ = ["BEATS", "Membership"]
 

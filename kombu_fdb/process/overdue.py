@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Lease
-from kombu_fdb.plural import plural
-from kombu_fdb.store.sqlite_turns import Signal
+from kombu_fdb.primitives.locks import Signal
+from kombu_fdb.primitives.plural import plural
 
 __all__ = ["Overdue"]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["ASIDE_PAUSE_S", "Guard", "RoundRobin"]
 

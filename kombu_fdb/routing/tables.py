@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import URGENT, QueueControl
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.routing.match import EXCHANGE_TYPES, matches
 from kombu_fdb.store.protocol import Transaction
 

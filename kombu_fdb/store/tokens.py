@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kombu_fdb.clock import Clock
+from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["LONGEST_DOUBT_S", "CommitTokens", "Doubt", "Token"]
 

@@ -44,7 +44,7 @@ test -z "$temporary" || rm -rf "$temporary"
 @lru_cache(maxsize=1)
 def fdb_unavailable_reason() -> str | None:
     """Why no cluster can be started here, in one line; None if it can."""
-    from kombu_fdb.store.foundationdb_binding import binding
+    from kombu_fdb.store.foundationdb.binding import binding
 
     for program in ("fdbserver", "fdbcli"):
         if shutil.which(program) is None:

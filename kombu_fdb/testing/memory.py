@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from kombu_fdb.clock import Clock, SystemClock
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
@@ -89,16 +89,16 @@ class MemoryDatabase:
         #: Called after each writing commit that is answered, before its caller hears of it.
         self.after_answer: Callable[[], None] | None = None
         self._rng = rng or random.Random(0)
-        self._lock = threading.RLock()
-        self._map = VersionedMap()
+        self.lock = threading.RLock()
+        self.map = VersionedMap()
         self._log: list[_Committed] = []
-        self._version = 1
+        self.version = 1
         self._ticked = self.clock.monotonic()
         self._readers: dict[int, MemoryTransaction] = {}
         self._watches: dict[bytes, list[OneShotWatch]] = {}
         self._late: list[_Late] = []
         self._closed = False
-        self._recovered = 0
+        self.recovered = 0
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
         if self._closed:
@@ -114,12 +114,12 @@ class MemoryDatabase:
 
     def items(self, begin: bytes = b"", end: bytes = b"\xff") -> list[KeyValue]:
         """Everything committed, without transaction, faults or cost; for invariants."""
-        with self._lock:
-            return list(self._map.scan(begin, end, self._version, reverse=False))
+        with self.lock:
+            return list(self.map.scan(begin, end, self.version, reverse=False))
 
     def land_late_commits(self, *, before_s: float = math.inf) -> None:
         """Have the late commits happen that land before that moment of the clock; by default all that ever will."""
-        with self._lock:
+        with self.lock:
             due = sorted((late for late in self._late if late.lands_s <= before_s), key=lambda late: late.lands_s)
             for late in due:
                 self._try_apply(late.transaction)
@@ -131,10 +131,10 @@ class MemoryDatabase:
         Versions jump by ``versions``, transactions that have read are too old, and every watch fires, as
         FoundationDB's may.
         """
-        with self._lock:
+        with self.lock:
             self.land_late_commits()
-            self._version += versions
-            self._recovered = self._version
+            self.version += versions
+            self.recovered = self.version
             fired = [watch for _, watches in sorted(self._watches.items()) for watch in watches]
             self._watches.clear()
         for watch in fired:
@@ -143,30 +143,30 @@ class MemoryDatabase:
     @property
     def open_transactions(self) -> int:
         """How many have read and were neither committed nor cancelled; for tests that look for leaks."""
-        with self._lock:
+        with self.lock:
             return len(self._readers)
 
     @property
     def armed_watches(self) -> int:
         """How many watches wait; for tests that look for leaks."""
-        with self._lock:
+        with self.lock:
             return sum(len(watches) for watches in self._watches.values())
 
     # What transactions call, under the lock.
 
-    def _take_read_version(self, transaction: MemoryTransaction) -> int:
+    def take_read_version(self, transaction: MemoryTransaction) -> int:
         self._land_due()
         self._readers[id(transaction)] = transaction
-        return self._version
+        return self.version
 
     def _land_due(self) -> None:
         if self._late:
             self.land_late_commits(before_s=self.clock.monotonic())
 
-    def _release(self, transaction: MemoryTransaction) -> None:
+    def release(self, transaction: MemoryTransaction) -> None:
         self._readers.pop(id(transaction), None)
 
-    def _commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
+    def commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
         """Commit and return the watches to fire, which the caller does without the lock."""
         self._land_due()
         fault = self.faults.next_at_commit(can_conflict=bool(transaction.reads))
@@ -197,7 +197,7 @@ class MemoryDatabase:
         if lateness_s is None:
             return
         if transaction.reads and transaction.read_version is None:
-            transaction.read_version = self._version
+            transaction.read_version = self.version
         lands_s = self.clock.monotonic() + lateness_s
         if not transaction.is_too_old(lands_s):
             self._late.append(_Late(lands_s, transaction))
@@ -211,12 +211,12 @@ class MemoryDatabase:
             watch.fire()
 
     def _apply(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
-        self._release(transaction)
+        self.release(transaction)
         self._check_conflicts(transaction)
-        self._version = self._next_version()
+        self.version = self._next_version()
         changes, ranges = self._replay(transaction.pending.log)
         keys = [key for key, _, _ in changes]
-        self._log.append(_Committed(self._version, sorted(keys), ranges))
+        self._log.append(_Committed(self.version, sorted(keys), ranges))
         self._trim()
         if self.after_commit is not None:
             self.after_commit(transaction, changes)
@@ -226,7 +226,7 @@ class MemoryDatabase:
         version = transaction.read_version
         if version is None or not transaction.reads:
             return
-        if version < self._recovered:
+        if version < self.recovered:
             raise TransactionTooOld
         first = bisect_right(self._log, version, key=lambda committed: committed.version)
         if any(committed.touches(transaction.reads) for committed in islice(self._log, first, None)):
@@ -235,18 +235,18 @@ class MemoryDatabase:
     def _next_version(self) -> int:
         now = self.clock.monotonic()
         passed, self._ticked = now - self._ticked, now
-        return self._version + max(1, int(passed * VERSIONS_PER_S))
+        return self.version + max(1, int(passed * VERSIONS_PER_S))
 
     def _replay(self, log: list[Mutation]) -> tuple[list[Change], list[Range]]:
         state: dict[bytes, bytes | None] = {}
         ranges: list[Range] = []
-        stamp = pack_stamp(self._version)
+        stamp = pack_stamp(self.version)
         for mutation in log:
             self._mutate(mutation, state, ranges, stamp)
         oldest = self._oldest_read()
-        changes = [(key, self._map.at(key, self._version), value) for key, value in state.items()]
+        changes = [(key, self.map.at(key, self.version), value) for key, value in state.items()]
         for key, _, value in changes:
-            self._map.put(key, self._version, value, oldest)
+            self.map.put(key, self.version, value, oldest)
         return changes, ranges
 
     def _mutate(self, mutation: Mutation, state: dict[bytes, bytes | None], ranges: list[Range], stamp: bytes) -> None:
@@ -258,25 +258,25 @@ class MemoryDatabase:
                 state[key] = None
             case "clear_range":
                 own = [k for k in state if key <= k < value]
-                state.update(dict.fromkeys([*self._map.keys(key, value), *own]))
+                state.update(dict.fromkeys([*self.map.keys(key, value), *own]))
                 ranges.append((key, value))
             case "stamp_key":
                 state[key + stamp + suffix] = value
             case "stamp_value":
                 state[key] = value + stamp + suffix
             case kind:
-                old = state[key] if key in state else self._map.at(key, self._version)
+                old = state[key] if key in state else self.map.at(key, self.version)
                 state[key] = apply_atomic(kind, old, value)
 
     def _oldest_read(self) -> int:
         """What is older is read by nobody, and conflicts with nothing that is still to land."""
         readers = [*self._readers.values(), *(late.transaction for late in self._late)]
         versions = (reader.read_version for reader in readers)
-        return min((version for version in versions if version is not None), default=self._version)
+        return min((version for version in versions if version is not None), default=self.version)
 
     def _trim(self) -> None:
         oldest = self._oldest_read()
-        self._map.bury(oldest)
+        self.map.bury(oldest)
         if len(self._log) > 64 and self._log[len(self._log) // 2].version <= oldest:
             del self._log[: bisect_right(self._log, oldest, key=lambda committed: committed.version)]
 
@@ -290,7 +290,7 @@ class MemoryDatabase:
             due += self._watches.pop(self._rng.choice(sorted(self._watches)))
         return due
 
-    def _arm(self, watch: OneShotWatch, read_version: int) -> bool:
+    def arm(self, watch: OneShotWatch, read_version: int) -> bool:
         """False when the key has been changed since; the watch must fire at once then."""
         if watch.done:
             return True
@@ -301,8 +301,8 @@ class MemoryDatabase:
         self._watches.setdefault(watch.key, []).append(watch)
         return True
 
-    def _disarm(self, watch: OneShotWatch) -> None:
-        with self._lock:
+    def disarm(self, watch: OneShotWatch) -> None:
+        with self.lock:
             waiting = self._watches.get(watch.key, [])
             if watch in waiting:
                 waiting.remove(watch)

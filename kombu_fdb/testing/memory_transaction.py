@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from threading import RLock
+from typing import Protocol
 
 from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.limits import TRANSACTION_AGE_S, check_key, check_size, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.watch import OneShotWatch
-from kombu_fdb.testing.faults import Fault, Interrupted
-from kombu_fdb.testing.mvcc import Mutation, Pending, Range
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
+from kombu_fdb.testing.mvcc import Mutation, Pending, Range, VersionedMap
 
-if TYPE_CHECKING:
-    from kombu_fdb.testing.memory import MemoryDatabase
-
-__all__ = ["MemoryTransaction", "Reads"]
+__all__ = ["MemoryTransaction", "Reads", "Server"]
 
 #: What FoundationDB counts for the structures around one mutation and one conflict range.
 MUTATION_BYTES = 40
@@ -42,10 +41,31 @@ class Reads:
         return bool(self.keys or self.ranges)
 
 
+class Server(Protocol):
+    """What a transaction asks of its database. All of it with ``lock`` held, but for what tells of time and chance."""
+
+    clock: Clock
+    faults: Faults
+    lock: RLock
+    map: VersionedMap
+    version: int
+    recovered: int
+    before_commit: Callable[[], None] | None
+    after_answer: Callable[[], None] | None
+
+    @property
+    def closed(self) -> bool: ...
+    def take_read_version(self, transaction: MemoryTransaction) -> int: ...
+    def commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]: ...
+    def release(self, transaction: MemoryTransaction) -> None: ...
+    def arm(self, watch: OneShotWatch, read_version: int) -> bool: ...
+    def disarm(self, watch: OneShotWatch) -> None: ...
+
+
 class MemoryTransaction:
     """One transaction; ended by ``commit`` or ``cancel``."""
 
-    def __init__(self, database: MemoryDatabase, timeout_s: float, read_only: bool) -> None:
+    def __init__(self, database: Server, timeout_s: float, read_only: bool) -> None:
         self._db = database
         self._deadline = database.clock.monotonic() + timeout_s
         self._born: float | None = None
@@ -68,12 +88,12 @@ class MemoryTransaction:
     # Reads
 
     def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
-        with self._db._lock:
+        with self._db.lock:
             self._before_read()
             return self._get(key, snapshot)
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        with self._db._lock:
+        with self._db.lock:
             self._before_read()
             return [self._get(key, snapshot) for key in keys]
 
@@ -82,7 +102,7 @@ class MemoryTransaction:
     ) -> list[KeyValue]:
         if limit < 0:
             raise ValueError("limit is negative")
-        with self._db._lock:
+        with self._db.lock:
             self._before_read()
             if begin >= end:
                 return []
@@ -107,11 +127,11 @@ class MemoryTransaction:
 
     def _stored(self, key: bytes) -> bytes | None:
         assert self.read_version is not None
-        return self._db._map.at(key, self.read_version)
+        return self._db.map.at(key, self.read_version)
 
     def _merged(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[KeyValue]:
         assert self.read_version is not None
-        stored = self._db._map.scan(begin, end, self.read_version, reverse=reverse)
+        stored = self._db.map.scan(begin, end, self.read_version, reverse=reverse)
         if not self.pending.log:
             return list(islice(stored, limit or None))
         own = [(key, self._own_value(key)) for key in self.pending.keys(begin, end)]
@@ -147,7 +167,7 @@ class MemoryTransaction:
     def _ensure_read_version(self) -> None:
         if self.read_version is None:
             self._born = self._db.clock.monotonic()
-            self.read_version = self._db._take_read_version(self)
+            self.read_version = self._db.take_read_version(self)
         self._check_age()
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
@@ -206,13 +226,13 @@ class MemoryTransaction:
 
     def watch(self, key: bytes) -> OneShotWatch:
         """Also reads the key serializably, as FoundationDB's watches do."""
-        with self._db._lock:
+        with self._db.lock:
             self._check_alive()
             self._ensure_read_version()
             op = self.pending.op(key)
             if op is None or not op.independent:
                 self.reads.keys.add(key)
-        watch = OneShotWatch(key, self._db._disarm)
+        watch = OneShotWatch(key, self._db.disarm)
         self._watches.append(watch)
         return watch
 
@@ -220,14 +240,14 @@ class MemoryTransaction:
         db = self._db
         if not self.read_only and db.before_commit is not None:
             db.before_commit()
-        with db._lock:
+        with db.lock:
             self._check_alive()
             self._ended = True
             try:
                 fired = [] if self.read_only else self._commit_writes()
                 fired += self._arm_watches()
             finally:
-                db._release(self)
+                db.release(self)
         self._fire(fired)
         if not self.read_only and db.after_answer is not None:
             db.after_answer()
@@ -236,15 +256,15 @@ class MemoryTransaction:
         check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.reads.keys))
         self._check_age()
         try:
-            return self._db._commit(self)
+            return self._db.commit(self)
         except (CommitUnknown, Interrupted):
             self._fire(self.lost_watches)
             raise
 
     def _arm_watches(self) -> list[OneShotWatch]:
         """Compare with what was written since this transaction's read version, so that no change falls between."""
-        version = self.read_version if self.read_only else self._db._version
-        return [watch for watch in self._watches if not self._db._arm(watch, version or 0)]
+        version = self.read_version if self.read_only else self._db.version
+        return [watch for watch in self._watches if not self._db.arm(watch, version or 0)]
 
     @staticmethod
     def _fire(watches: list[OneShotWatch]) -> None:
@@ -254,8 +274,8 @@ class MemoryTransaction:
     def cancel(self) -> None:
         if not self._ended:
             self._ended = True
-            with self._db._lock:
-                self._db._release(self)
+            with self._db.lock:
+                self._db.release(self)
 
     def _check_alive(self) -> None:
         if self._ended:
@@ -272,5 +292,5 @@ class MemoryTransaction:
     def _check_age(self) -> None:
         if self.is_too_old(self._db.clock.monotonic()):
             raise TransactionTooOld
-        if self.read_version is not None and self.read_version < self._db._recovered:
+        if self.read_version is not None and self.read_version < self._db.recovered:
             raise TransactionTooOld

@@ -18,9 +18,9 @@ from typing import Self
 
 from kombu.transport import TRANSPORT_ALIASES
 
-from kombu_fdb import connect
 from kombu_fdb.errors import ForkedError, StoreUnavailable
-from kombu_fdb.location import MEMORY_SCHEME
+from kombu_fdb.process import connect
+from kombu_fdb.settings.location import MEMORY_SCHEME
 from kombu_fdb.testing.faults import Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.memory_transaction import MemoryTransaction

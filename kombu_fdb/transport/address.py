@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kombu.connection import Connection
 
-from kombu_fdb.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
-from kombu_fdb.options import Options
+from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
+from kombu_fdb.settings.options import Options
 
 __all__ = ["location_of"]
 

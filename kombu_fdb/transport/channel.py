@@ -24,8 +24,9 @@ from kombu.utils.uuid import uuid
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import ExchangeNotFound, FormatError, OptionError, StoreError
 from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication
+from kombu_fdb.primitives.ranges import check_text
+from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.ranges import check_text
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.dispatch import Subscription
@@ -36,7 +37,6 @@ from kombu_fdb.transport.given import whole_of
 from kombu_fdb.transport.inbox import Inbox
 from kombu_fdb.transport.qos import QoS
 from kombu_fdb.transport.receiver import MANY_ACKS
-from kombu_fdb.weakly import weakly
 
 if TYPE_CHECKING:
     from kombu_fdb.transport.transport import Transport

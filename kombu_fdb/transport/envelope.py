@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from kombu.utils.json import JSONEncoder, object_hook
 
 from kombu_fdb.errors import FormatError, OptionError
-from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
-from kombu_fdb.ranges import is_whole, utf8_bytes
+from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.ranges import is_whole, utf8_bytes
 from kombu_fdb.transport.given import MOST_PRIORITY, check, check_numbers, whole_of
 from kombu_fdb.transport.identity import dedup_of, once_of, task_id_of
 from kombu_fdb.transport.timing import due_ms, ttl_ms, ttr_ms

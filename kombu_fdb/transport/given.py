@@ -17,7 +17,7 @@ from typing import Any
 from kombu.utils.json import textual_types
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.ranges import is_whole, shown
+from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.tasks import fault_of
 
 __all__ = ["MOST_PRIORITY", "check", "check_numbers", "text_of", "whole_of"]

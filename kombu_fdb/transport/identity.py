@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kombu_fdb.model import LONGEST_TASK_ID
-from kombu_fdb.ranges import LONGEST_S, number, utf8_bytes
+from kombu_fdb.primitives.ranges import LONGEST_S, number, utf8_bytes
 from kombu_fdb.transport.given import text_of
 
 __all__ = ["dedup_of", "once_of", "task_id_of"]

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
-from kombu_fdb.wakeup import Bell
 
 __all__ = ["Lookout"]
 

@@ -41,16 +41,16 @@ from time import monotonic
 
 from kombu_fdb.errors import LeaseLost, StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.plural import plural
+from kombu_fdb.primitives.locks import Signal
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.store.sqlite_turns import Signal
 from kombu_fdb.transport.attendance import Attendance, Drain
 from kombu_fdb.transport.dispatch import Arrival, Dispatch, Plan, Subscription
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
 from kombu_fdb.transport.lookout import Lookout
-from kombu_fdb.wakeup import Bell
-from kombu_fdb.weakly import weakly
 
 __all__ = ["Receiver"]
 

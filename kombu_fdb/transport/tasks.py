@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from kombu_fdb.ranges import shown
+from kombu_fdb.primitives.ranges import shown
 
 __all__ = ["body_fault", "fault_of", "is_timelimit"]
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, number, shown
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, number, shown
 
 __all__ = ["due_ms", "ttl_ms", "ttr_ms"]
 

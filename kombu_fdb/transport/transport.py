@@ -29,9 +29,9 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
-from kombu_fdb.options import Options, parse_options
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport import celery_worker
 from kombu_fdb.transport.address import location_of
 from kombu_fdb.transport.attendance import Drain

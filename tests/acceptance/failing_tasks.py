@@ -11,8 +11,8 @@ from celery import Task
 from celery.exceptions import Reject
 from kombu import Queue
 
-from celery_fdb import failures
-from celery_fdb.backoff import Backoff
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.backoff import Backoff
 
 failures.install(app)
 app.conf.task_queues = [

@@ -7,13 +7,14 @@ import random
 from collections.abc import Iterable
 from functools import cache
 
+from kit.conformance.queue import Bench
+
 from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.queue_conformance import Bench
 from kombu_fdb.transport.envelope import encode
 
 __all__ = ["QUEUES", "filled", "mutated", "rows_of", "sort_of"]

@@ -20,12 +20,13 @@ from urllib.parse import quote
 import pytest
 
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.headers import HEAD, VERSION
 from kombu_fdb.model import Publication
+from kombu_fdb.primitives.headers import HEAD, VERSION
 
 pytest.importorskip("django", reason="Django is not installed")
 
-_spec = importlib.util.spec_from_file_location("django_conftest", Path(__file__).parents[1] / "django" / "conftest.py")
+_DJANGO = Path(__file__).parents[1] / "celery_fdb" / "contrib" / "django"
+_spec = importlib.util.spec_from_file_location("django_conftest", _DJANGO / "conftest.py")
 assert _spec is not None
 assert _spec.loader is not None
 _shared = importlib.util.module_from_spec(_spec)
@@ -52,7 +53,7 @@ VIEWS = ["change", "keys", "messages", "history", "action", "message"]
 
 @pytest.fixture
 def broker(tmp_path: Path, configure: Callable[..., None]) -> Any:
-    from celery_fdb.django import store
+    from celery_fdb.contrib.django.pages import store
 
     configure(CELERY_FDB={"BROKER_URL": f"fdb+sqlite:///{tmp_path}/broker.db", "PAGE_SIZE": 3})
     return store.broker()

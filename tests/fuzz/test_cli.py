@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from celery_fdb.cli import fdb
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.location import locate, parse_url
-from kombu_fdb.options import parse_options
 from kombu_fdb.process.client import Client
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
 
 pytestmark = pytest.mark.timeout(0)
 

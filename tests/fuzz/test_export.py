@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.conformance.queue import Bench
 from store_rows import ODD, filled
 
-from celery_fdb.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
-from kombu_fdb.connect import Opened
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.location import MemoryLocation
+from kombu_fdb.process.connect import Opened
+from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.queue_conformance import Bench
 
 
 def on(bench: Bench) -> Broker:

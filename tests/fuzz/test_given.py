@@ -17,12 +17,12 @@ import pytest
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import KombuError
 
-from celery_fdb.message import describe
+from celery_fdb.inspection.message import describe
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, OptionError, QueueError
-from kombu_fdb.location import locate, parse_url
 from kombu_fdb.model import KeyLimits, QueueControl
-from kombu_fdb.options import Options, parse_options
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.testing.stores import MemoryStores
 
 NUMBERS: list[Any] = [0, 1, -1, 5, 2**31, 2**53, 2**63, 2**64, 10**20, 10**400, 0.5, 1e-17, 1e13, 1e300]

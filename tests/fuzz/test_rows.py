@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.conformance.queue import Bench
 from prometheus_client import CollectorRegistry, generate_latest
 from store_rows import QUEUES, filled, mutated, rows_of, sort_of
 
-from celery_fdb.message import describe
-from celery_fdb.metrics import BrokerCollector
-from celery_fdb.overview import look
-from celery_fdb.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.metrics import BrokerCollector
+from celery_fdb.inspection.overview import look
+from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
-from kombu_fdb.connect import Opened
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.location import MemoryLocation
 from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.queue_conformance import Bench
 
 #: All but the format's, which is to stop everybody.
 SORTS = sorted({sort_of(bench, row) for bench in [filled()] for row in rows_of(bench)} - {"format"})

@@ -8,12 +8,13 @@ import signal
 import sqlite3
 
 from celery import Celery, Task
+from kit.processes import until
 from kombu import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
-from celery_fdb import install, outbox
+from celery_fdb import install
+from celery_fdb.contrib import outbox
 from kombu_fdb import Broker
-from kombu_fdb.testing.processes import until
 
 from .ledger import teller
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 from .ledger import Verdict
 from .stage import ROOT, Skipped
@@ -36,7 +36,7 @@ VISITOR = """
 import sys
 sys.path.insert(0, sys.argv[3])
 from tests.storms.churn import Journal, publish
-from kombu_fdb.store.sqlite import SqliteDatabase
+from kombu_fdb.store.sqlite.database import SqliteDatabase
 database = SqliteDatabase.open(sys.argv[1], timeout_s=30)
 publish(database, Journal(sys.argv[2]), 5)
 database.close()

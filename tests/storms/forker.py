@@ -18,9 +18,10 @@ from multiprocessing.context import ForkProcess
 from random import Random
 from typing import Any
 
+from kit.processes import DEADLINE_S, fork
+
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError
-from kombu_fdb.testing.processes import DEADLINE_S, fork
 from kombu_fdb.transport.envelope import open_payload
 
 from .app import WHO, app, step, tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from celery_fdb.outbox import DDL, INDEX_DDL
+from celery_fdb.contrib.outbox import DDL, INDEX_DDL
 
 from .ledger import Verdict
 from .stage import PATIENCE_S, Stage, staged

@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import closing
 
-from celery_fdb.outbox import Outbox
+from celery_fdb.contrib.outbox import Outbox
 
 from .app import WHO, app, connect, step, tell
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kit.conformance.invariants import check_counts, messages
+
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
 from kombu_fdb import Broker
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
-from kombu_fdb.testing.invariants import check_counts, messages
 
 from .ledger import Ledger, Verdict
 
@@ -146,7 +147,7 @@ class Stage:
         return self.start("publisher", "-m", "tests.storms.publisher", str(first), str(count), str(size), queue)
 
     def relay(self) -> Actor:
-        program = ["-m", "celery_fdb.outbox", "-A", "tests.storms.app", "--connect", "tests.storms.app:connect"]
+        program = ["-m", "celery_fdb.contrib.outbox", "-A", "tests.storms.app", "--connect", "tests.storms.app:connect"]
         return self.start("relay", *program, "--interval", "0.05", "--limit", "7")
 
     def alive(self, role: str) -> list[Actor]:

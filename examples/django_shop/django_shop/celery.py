@@ -4,7 +4,7 @@ import os
 
 from celery import Celery
 
-from celery_fdb.failures import install
+from celery_fdb.tasks.failures import install
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_shop.settings")
 

@@ -21,8 +21,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
-    "celery_fdb.django",  # pages in the admin, checks, manage.py fdb
-    "celery_fdb.outbox.django",  # tasks in the order's transaction, manage.py fdb_relay
+    "celery_fdb.contrib.django",  # pages in the admin, checks, manage.py fdb
+    "celery_fdb.contrib.outbox.django",  # tasks in the order's transaction, manage.py fdb_relay
     "shop",
 ]
 MIDDLEWARE = [

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from celery_fdb.outbox.django import apply_async
+from celery_fdb.contrib.outbox.django import apply_async
 from shop.models import Customer, Order
 from shop.tasks import charge, remind
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.errors import FormatError
-from kombu_fdb.headers import headers_of
 from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["LETTERS_PER_TRANSACTION", "NO_LAST", "Letter", "Part", "Walk", "Wanted", "look_through", "task_of"]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kombu_fdb import ranges
 from kombu_fdb.engine.dead_letters import letters, replay
 from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.facade.budget import Portion
@@ -23,6 +22,7 @@ from kombu_fdb.model import (
     Peeked,
     QueueControl,
 )
+from kombu_fdb.primitives import ranges
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 

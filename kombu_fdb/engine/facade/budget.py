@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["Budget", "Portion"]
 

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from kombu_fdb.clock import Clock, IdSource
 from kombu_fdb.engine.facade.budget import Portion
 from kombu_fdb.engine.messages import again, deadletter
 from kombu_fdb.engine.messages.deadletter import Policy
@@ -24,6 +23,7 @@ from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.engine.stored.tally import Tally
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from kombu_fdb import ranges
 from kombu_fdb.engine.facade.looking import Looking
 from kombu_fdb.engine.messages import again, claim, overflow, publish, settle, together
 from kombu_fdb.engine.scheduling.contention import Contention
@@ -22,6 +21,7 @@ from kombu_fdb.model import (
     Lease,
     Publication,
 )
+from kombu_fdb.primitives import ranges
 from kombu_fdb.store.protocol import Transaction, Watch
 from kombu_fdb.store.tokens import Doubt
 

@@ -23,9 +23,9 @@ from hashlib import blake2b
 from threading import Lock
 from typing import NamedTuple
 
-from kombu_fdb.clock import Clock, IdSource
 from kombu_fdb.engine.messages.publish import Published
 from kombu_fdb.model import Publication
+from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.store.tokens import Doubt
 
 __all__ = ["MOST_MESSAGES", "Burial", "Doubted", "Doubts"]

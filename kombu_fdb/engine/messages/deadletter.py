@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kombu_fdb.clock import IdSource
 from kombu_fdb.engine.scheduling import turns
 from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.tally import DEAD, READY, Tally
@@ -44,6 +43,7 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.keyspace.layout import Keyspace, priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Death
+from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from kombu_fdb.clock import IdSource
 from kombu_fdb.engine.messages.deadletter import Graves, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
 from kombu_fdb.engine.messages.overflow import Load, judge
@@ -23,6 +22,7 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, chunks_of, encode_record, siz
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Death, Publication
+from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [

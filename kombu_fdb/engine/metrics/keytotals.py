@@ -21,10 +21,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.engine.stored.tally import Event
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["OTHERS", "Busiest", "KeyTotals", "Names", "fold", "forget", "read_next", "write"]

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Mapping
 from threading import Lock
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.engine.metrics import keytotals
 from kombu_fdb.engine.stored.tally import Event
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["Share", "Totals", "forget", "read"]

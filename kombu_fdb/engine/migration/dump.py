@@ -32,7 +32,7 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, StoredMessage
-from kombu_fdb.ranges import LATEST_MS
+from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["dedups", "messages"]

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.clock import IdSource
 from kombu_fdb.engine.messages.publish import store_delayed, store_ready
 from kombu_fdb.engine.stored.tally import DELAYED, Tally
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import chunks_of, decode_json, encode_json, encode_stored
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import StoredMessage
+from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "clear_marks", "finish", "restore", "state"]

@@ -25,7 +25,7 @@ from kombu_fdb.keyspace.codec import (
 )
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl
-from kombu_fdb.ranges import check_control, check_limits, check_text
+from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_control", "set_control"]

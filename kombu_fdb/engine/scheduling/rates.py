@@ -29,10 +29,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kombu_fdb.clock import Clock
 from kombu_fdb.keyspace.codec import control_of, limits_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["FULL_FOR_MS", "Bucket", "Sightings", "clear_full", "credit", "encode", "refilled", "seen", "wait_ms"]

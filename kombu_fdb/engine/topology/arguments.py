@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import NotEquivalent
-from kombu_fdb.ranges import MOST, is_whole
+from kombu_fdb.primitives.ranges import MOST, is_whole
 from kombu_fdb.routing.tables import QueueDeclaration
 
 __all__ = ["check", "for_claims"]

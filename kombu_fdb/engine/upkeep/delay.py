@@ -23,7 +23,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import due_from, names_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.ranges import LONGEST_MS
+from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "due_queues", "promote", "thaw"]

@@ -1,0 +1,244 @@
+"""``django.tasks`` (Django 6.0 and later) on Celery and its broker.
+
+In the settings::
+
+    TASKS = {"default": {"BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend", "QUEUES": ["default", "mail"]}}
+
+A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of the same name, so ordinary workers run
+it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
+becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
+``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined beside ``tasks.py`` of the installed apps. Only
+tasks that are found there are run, whatever a message names (``registry.py``).
+
+Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction let it wait for the commit:
+``transaction.on_commit(partial(task.enqueue, order_id))``.
+
+Results are those of Celery: ``get_result`` needs a result backend and ``result_extended = True``, which keeps a task's
+arguments beside its result. A task that is still in the broker is found there. Of a task that Celery has forgotten
+(``result_expires``) nothing is known: ``TaskResultDoesNotExist``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from traceback import format_exception
+from typing import Any
+
+from celery import Celery, states
+from celery.backends.base import DisabledBackend
+from celery.utils import uuid
+from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
+from django.tasks import task_backends
+from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+from django.tasks.exceptions import TaskResultDoesNotExist
+from django.tasks.signals import task_enqueued, task_finished, task_started
+from django.utils.json import normalize_json
+
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.conf import RUN
+from celery_fdb.contrib.django.pages import store
+from celery_fdb.contrib.django.registry import UnknownTask, registered
+from kombu_fdb.errors import FormatError
+from kombu_fdb.transport.envelope import open_payload
+
+__all__ = ["CeleryBackend", "execute"]
+
+_STATUS = {
+    states.SUCCESS: TaskResultStatus.SUCCESSFUL,
+    states.FAILURE: TaskResultStatus.FAILED,
+    states.REVOKED: TaskResultStatus.FAILED,
+    states.STARTED: TaskResultStatus.RUNNING,
+    states.RETRY: TaskResultStatus.READY,
+}
+
+
+class CeleryBackend(BaseTaskBackend):
+    """See the module."""
+
+    supports_defer = True
+    supports_async_task = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._fair_key: str | None = self.options.get("fair_key")
+
+    @property
+    def app(self) -> Celery:
+        """Raises ``OptionError``."""
+        named = self.options.get("app")
+        return conf.celery_app(conf.Settings(app=named) if named else conf.read())
+
+    @property
+    def supports_get_result(self) -> bool:  # type: ignore[override]  # Django asks the instance
+        app = self.app
+        return bool(app.conf.result_extended) and not isinstance(app.backend, DisabledBackend)
+
+    def enqueue(self, task: Task[Any, Any], args: Iterable[Any], kwargs: dict[str, Any]) -> TaskResult[Any, Any]:
+        """Raises ``InvalidTask``, ``TypeError`` for arguments that are no JSON, kombu's ``OperationalError``."""
+        self.validate_task(task)
+        now = datetime.now(UTC)
+        result = _result(task, uuid(), list(args), kwargs, self.alias, enqueued_at=now)
+        self.app.send_task(
+            RUN,
+            (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
+            task_id=result.id,
+            queue=task.queue_name,
+            eta=task.run_after,
+            priority=(task.priority + 100) * 9 // 200,
+            ignore_result=False,
+            headers={} if self._fair_key is None else {"fair_key": self._fair_key},
+        )
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult[Any, Any]:
+        """Raises ``TaskResultDoesNotExist``, ``NotImplementedError`` without a result backend."""
+        if not self.supports_get_result:
+            raise NotImplementedError("Set a Celery result backend, and CELERY_RESULT_EXTENDED = True.")
+        meta = self.app.backend.get_task_meta(result_id)
+        if meta.get("name") == RUN and meta.get("args"):
+            return _finished(result_id, meta)
+        return _waiting(result_id)
+
+    def check(self, **_: Any) -> list[CheckMessage]:
+        """Results that nobody could read."""
+        has_backend = not isinstance(self.app.backend, DisabledBackend)
+        if not has_backend or self.app.conf.result_extended:
+            return []
+        return [
+            Warning(
+                f"Results of the task backend {self.alias!r} can't be read.",
+                hint="Set CELERY_RESULT_EXTENDED = True, so that Celery keeps a task's arguments with its result.",
+                id="celery_fdb.W013",
+            )
+        ]
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+def execute(
+    path: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    *,
+    alias: str,
+    result_id: str,
+    enqueued_at: datetime,
+    started_at: datetime,
+    worker: str,
+    attempts: int,
+) -> Any:
+    """Call the task, with Django's signals before and after. Raises what it raises, and ``UnknownTask`` before."""
+    task = _task(path, alias)
+    result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
+    _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
+    result.worker_ids.extend([worker] * attempts)
+    task_started.send(CeleryBackend, task_result=result)
+    try:
+        context: list[TaskContext[Any, Any]] = [TaskContext(task_result=result)] if task.takes_context else []
+        value = normalize_json(task.call(*context, *args, **kwargs))
+    except BaseException as error:
+        result.errors.append(_error(error))
+        _set(result, status=TaskResultStatus.FAILED, finished_at=datetime.now(UTC))
+        task_finished.send(CeleryBackend, task_result=result)
+        raise
+    _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=datetime.now(UTC), _return_value=value)
+    task_finished.send(CeleryBackend, task_result=result)
+    return value
+
+
+def _task(path: Any, alias: Any) -> Task[Any, Any]:
+    """As a message names it. Raises ``UnknownTask``: a message must not name just any function, nor any backend."""
+    backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
+    if not isinstance(backend, CeleryBackend):
+        raise UnknownTask(f"{alias!r:.200} is not a backend of this project's TASKS that Celery runs.")
+    return registered(path, backend.options.get("modules", ())).using(backend=alias)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def _result(
+    task: Task[Any, Any], result_id: str, args: list[Any], kwargs: dict[str, Any], alias: str, *, enqueued_at: datetime
+) -> TaskResult[Any, Any]:
+    return TaskResult(
+        task=task,
+        id=result_id,
+        status=TaskResultStatus.READY,
+        enqueued_at=enqueued_at,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=args,
+        kwargs=kwargs,
+        backend=alias,
+        errors=[],
+        worker_ids=[],
+    )
+
+
+def _set(result: TaskResult[Any, Any], **fields: Any) -> None:
+    """Results are frozen for those who get one; Django's own backends do the same."""
+    for name, value in fields.items():
+        object.__setattr__(result, name, value)
+
+
+def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
+    """As :meth:`CeleryBackend.enqueue` sent it. Raises ``TaskResultDoesNotExist`` for what nobody enqueued here."""
+    try:
+        path, args, kwargs, alias, enqueued_at = arguments
+        moment = datetime.fromisoformat(enqueued_at)
+        return _result(_task(path, alias), result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
+    except (ValueError, TypeError) as error:
+        raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
+
+
+def _finished(result_id: str, meta: dict[str, Any]) -> TaskResult[Any, Any]:
+    """What Celery has stored."""
+    result = _sent(result_id, meta["args"])
+    status = _STATUS.get(meta["status"], TaskResultStatus.READY)
+    _set(result, status=status)
+    if result.is_finished:
+        _set(result, finished_at=_moment(meta.get("date_done")))
+    if meta.get("worker"):
+        result.worker_ids.extend([meta["worker"]] * (int(meta.get("retries") or 0) + 1))
+    if status is TaskResultStatus.SUCCESSFUL:
+        started_at = _moment(meta["result"]["started_at"])
+        _set(result, _return_value=meta["result"]["return_value"], started_at=started_at, last_attempted_at=started_at)
+    elif isinstance(meta["result"], BaseException):
+        result.errors.append(_error(meta["result"], str(meta.get("traceback") or "")))
+    return result
+
+
+def _moment(value: Any) -> datetime | None:
+    if value is None or isinstance(value, datetime):
+        return value
+    moment = datetime.fromisoformat(value)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _error(error: BaseException, traceback: str | None = None) -> TaskError:
+    kind = type(error)
+    text = "".join(format_exception(error)) if traceback is None else traceback
+    return TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=text)
+
+
+def _waiting(result_id: str) -> TaskResult[Any, Any]:
+    """A task that is still in the broker, ready, delayed or being run."""
+    for message in store.broker().find(result_id):
+        try:
+            envelope = open_payload(message.payload)
+            arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == RUN else None
+        except (FormatError, ValueError, LookupError, TypeError, RecursionError):
+            continue  # no message of enqueue()
+        if arguments is not None:
+            result = _sent(result_id, arguments)
+            if message.state == "leased":
+                _set(result, status=TaskResultStatus.RUNNING)
+            return result
+    raise TaskResultDoesNotExist(result_id)

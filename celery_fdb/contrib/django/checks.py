@@ -1,0 +1,242 @@
+"""``manage.py check``: what is wrong with the set-up, each with the next step.
+
+=====================  ==========  ====================================================================================
+id                     when        what
+=====================  ==========  ====================================================================================
+``celery_fdb.E001``                a key or value of ``CELERY_FDB`` is unusable, or its ``APP`` leads nowhere
+``celery_fdb.E002``                the broker's URL or options are unusable: workers would not start either
+``celery_fdb.W001``                the Celery app has another broker, or the project's ``__init__.py`` imports no app
+``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` are not the same
+``celery_fdb.W003``                the file's folder is missing, or it can't be read and written, or it is on a network
+``celery_fdb.W004``                every user of this machine can read or write the file
+``celery_fdb.W005``                the file is also Django's database
+``celery_fdb.W006``                the file lies in ``MEDIA_ROOT`` or ``STATIC_ROOT``, from where web servers serve it
+``celery_fdb.W007``                the client library or the cluster file is missing or does not fit
+``celery_fdb.W008``                ``accept_content`` lets workers load pickle
+``celery_fdb.W009``                the admin is not installed, so there are no pages
+``celery_fdb.W010``    --deploy    the store does not answer
+``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which another project may use too
+``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: tasks should be sent when their request commits
+``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
+=====================  ==========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
+from django.db import connections
+
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.pages import store
+from kombu_fdb import doctor
+from kombu_fdb.errors import KombuFDBError, OptionError
+from kombu_fdb.settings.location import (
+    ClusterLocation,
+    Location,
+    SqliteLocation,
+    default_cluster_file,
+    locate,
+    parse_url,
+)
+from kombu_fdb.settings.options import parse_options
+
+__all__ = ["check_deployment", "check_project", "check_settings", "check_store_files"]
+
+Messages = Iterator[CheckMessage]
+_UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """``CELERY_FDB`` and what it names."""
+    try:
+        settings = conf.read()
+        if settings.broker_url is None:
+            conf.celery_app(settings)
+    except OptionError as error:
+        return [_error(error, "E001")]
+    try:
+        url, options = conf.broker_of(settings)
+    except OptionError as error:
+        return [_warning(error, "W001")]
+    try:
+        locate(parse_url(url), parse_options(options))
+    except OptionError as error:
+        return [_error(error, "E002")]
+    return []
+
+
+def check_project(**_: Any) -> list[CheckMessage]:
+    """The Celery app beside Django's settings."""
+    found = [*_check_admin()]
+    settings = _settings()
+    if settings is not None and settings.broker_url is None:
+        app = conf.celery_app(settings)
+        found += [*_check_urls(app), *_check_pickle(app)]
+    return found
+
+
+def check_store_files(**_: Any) -> list[CheckMessage]:
+    """The file, or the cluster file and client library. Opens nothing."""
+    settings = _settings()
+    location = None if settings is None or not settings.checks else _location(settings)
+    if isinstance(location, SqliteLocation):
+        return [*_check_file(location)]
+    if isinstance(location, ClusterLocation):
+        return [*_check_cluster(location)]
+    return []
+
+
+def check_deployment(**_: Any) -> list[CheckMessage]:
+    """``check --deploy``: opens the store."""
+    settings = _settings()
+    location = None if settings is None else _location(settings)
+    if settings is None or location is None:
+        return []
+    return [*_check_answers(), *_check_namespace(location), *_check_atomic_requests()]
+
+
+# -- one by one --------------------------------------------------------------------------------------------------------
+
+
+def _check_admin() -> Messages:
+    if not apps.is_installed("django.contrib.admin"):
+        yield Warning(
+            "The broker's pages are part of Django's admin, which is not installed.",
+            hint="Put django.contrib.admin into INSTALLED_APPS, or silence this check.",
+            id="celery_fdb.W009",
+        )
+
+
+def _check_urls(app: Celery) -> Messages:
+    named, used = getattr(django_settings, "CELERY_BROKER_URL", None), app.conf.broker_url
+    if named and named != used:
+        yield Warning(
+            f"CELERY_BROKER_URL is not the broker of the Celery app {app.main!r}.",
+            hint="Let the app read Django's settings, app.config_from_object('django.conf:settings', "
+            "namespace='CELERY'), and import it in the project's __init__.py.",
+            id="celery_fdb.W002",
+        )
+
+
+def _check_pickle(app: Celery) -> Messages:
+    unsafe = sorted(_UNSAFE & set(app.conf.accept_content or ()))
+    if unsafe:
+        yield Warning(
+            f"Workers accept {', '.join(unsafe)}: whoever can write into the store can run code in them.",
+            hint="Set CELERY_ACCEPT_CONTENT = ['json'].",
+            id="celery_fdb.W008",
+        )
+
+
+def _check_file(location: SqliteLocation) -> Messages:
+    for finding in doctor.check_file(location):
+        if finding.level != "ok":
+            number = "W004" if finding.what == "file mode" else "W003"
+            yield Warning(f"The broker's {finding.what}: {finding.found}.", hint=finding.fix, id=f"celery_fdb.{number}")
+    path = location.path
+    if any(_is_file(each.settings_dict, path) for each in connections.all()):
+        yield Warning(
+            "The broker's file is also a database of Django.",
+            hint="Give the broker a file of its own: each write locks the whole file.",
+            id="celery_fdb.W005",
+        )
+    for name in ("MEDIA_ROOT", "STATIC_ROOT"):
+        root = getattr(django_settings, name, None)
+        if root and path.is_relative_to(Path(root).absolute()):
+            yield Warning(
+                f"The broker's file lies in {name}, where web servers hand files to anybody.",
+                hint="Put it elsewhere, such as /var/lib.",
+                id="celery_fdb.W006",
+            )
+
+
+def _is_file(database: dict[str, Any], path: Path) -> bool:
+    is_sqlite = database.get("ENGINE", "").endswith("sqlite3")
+    return is_sqlite and Path(database["NAME"]).absolute() == path
+
+
+def _check_cluster(location: ClusterLocation) -> Messages:
+    findings = [*doctor.check_library()]
+    if location.connection_string is None:
+        path = location.cluster_file or default_cluster_file(os.environ)
+        findings.append(doctor.read_cluster_file(path)[0])
+    for finding in findings:
+        if finding.level != "ok":
+            yield Warning(f"The {finding.what}: {finding.found}.", hint=finding.fix, id="celery_fdb.W007")
+
+
+def _check_answers() -> Messages:
+    try:
+        store.broker()
+    except KombuFDBError as error:
+        yield _warning(error, "W010")
+
+
+def _check_namespace(location: Location) -> Messages:
+    if isinstance(location, ClusterLocation) and location.namespace == "default":
+        yield Warning(
+            "The broker uses the cluster's namespace 'default', as any other project that names none.",
+            hint="Name one in the URL, fdb:///shop, for workers and publishers alike, while the queues are empty.",
+            id="celery_fdb.W011",
+        )
+
+
+def _check_atomic_requests() -> Messages:
+    atomic = [each.alias for each in connections.all() if each.settings_dict.get("ATOMIC_REQUESTS")]
+    if atomic:
+        yield Warning(
+            f"Requests are transactions (ATOMIC_REQUESTS of {', '.join(atomic)}): a task sent by delay() may run "
+            "before its request commits, or though it is rolled back.",
+            hint="Send tasks by delay_on_commit() in views, then silence this check.",
+            id="celery_fdb.W012",
+        )
+
+
+# -- how ---------------------------------------------------------------------------------------------------------------
+
+
+def _settings() -> conf.Settings | None:
+    """None if they are wrong, which :func:`check_settings` tells."""
+    try:
+        settings = conf.read()
+        if settings.broker_url is None:
+            conf.celery_app(settings)
+    except OptionError:
+        return None
+    return settings
+
+
+def _location(settings: conf.Settings) -> Location | None:
+    try:
+        url, options = conf.broker_of(settings)
+        return locate(parse_url(url), parse_options(options))
+    except OptionError:
+        return None
+
+
+def _parts(error: KombuFDBError) -> tuple[str, str]:
+    """What happened, and the next step."""
+    fix = str(error.attributes.get("fix") or "")
+    text = str(error).removesuffix(fix).rstrip(". ")
+    return (
+        f"{text[:1].upper()}{text[1:]}.",
+        fix or "python -m kombu_fdb.doctor with the broker's URL says what is wrong.",
+    )
+
+
+def _error(error: KombuFDBError, number: str) -> CheckMessage:
+    text, fix = _parts(error)
+    return Error(text, hint=fix, id=f"celery_fdb.{number}")
+
+
+def _warning(error: KombuFDBError, number: str) -> CheckMessage:
+    text, fix = _parts(error)
+    return Warning(text, hint=fix, id=f"celery_fdb.{number}")

@@ -1,0 +1,138 @@
+"""Everything this Django app can be told, under one name in the settings module.
+
+``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``, say. Where the broker is, the Celery app tells, as for
+workers; only a project without one names it here. What can be wrong is an ``OptionError`` that names the next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from celery import Celery, current_app
+from django.conf import settings as django_settings
+from kombu.utils.url import maybe_sanitize_url
+
+from kombu_fdb.errors import OptionError
+from kombu_fdb.settings.location import SCHEMES
+
+__all__ = ["NAME", "RUN", "Settings", "app_of_broker", "broker_of", "celery_app", "read"]
+
+NAME = "CELERY_FDB"
+#: The Celery task that runs tasks of ``django.tasks``. It stands in messages, so it outlives the module it is in.
+RUN = "celery_fdb.django.run"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Field names in capitals are the setting's keys.
+
+    ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
+    ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False lets
+    nobody see bodies here, whatever permissions they have. ``connect_timeout``: how long a page waits for the store, in
+    seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
+    """
+
+    app: str | None = None
+    broker_url: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    page_size: int = 50
+    show_bodies: bool = True
+    connect_timeout: float = 3.0
+    checks: bool = True
+
+
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "app": (str, "a string, 'package.module:name'"),
+    "broker_url": (str, "a string, such as 'fdb+sqlite:////var/lib/app/broker.db'"),
+    "options": (Mapping, "a dict, as broker_transport_options"),
+    "page_size": (int, "a whole number from 1 to 500"),
+    "show_bodies": (bool, "True or False"),
+    "connect_timeout": ((int, float), "a number of seconds from 0.1 to 60"),
+    "checks": (bool, "True or False"),
+}
+_RANGES = {"page_size": (1, 500), "connect_timeout": (0.1, 60)}
+
+
+def read(given: object = None) -> Settings:
+    """``settings.CELERY_FDB``, or what is given instead. Raises ``OptionError``."""
+    given = getattr(django_settings, NAME, {}) if given is None else given
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{NAME} is no dict", fix=f"Write {NAME} = {{}} or leave it out.")
+    return Settings(**{_field(name): _accept(name, value) for name, value in given.items()})
+
+
+def _field(name: object) -> str:
+    field = str(name).lower()
+    if field not in _KINDS or name != field.upper():
+        near = difflib.get_close_matches(field, _KINDS, 1)
+        known = ", ".join(each.upper() for each in _KINDS)
+        fix = f"Did you mean {near[0].upper()}?" if near else f"Known: {known}."
+        raise OptionError(f"unknown key in {NAME}", key=name, fix=fix)
+    return field
+
+
+def _accept(name: str, value: Any) -> Any:
+    field = name.lower()
+    kind, about = _KINDS[field]
+    if not isinstance(value, kind) or not _is_in_range(field, value):
+        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Write {about}.")
+    return value
+
+
+def _is_in_range(field: str, value: Any) -> bool:
+    if field not in _RANGES:
+        return True
+    least, most = _RANGES[field]
+    return not isinstance(value, bool) and bool(least <= value <= most)
+
+
+def celery_app(settings: Settings) -> Celery:
+    """The project's Celery app. Raises ``OptionError`` if its name leads nowhere."""
+    if settings.app is None:
+        return current_app._get_current_object()
+    module_name, _, attribute = settings.app.partition(":")
+    try:
+        app = getattr(import_module(module_name), attribute or "app")
+    except (ImportError, AttributeError) as error:
+        raise OptionError(
+            f"{NAME}['APP'] names no Celery app",
+            app=settings.app,
+            reason=str(error),
+            fix="Write 'package.module:name', as in celery -A.",
+        ) from error
+    if not isinstance(app, Celery):
+        fix = "Write 'package.module:name', as in celery -A."
+        raise OptionError(f"{NAME}['APP'] names something that is no Celery app", app=settings.app, fix=fix)
+    return app
+
+
+def app_of_broker(settings: Settings) -> Celery | None:
+    """The Celery app whose broker the pages show; None if only the broker is named. Raises as :func:`celery_app`."""
+    return None if settings.broker_url is not None and settings.app is None else celery_app(settings)
+
+
+def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
+    """The broker's URL and options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    if settings.broker_url is not None:
+        return _ours([settings.broker_url]), dict(settings.options)
+    conf = celery_app(settings).conf
+    configured = conf.broker_write_url or conf.broker_url or []
+    urls = configured.split(";") if isinstance(configured, str) else list(configured)
+    return _ours(urls), {**(conf.broker_transport_options or {}), **settings.options}
+
+
+def _ours(urls: list[str]) -> str:
+    for url in urls:
+        if url.partition("://")[0] in SCHEMES:
+            return url
+    raise OptionError(
+        "the broker is not celery-fdb's",
+        broker_url=[maybe_sanitize_url(url) for url in urls] or None,
+        fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the "
+        f"project's __init__.py; or name the app in {NAME}['APP'].",
+    )

@@ -1,0 +1,64 @@
+"""``manage.py fdb COMMAND``: the command line of ``celery -A proj fdb``, for the broker of this project."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+
+from celery_fdb.cli import fdb
+from celery_fdb.contrib.django import conf
+from kombu_fdb.errors import OptionError
+
+#: What Django itself reads from the command line, before any command does.
+_DJANGOS = ("--settings", "--pythonpath")
+
+
+class Command(BaseCommand):
+    help = "Look into the Celery broker and work on it: manage.py fdb --help"
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="a command of celery fdb, and its arguments")
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """From the shell: click reads the arguments and ends with its exit code."""
+        try:
+            self._run(_without_djangos(argv[2:]), prog_name=f"{argv[0]} {argv[1]}")
+        except CommandError as error:
+            self.stderr.write(str(error), self.style.ERROR)
+            raise SystemExit(2) from None
+        finally:
+            connections.close_all()
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        """From ``call_command``: another exit code than 0 is a ``CommandError``."""
+        try:
+            self._run(options["arguments"], prog_name="manage.py fdb")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+            if code:
+                raise CommandError(f"fdb ended with exit code {code}", returncode=code) from None
+
+    def _run(self, arguments: Sequence[str], *, prog_name: str) -> None:
+        try:
+            settings = conf.read()
+            app = conf.celery_app(settings)
+        except OptionError as error:
+            raise CommandError(str(error)) from error
+        given = [] if settings.broker_url is None else ["--broker", settings.broker_url]
+        if settings.options:
+            given += ["--broker-options", json.dumps(dict(settings.options))]
+        fdb.main(args=[*given, *arguments], obj=SimpleNamespace(app=app, no_color=False), prog_name=prog_name)
+
+
+def _without_djangos(arguments: Sequence[str]) -> list[str]:
+    kept = list(arguments)
+    while kept and kept[0].startswith(_DJANGOS):
+        del kept[: 1 if "=" in kept[0] else 2]
+    return kept

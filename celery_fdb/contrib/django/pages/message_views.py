@@ -1,0 +1,189 @@
+"""The pages of the admin that show messages and act upon them: GET shows, POST acts (``actions.py``).
+
+A message is named by where it stands (:class:`~celery_fdb.contrib.django.pages.rows.Spot`), so each page costs the
+same in a queue of any length. Bodies need the permission ``celery_fdb.view_body``, actions ``celery_fdb.manage_queue``.
+"""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.admin.sites import AdminSite
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.utils.http import url_has_allowed_host_and_scheme, urlencode
+
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.models import MANAGE, VIEW_BODY, DeadLetter, Queue, allows
+from celery_fdb.contrib.django.pages.actions import ACTIONS, UNTOLD, Action, Request, perform
+from celery_fdb.contrib.django.pages.page import STATES, message_url, page, render, url_of, urls_of
+from celery_fdb.contrib.django.pages.rows import Row, Spot, body_of, row_of
+from celery_fdb.contrib.django.pages.text import fit
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.errors import KombuFDBError, StoreError
+from kombu_fdb.primitives.clock import SystemClock
+
+__all__ = ["act", "find", "message", "queue_messages"]
+
+#: Messages that one action may be asked for; Django takes 1,000 fields of a form (DATA_UPLOAD_MAX_NUMBER_FIELDS).
+MOST_SELECTED = 500
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+@page()
+def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
+    """A queue's messages in one state, in pages that cost the same wherever they begin."""
+    state, key, reverse = _state(request), request.GET.get("key"), request.GET.get("order") == "newest"
+    found = broker.engine.page(name, state, conf.read().page_size, after=_after(request), key=key, reverse=reverse)
+    now_ms = SystemClock().wall_ms()
+    rows = [row_of(each, now_ms) for each in found.messages]
+    counts = broker.queue(name).stats()
+    kept = {"state": state, **({} if key is None else {"key": key}), **({"order": "newest"} if reverse else {})}
+    is_dead = name.endswith(DEAD_SUFFIX)
+    context = {
+        "title": f"Dead letters of {name.removesuffix(DEAD_SUFFIX)}" if is_dead else f"Messages of {name}",
+        "rows": [{"row": row, "url": message_url(site, name, row.spot)} for row in rows],
+        "state": state,
+        "states": [(each, getattr(counts, each), urlencode({**kept, "state": each})) for each in STATES],
+        "key": key,
+        "reverse": reverse,
+        "turned": urlencode({**kept, "order": "oldest" if reverse else "newest"}),
+        "following": None if found.following is None else urlencode({**kept, "after": found.following.hex()}),
+        "first": urlencode(kept) if "after" in request.GET else None,
+        "is_dead": is_dead,
+        "actions": _actions(name, rows),
+        "actions_on_all": [ACTIONS["replay_all"], ACTIONS["discard_all"]] if is_dead and rows else [],
+        **urls_of(site, name),
+    }
+    return render(request, site, "messages", DeadLetter if is_dead else Queue, context)
+
+
+def _actions(queue: str, rows: list[Row]) -> list[Action]:
+    """Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled."""
+    if queue.endswith(DEAD_SUFFIX):
+        return [ACTIONS["replay"], ACTIONS["discard"]]
+    has_strangers = any(row.home not in ("", queue) and row.spot.state == "ready" for row in rows)
+    return [ACTIONS["replay"], ACTIONS["cancel"]] if has_strangers else [ACTIONS["cancel"]]
+
+
+def _state(request: HttpRequest) -> str:
+    state = request.GET.get("state", "ready")
+    if state not in STATES:
+        raise Http404(f"no state {state!r}")
+    return state
+
+
+def _after(request: HttpRequest) -> bytes:
+    try:
+        return bytes.fromhex(request.GET.get("after", ""))
+    except ValueError:
+        raise Http404("no such page") from None
+
+
+@page()
+def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str, spot: str) -> HttpResponse:
+    """One message; its body only for those who may see it and ask for it."""
+    place = _spot(spot)
+    listed = broker.engine.read_at(name, place.state, place.position)
+    is_dead = name.endswith(DEAD_SUFFIX)
+    model = DeadLetter if is_dead else Queue
+    if listed is None or listed.message.message_id != place.message_id:
+        return render(
+            request, site, "moved", model, {"title": "It is no longer there", **urls_of(site, name)}, status=404
+        )
+    row = row_of(listed, SystemClock().wall_ms())
+    may_see = conf.read().show_bodies and allows(request, VIEW_BODY)
+    asked = may_see and "body" in request.GET
+    context = {
+        "title": row.title,
+        "subtitle": row.id,
+        "row": row,
+        "headers": row.headers(with_arguments=asked),
+        "properties": row.properties(),
+        "may_see_body": may_see,
+        "body": body_of(row) if asked else None,
+        "is_dead": is_dead,
+        "actions": _actions(name, [row]),
+        **urls_of(site, name),
+    }
+    return render(request, site, "message", model, context)
+
+
+@page()
+def find(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """A task's messages, wherever they are; what is read does not grow with the store."""
+    task_id = request.GET.get("id", "").strip()
+    now_ms = SystemClock().wall_ms()
+    rows = [row_of(each, now_ms) for each in broker.engine.list_task(task_id)] if task_id else []
+    context = {
+        "title": "Find a task",
+        "subtitle": task_id,
+        "rows": [{"row": row, "url": message_url(site, row.listed.message.queue, row.spot)} for row in rows],
+    }
+    return render(request, site, "found", Queue, context)
+
+
+def _spot(token: str) -> Spot:
+    try:
+        return Spot.parse(token)
+    except ValueError:
+        raise Http404("no such message") from None
+
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+@page(MANAGE)
+def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
+    """Ask, and when the answer is yes, act."""
+    if request.method != "POST":
+        return HttpResponseNotAllowed(["POST"])
+    action = ACTIONS.get(request.POST.get("action", ""))
+    spots = [_spot(token) for token in request.POST.getlist("selected")[:MOST_SELECTED]]
+    back = _back(request, site, name)
+    if action is None or (action.selects and not spots):
+        messages.warning(request, "Choose an action and select what it is for. Nothing was changed.")
+        return HttpResponseRedirect(back)
+    app = conf.app_of_broker(conf.read())
+    asked = Request(name, spots, request.POST.get("key"), _names(broker, name, spots), app)
+    if "confirmed" not in request.POST:
+        return _ask(request, site, action, asked, back)
+    try:
+        outcome = perform(broker, action, asked, request.user)
+    except StoreError:
+        raise
+    except KombuFDBError as error:
+        messages.error(request, fit(str(error)))
+    else:
+        (messages.warning if outcome.missed else messages.success)(request, fit(outcome.text))
+    return HttpResponseRedirect(back)
+
+
+def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
+    now_ms = SystemClock().wall_ms()
+    seen = [broker.engine.read_at(name, each.state, each.position) for each in spots]
+    rows = [row_of(each, now_ms) for each in seen if each is not None]
+    return {row.spot.message_id: f"{row.title} {row.id}" for row in rows}
+
+
+def _ask(request: HttpRequest, site: AdminSite, action: Action, asked: Request, back: str) -> HttpResponse:
+    number = f"{len(asked.spots)} message{'' if len(asked.spots) == 1 else 's'}"
+    told = UNTOLD if asked.app is None else "Results that are waited for become REVOKED."
+    context = {
+        "title": "Are you sure?",
+        "action": action,
+        "question": action.question.format(target=asked, number=number, told=told),
+        "spots": [(str(each), asked.names.get(each.message_id)) for each in asked.spots],
+        "key": asked.key,
+        "back": back,
+        **urls_of(site, asked.queue),
+    }
+    return render(request, site, "confirm", Queue, context)
+
+
+def _back(request: HttpRequest, site: AdminSite, name: str) -> str:
+    """Where the user came from, if that is one of our pages."""
+    back = request.POST.get("back", "")
+    is_ours = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith("/")
+    return back if is_ours else url_of(site, "messages", name)

@@ -1,0 +1,238 @@
+"""What the pages show of a message, and the tokens by which a form names one.
+
+Headers are read, bodies are not: the body's bytes are kept apart until somebody with the permission asks for them, and
+then only JSON and text are shown. Nothing here ever unpickles, decompresses or decrypts. A Celery message repeats its
+arguments in two headers; they are treated as the body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from django.conf import settings as django_settings
+from django.utils import timezone
+
+from celery_fdb.inspection.masking import masked
+from kombu_fdb.errors import FormatError
+from kombu_fdb.model import Death, Listed
+from kombu_fdb.transport.envelope import Envelope, open_payload
+
+__all__ = ["Body", "Row", "Spot", "age", "body_of", "moment", "row_of"]
+
+#: Headers that repeat a task's arguments.
+ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
+#: Characters of a body that are shown.
+LONGEST_BODY = 100_000
+#: Two days before a ``datetime`` ends, as every time zone needs some hours more.
+LAST_MS = 253_402_300_800_000 - 2 * 86_400_000
+
+
+class Spot(NamedTuple):
+    """Where a message stands, as a form's value and in an address: in hexadecimal, as the admin quotes by "_"."""
+
+    state: str
+    position: bytes
+    message_id: bytes
+
+    def __str__(self) -> str:
+        return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
+
+    @classmethod
+    def parse(cls, token: str) -> Spot:
+        """Raises ``ValueError``."""
+        state, position, message_id = token.split(".")
+        if state not in {"ready", "delayed", "leased"}:
+            raise ValueError(state)
+        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message as the pages show it."""
+
+    spot: Spot
+    listed: Listed
+    now_ms: int
+    #: None if it was not published through Kombu, or can't be read.
+    envelope: Envelope | None
+
+    @property
+    def id(self) -> str:
+        """Celery's task id if it has one, else the queue's own."""
+        headers = self.envelope.headers if self.envelope else {}
+        return str(headers.get("id") or self.listed.message.message_id.hex())
+
+    @property
+    def title(self) -> str:
+        """The task's name, or what else is known."""
+        if self.envelope is None:
+            return "(not published through Kombu)"
+        return str(self.envelope.headers.get("task") or self.envelope.content_type or "(message)")
+
+    @property
+    def age(self) -> str:
+        return age(self.now_ms - self.listed.message.published_ms)
+
+    @property
+    def published(self) -> datetime:
+        return moment(self.listed.message.published_ms)
+
+    @property
+    def expires(self) -> datetime | None:
+        return moment(self.listed.message.expires_ms) if self.listed.message.expires_ms else None
+
+    @property
+    def due(self) -> datetime | None:
+        return moment(self.listed.due_ms) if self.listed.due_ms else None
+
+    @property
+    def due_in(self) -> str:
+        return age(max(self.listed.due_ms - self.now_ms, 0))
+
+    @property
+    def owner(self) -> str:
+        return self.listed.message.owner.hex()
+
+    @property
+    def reason(self) -> str:
+        """Why it died last; "" if it never did."""
+        deaths = self.listed.message.deaths
+        return deaths[0].reason if deaths else ""
+
+    @property
+    def died(self) -> str:
+        deaths = self.listed.message.deaths
+        return age(self.now_ms - deaths[0].time_ms) if deaths else ""
+
+    @property
+    def home(self) -> str:
+        """The queue it died in last."""
+        deaths = self.listed.message.deaths
+        return deaths[0].queue if deaths else ""
+
+    @property
+    def error(self) -> str:
+        """The class of the exception it died of last, without its module."""
+        deaths = self.listed.message.deaths
+        return str(deaths[0].details.get("error_class", "")).rpartition(".")[2] if deaths else ""
+
+    @property
+    def deaths(self) -> list[dict[str, Any]]:
+        """The newest first. What ``celery_fdb.tasks.failures`` tells of a failed task has places of its own."""
+        return [_death(each) for each in self.listed.message.deaths]
+
+    def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
+        """By name, for reading; secrets masked, and the arguments left out unless they may be seen."""
+        if self.envelope is None:
+            return []
+        return [
+            (name, _shown(name, value, with_arguments=with_arguments))
+            for name, value in sorted(self.envelope.headers.items())
+            if value is not None
+        ]
+
+    def properties(self) -> list[tuple[str, str]]:
+        if self.envelope is None:
+            return []
+        facts: Mapping[str, Any] = {
+            **self.envelope.properties,
+            "content_type": self.envelope.content_type,
+            "content_encoding": self.envelope.content_encoding,
+            "exchange": self.envelope.exchange,
+            "routing_key": self.envelope.routing_key,
+        }
+        return [(name, _shown(name, value)) for name, value in sorted(facts.items()) if value not in (None, "")]
+
+
+def _death(death: Death) -> dict[str, Any]:
+    details = {name: masked(name, value) for name, value in death.details.items()}
+    error = ": ".join(str(part) for name in ("error_class", "error") if (part := details.pop(name, None)))
+    attempts = details.pop("attempts", None)
+    return {
+        "queue": death.queue,
+        "reason": death.reason,
+        "count": death.count,
+        "last": moment(death.time_ms),
+        "error": error,
+        "traceback": details.pop("traceback", ""),
+        "attempts": [_attempt(each) for each in attempts if isinstance(each, dict)]
+        if isinstance(attempts, list)
+        else [],
+        "others": sorted((name, value) for name, value in details.items() if name not in {"task", "task_id"}),
+    }
+
+
+def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
+    """``time`` is a moment, or None if it was told in another way."""
+    try:
+        at = datetime.fromisoformat(str(told.get("time")))
+        when = moment(at.timestamp() * 1000) if at.tzinfo else None
+    except ValueError:
+        when = None
+    return {"time": when, "error": told.get("error")}
+
+
+def row_of(listed: Listed, now_ms: int) -> Row:
+    message = listed.message
+    try:
+        envelope = open_payload(message.payload)
+    except FormatError:
+        envelope = None
+    return Row(Spot(message.state, listed.position, message.message_id), listed, now_ms, envelope)
+
+
+def _shown(name: str, value: Any, *, with_arguments: bool = False) -> str:
+    if name in ARGUMENT_HEADERS and not with_arguments:
+        return "(shown with the body)"
+    seen = masked(name, value)
+    return seen if isinstance(seen, str) else json.dumps(seen, default=str, ensure_ascii=False)
+
+
+class Body(NamedTuple):
+    """A body for reading: its text, or why it is not shown."""
+
+    text: str
+    refusal: str = ""
+    cut: bool = False
+
+
+def body_of(row: Row) -> Body:
+    """Only for those who may see it."""
+    if row.envelope is None:
+        return Body("", "It was not published through Kombu, so nobody knows what its bytes mean.")
+    kind, raw = str(row.envelope.content_type or ""), row.envelope.body
+    if row.envelope.headers.get("compression"):
+        return Body("", "It is compressed.")
+    if kind != "application/json" and not kind.startswith("text/"):
+        return Body(
+            "", f"Its content type is {kind or 'unknown'}: only JSON and text are shown, pickle is never loaded."
+        )
+    try:
+        text = raw.decode()
+        if kind == "application/json":
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return Body("", f"It is not the {kind} it says it is.")
+    return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
+
+
+def moment(ms: float) -> datetime:
+    """For a template: local time follows Django's settings. What no calendar has is the nearest day that it has."""
+    aware = datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
+    return aware if django_settings.USE_TZ else timezone.make_naive(aware, timezone.get_default_timezone())
+
+
+def age(ms: float) -> str:
+    """Two units at most: "12 s", "3 min", "2 h 5 min", "4 d 1 h"."""
+    seconds = max(int(ms // 1000), 0)
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        number, seconds = divmod(seconds, length)
+        parts.append((number, unit))
+    first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    shown = parts[first : first + 2] if first < 2 else parts[first : first + 1]
+    return " ".join(f"{number} {unit}" for number, unit in shown if number or unit == "s")

@@ -1,0 +1,165 @@
+"""The pages of the admin that show queues, keys, dead letters and sessions; for messages see ``message_views.py``.
+
+Each asks the store when it is shown, at a cost that does not grow with the number of messages.
+"""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.admin.sites import AdminSite
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.models import DeadLetter, Queue, Session
+from celery_fdb.contrib.django.pages.page import STATES, page, render, url_of, urls_of
+from celery_fdb.contrib.django.pages.rows import age, moment
+from celery_fdb.inspection import overview
+from celery_fdb.inspection.masking import masked
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.errors import QueueError, QueueNotFound
+from kombu_fdb.primitives.clock import SystemClock
+
+__all__ = ["dead_letters", "queue", "queue_keys", "queues", "sessions"]
+
+#: Keys on a queue's own page; the others are on theirs.
+TOP_KEYS = 20
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+@page()
+def queues(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """All queues; those of replies and remote control only if they are asked for."""
+    shows_all = "all" in request.GET
+    seen = overview.look(broker)
+    live = [each for each in seen.live_queues if shows_all or not each.is_internal]
+    sessions_ = len([each for each in seen.sessions if each.open])
+    if request.GET.get("format") == "json":
+        return JsonResponse({"queues": {each.name: _counters(each) for each in live}, "sessions": sessions_})
+    context = {
+        "title": "Queues",
+        "broker": seen.broker,
+        "queues": [
+            {"view": each, "oldest": _age(each.oldest_age_s), "url": url_of(site, "change", each.name)} for each in live
+        ],
+        "hidden": len(seen.live_queues) - len(live),
+        "shows_all": shows_all,
+        "sessions": sessions_,
+        "find_url": reverse("admin:celery_fdb_queue_find", current_app=site.name),
+    }
+    return render(request, site, "queues", Queue, context)
+
+
+def _counters(view: overview.QueueView) -> dict[str, int | str]:
+    counts = {state: getattr(view, state) for state in (*STATES, "dead")}
+    return {**counts, "oldest": _age(view.oldest_age_s)}
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else age(seconds * 1000)
+
+
+@page()
+def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
+    """One queue: its counters, how it is worked on, its longest keys."""
+    try:
+        (view,) = overview.look(broker, queues=[name]).queues
+    except QueueNotFound:
+        messages.warning(request, f"There is no queue “{name}”. Perhaps it was deleted.")
+        return HttpResponseRedirect(reverse("admin:celery_fdb_queue_changelist", current_app=site.name))
+    keys = overview.look_at_keys(broker, name, top=TOP_KEYS + 1)
+    context = {
+        "title": name,
+        "queue": view,
+        # In a template "arguments.items" would be the argument of that name.
+        "arguments": sorted((each, masked(each, value)) for each, value in view.arguments.items()),
+        "oldest": _age(view.oldest_age_s),
+        "control": broker.engine.control(name),
+        "keys": keys[:TOP_KEYS],
+        "has_more_keys": len(keys) > TOP_KEYS,
+        "dead_url": url_of(site, "messages", name + DEAD_SUFFIX) if view.dead_of is None else None,
+        **urls_of(site, name),
+    }
+    return render(request, site, "queue", Queue, context)
+
+
+@page()
+def queue_keys(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
+    """A queue's keys by name, in pages."""
+    size = conf.read().page_size
+    found = broker.engine.key_page(name, after=request.GET.get("after"), limit=size)
+    views = [
+        {"key": key, "ready": counts.ready, "leased": counts.leased, "limits": counts.limits}
+        for key, counts in found.items()
+    ]
+    context = {
+        "title": f"Keys of {name}",
+        "keys": views,
+        "following": urlencode({"after": next(reversed(found))}) if len(found) == size else None,
+        "is_first": "after" not in request.GET,
+        **urls_of(site, name),
+    }
+    return render(request, site, "keys", Queue, context)
+
+
+# -- dead letters and sessions -----------------------------------------------------------------------------------------
+
+
+@page()
+def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """The queues of dead letters: ``<queue>.dead``, and those that dead-letter exchanges lead to."""
+    seen = overview.look(broker).queues
+    homes = {each.name: {each.dead_of} for each in seen if each.dead_of is not None}
+    for each in seen:
+        for name in _dead_letter_queues(broker, each):
+            homes.setdefault(name, set()).add(each.name)
+    context = {
+        "title": "Dead letters",
+        "queues": [
+            {
+                "view": each,
+                "homes": ", ".join(sorted(homes[each.name])),
+                "oldest": _age(each.oldest_age_s),
+                "url": url_of(site, "messages", each.name),
+            }
+            for each in seen
+            if each.name in homes
+        ],
+    }
+    return render(request, site, "dead_letters", DeadLetter, context)
+
+
+def _dead_letter_queues(broker: Broker, view: overview.QueueView) -> list[str]:
+    exchange = view.arguments.get("x-dead-letter-exchange")
+    routing_key = view.arguments.get("x-dead-letter-routing-key") or view.name
+    if not isinstance(exchange, str) or not isinstance(routing_key, str):
+        return []
+    try:
+        return broker.engine.route(exchange, routing_key)
+    except QueueError:  # it is not there, so the letters are in <queue>.dead
+        return []
+
+
+@page()
+def sessions(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """The consumer processes."""
+    now_ms = SystemClock().wall_ms()
+    seen = overview.look(broker, queues=(), held=True).sessions
+    context = {
+        "title": "Sessions",
+        "sessions": [
+            {
+                "view": each,
+                "queues": ", ".join(name for name in each.queues if not overview.is_internal(name)),
+                "beat": moment(each.beat_ms) if each.beat_ms else None,
+                "age": age(now_ms - each.beat_ms) if each.beat_ms else "",
+                "is_silent": bool(each.beat_ms) and now_ms - each.beat_ms > each.ttl_s * 1000,
+            }
+            for each in seen
+        ],
+    }
+    return render(request, site, "sessions", Session, context)

@@ -1,0 +1,49 @@
+"""The Celery task that runs tasks of ``django.tasks``; their backend is ``backend.py``.
+
+Celery's ``autodiscover_tasks`` finds this module by its name, as that of any installed app; so it must import with a
+Django that has no ``django.tasks`` yet.
+
+A task's function is looked up by its path among those that this process has registered (``registry.py``), and gets
+arguments that went through JSON. It may run more than once, as any task of Celery with ``acks_late``. A message that
+names anything else is rejected into the dead letters, from where it can be replayed to a worker that knows the task;
+its result is a failure.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Task, shared_task
+from celery.exceptions import Reject
+
+from celery_fdb.contrib.django.conf import RUN
+
+__all__ = ["run"]
+
+
+@shared_task(bind=True, name=RUN, acks_late=True, typing=False)
+def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: str, enqueued_at: str) -> dict[str, Any]:
+    """Returns what ``backend.py`` makes a result of. Raises what the task raises, so that Celery knows it failed.
+
+    Raises ``Reject`` for a task that is not registered.
+    """
+    from celery_fdb.contrib.django.backend import execute
+    from celery_fdb.contrib.django.registry import UnknownTask
+
+    started_at = datetime.now(UTC)
+    try:
+        value = execute(
+            path,
+            args,
+            kwargs,
+            alias=alias,
+            result_id=self.request.id,
+            enqueued_at=datetime.fromisoformat(enqueued_at),
+            started_at=started_at,
+            worker=str(self.request.hostname),
+            attempts=self.request.retries + 1,
+        )
+    except UnknownTask as error:
+        raise Reject(error, requeue=False) from error
+    return {"return_value": value, "started_at": started_at.isoformat()}

@@ -1,0 +1,147 @@
+"""Tasks committed with the rows of an SQL database, and published afterwards, once each.
+
+Model. A row of the table (:mod:`celery_fdb.contrib.outbox.rows`) is a signature in JSON with an id. It is
+
+* *waiting*: written in the application's own SQL transaction, so it is there if and only if the rest is;
+* *claimed*: its moment ``due_ms`` lies ahead for a lease, by the database's clock, while a relay publishes it;
+* *gone*: deleted once the broker has it;
+* *poison*: its publishing failed :data:`MOST_ATTEMPTS` times by its own fault, with the pauses of :data:`BACKOFF` in
+  between; ``due_ms`` is null, ``error`` says why. It stays until somebody deletes it or has it tried again.
+
+A relay publishes the rows it claimed in one transaction of the broker's. If that fails by a fault of a row, it
+publishes them one by one, and each failure counts against its own row. If the broker does not answer, that counts
+against no row, and all are given back at once.
+
+A relay killed after it claimed: the rows are due again after the lease. Killed after it published and before it
+deleted, or told nothing by the broker: they are published again, and the store drops them, because it knows the
+messages by the row's id and their number there, beside a ``dedup_id`` that a task has itself (``once_id`` in
+:mod:`kombu_fdb.engine.messages.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
+published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
+delete it. Several relays may run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
+
+from celery_fdb.contrib.outbox import sending
+from celery_fdb.contrib.outbox.rows import (
+    DDL,
+    INDEX_DDL,
+    Row,
+    Rows,
+    clock_of,
+    has_skip_locked,
+    in_transaction,
+    insert,
+    mark_of,
+)
+from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
+from kombu_fdb.api.backoff import seconds
+from kombu_fdb.primitives.clock import SystemClock, random_id
+
+__all__ = ["BACKOFF", "DDL", "DEDUP_WINDOW_S", "INDEX_DDL", "LEASE_S", "MOST_ATTEMPTS", "Outbox"]
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+MOST_ATTEMPTS = 10
+#: Between two attempts; about an hour in all.
+BACKOFF = "1/5/30/120/600s"
+
+
+class Outbox:
+    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver tells none.
+
+    ``clock``: an SQL expression for the time in milliseconds, if the database is none of those that are known.
+    """
+
+    #: What to do if the table is missing.
+    how_to_make_it = "execute celery_fdb.contrib.outbox.DDL and INDEX_DDL in it, once"
+
+    def __init__(
+        self, app: Celery, connect: Callable[[], Any], mark: str | None = None, clock: str | None = None
+    ) -> None:
+        self.app = app
+        self._connect = connect
+        self._mark = mark
+        self._db_clock = clock
+        self._skip_locked: bool | None = None
+        self._clock = SystemClock()
+
+    def add(self, cursor: Any, signature: Signature) -> Any:
+        """Write the task into the transaction of ``cursor``; its result. Raises ``TypeError`` for what is no JSON.
+
+        A ``countdown`` counts from now, whenever it is published.
+        """
+        return self.write(cursor, signature)[1]
+
+    def write(self, cursor: Any, signature: Signature) -> tuple[str, Any]:
+        """As :meth:`add`; the row's id and the result."""
+        signature, row_id = signature.clone(), random_id().hex()
+        result = signature.freeze()
+        text = sending.written(signature, self.now_ms())
+        insert(cursor, self._mark or mark_of(cursor), row_id, text, self.now_ms())
+        return row_id, result
+
+    def relay(self, limit: int = 100) -> int:
+        """Publish up to ``limit`` rows that are due. Returns how many. Raises ``OperationalError`` of kombu's."""
+        with self.opened() as rows:
+            return self.relay_some(rows, limit)
+
+    @contextmanager
+    def opened(self) -> Iterator[Rows]:
+        """The table, through a connection of its own. Raises the driver's errors."""
+        with closing(self._connect()) as connection:
+            if self._skip_locked is None:
+                self._skip_locked = has_skip_locked(connection)
+            if self._db_clock is None:
+                self._db_clock = clock_of(connection)
+            mark = self._mark or mark_of(connection)
+            yield Rows(partial(in_transaction, connection), mark, self._db_clock, skip_locked=self._skip_locked)
+
+    def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
+        """As :meth:`relay`; only rows of ``ids``, if there are any."""
+        return self._publish(rows, rows.claim(limit, int(LEASE_S * 1000), ids))
+
+    def _publish(self, rows: Rows, claimed: Sequence[Row]) -> int:
+        if not claimed:
+            return 0
+        try:
+            sending.send(self.app, claimed)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one row, the others go on
+            self._unless_brokers(rows, claimed, error)
+            return sum(self._publish_one(rows, claimed[at:]) for at in range(len(claimed)))
+        rows.delete(claimed)
+        return len(claimed)
+
+    def _publish_one(self, rows: Rows, left: Sequence[Row]) -> bool:
+        row = left[0]
+        try:
+            sending.send(self.app, [row])
+        except Exception as error:  # as above
+            self._unless_brokers(rows, left, error)
+            attempt = row.attempts + 1
+            logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
+            pause_ms = int(seconds(BACKOFF, attempt) * 1000)
+            rows.fail(row, repr(error), pause_ms if attempt < MOST_ATTEMPTS else None)
+            return False
+        rows.delete([row])
+        return True
+
+    def _unless_brokers(self, rows: Rows, claimed: Sequence[Row], error: Exception) -> None:
+        if sending.is_brokers(self.app, error):
+            rows.give_back(claimed)
+            raise OperationalError(str(error)) from error
+
+    def now_ms(self) -> int:
+        """By the clock of this host: what ``countdown`` counts from."""
+        return self._clock.wall_ms()

@@ -1,0 +1,73 @@
+"""``python -m celery_fdb.contrib.outbox -A proj --connect proj.database:connect``: the relay of a DB-API outbox.
+
+Exit codes: 0 stopped or done, 1 rows could not be published (``--once``), 2 wrong usage, 3 the database or, with
+``--once``, the broker can't be reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import click
+from celery import Celery
+from celery.app.utils import find_app
+
+from celery_fdb.contrib.outbox import Outbox
+from celery_fdb.contrib.outbox.relay import FORMAT, run
+
+__all__ = ["main"]
+
+
+def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
+    del ctx
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as celery -A does
+    try:
+        return find_app(value)
+    except (ImportError, AttributeError) as error:
+        raise click.BadParameter(f"names no Celery app: {error}", param=param) from error
+
+
+def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[], Any]:
+    del ctx
+    module_name, _, name = value.partition(":")
+    try:
+        found = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.BadParameter(f"{error}; write package.module:function", param=param) from error
+    if not callable(found):
+        raise click.BadParameter(f"{value} is no function that opens a connection", param=param)
+    return found  # type: ignore[no-any-return]  # whatever it returns
+
+
+@click.command()
+@click.option("-A", "--app", required=True, callback=_app, help="The Celery app, as in celery -A.")
+@click.option(
+    "--connect", required=True, callback=_connect, metavar="MODULE:FUNCTION", help="Opens a DB-API connection."
+)
+@click.option("--mark", type=click.Choice(["?", "%s"]), help="The driver's placeholder, if it does not tell it.")
+@click.option("--interval", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="Seconds.")
+@click.option("--limit", type=click.IntRange(1, 2000), default=100, show_default=True, help="Rows of one batch.")
+@click.option("--once", is_flag=True, help="Publish what is due, and end.")
+@click.option("--retry-poison", is_flag=True, help="First have the rows that failed for good tried again.")
+def main(
+    app: Celery,
+    connect: Callable[[], Any],
+    mark: str | None,
+    interval: float,
+    limit: int,
+    once: bool,
+    retry_poison: bool,
+) -> None:
+    """Publish the tasks of an SQL outbox. Several may run at once."""
+    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    outbox = Outbox(app, connect, mark)
+    raise SystemExit(run(outbox, interval=interval, limit=limit, once=once, retry_poison=retry_poison))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A list of what is in the outbox, to look at. Arguments are not shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from celery_fdb.contrib.outbox.django.models import OutboxRow
+
+__all__ = ["OutboxRowAdmin"]
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+@admin.register(OutboxRow)
+class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
+    """Those that failed for good come first."""
+
+    list_display = ("id", "task", "created", "due", "attempts", "error")
+    fields = list_display
+    readonly_fields = list_display
+    ordering = ("-attempts", "created_ms")
+    show_full_result_count = False
+
+    @admin.display(description=_("task"))
+    def task(self, row: OutboxRow) -> str:
+        return row.task
+
+    @admin.display(description=_("created"), ordering="created_ms")
+    def created(self, row: OutboxRow) -> datetime:
+        return _moment(row.created_ms)
+
+    @admin.display(description=_("due"), ordering="due_ms")
+    def due(self, row: OutboxRow) -> Any:
+        if row.due_ms is None:
+            return _("failed for good")
+        return _moment(row.due_ms) if row.due_ms else _("now")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        del request
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        del request, obj
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        del request, obj
+        return False

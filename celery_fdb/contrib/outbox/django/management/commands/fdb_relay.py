@@ -1,0 +1,39 @@
+"""``manage.py fdb_relay``: publishes what was committed and not published. Exit codes: as ``contrib.outbox``'s."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from celery_fdb.contrib.outbox.django.database import outbox
+from celery_fdb.contrib.outbox.relay import FORMAT, run
+from kombu_fdb.errors import OptionError
+
+
+class Command(BaseCommand):
+    help = "Publish the tasks of the outbox that no process has published; several may run at once"
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", help="its alias; default: where the outbox is written to")
+        parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
+        parser.add_argument("--limit", type=int, default=100, help="rows of one batch (default: 100)")
+        parser.add_argument("--once", action="store_true", help="publish what is due, and end")
+        parser.add_argument(
+            "--retry-poison", action="store_true", help="first have the rows that failed for good tried again"
+        )
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        if options["interval"] <= 0 or not 1 <= options["limit"] <= 2000:
+            raise CommandError("--interval takes more than 0 seconds, --limit 1 to 2000 rows", returncode=2)
+        if not logging.getLogger("celery_fdb.contrib.outbox").hasHandlers():
+            logging.basicConfig(level=logging.INFO, format=FORMAT)
+        try:
+            box = outbox(options["database"])
+        except OptionError as error:
+            raise CommandError(str(error), returncode=2) from error
+        given = {name: options[name] for name in ("interval", "limit", "once", "retry_poison")}
+        code = run(box, **given)
+        if code:
+            raise CommandError(f"the relay ended with exit code {code}", returncode=code)

@@ -1,0 +1,172 @@
+"""The relay as a process of its own: publishes rows until it is told to stop.
+
+It asks the database every ``interval`` seconds, and at once again after a full batch. An application that calls
+``Outbox.relay()`` after its commit need not wait for that; the relay then finds only what was left behind.
+
+If the broker or the database does not answer, it says so once, and tries again after pauses that double up to
+:data:`LONGEST_PAUSE_S`. It gives up only at its start, if the table can't be read.
+
+SIGTERM and SIGINT: it finishes the rows it has claimed, and ends. A second one ends it where it stands, which loses
+nothing: the rows are due again after their lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from kombu.exceptions import OperationalError
+
+from celery_fdb.contrib.outbox import Outbox
+from celery_fdb.contrib.outbox.rows import TABLE, Rows
+from kombu_fdb.primitives.plural import plural
+
+__all__ = ["FAILED", "FORMAT", "OK", "UNREACHABLE", "Relay", "is_about_the_table", "run", "stopping"]
+
+logger = logging.getLogger(__name__)
+
+#: Exit codes; 2 is wrong usage.
+OK, FAILED, UNREACHABLE = 0, 1, 3
+LONGEST_PAUSE_S = 30.0
+#: Of log lines.
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class Relay:
+    """``interval``: seconds between two looks at an empty outbox. ``limit``: rows of one batch."""
+
+    def __init__(self, outbox: Outbox, *, interval: float = 1.0, limit: int = 100) -> None:
+        self._outbox = outbox
+        self._interval = interval
+        self._limit = limit
+        self._is_stopped = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._pause_s = 0.0
+        self.published = 0
+
+    def stop(self) -> None:
+        """At the end of the batch. For a handler of signals, too: unlike an event's, this queue's lock is reentrant."""
+        self._is_stopped = True
+        self._wake.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
+
+    def run(self) -> int:
+        """Until :meth:`stop`. The exit code."""
+        if self._failed() is None:
+            return UNREACHABLE
+        logger.info("relay started")
+        while not self._is_stopped:
+            try:
+                with self._outbox.opened() as rows:
+                    self._work(rows)
+            except Exception as error:  # noqa: BLE001 - each SQL driver has classes of its own
+                self._rest(error)
+        logger.info("relay stopped, %d published", self.published)
+        return OK
+
+    def run_once(self) -> int:
+        """Publish what is due. The exit code: 1 if there are rows that could not be published."""
+        try:
+            with self._outbox.opened() as rows:
+                while rows.has_due():
+                    self.published += self._outbox.relay_some(rows, self._limit)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(error)
+            return UNREACHABLE
+        logger.info("%d published", self.published)
+        failed = self._failed()
+        return UNREACHABLE if failed is None else FAILED if failed else OK
+
+    def retry_poison(self) -> bool:
+        """Have the rows that failed for good tried again. False if the table can't be read."""
+        try:
+            with self._outbox.opened() as rows:
+                number = rows.retry_poison()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(error)
+            return False
+        logger.info("tried again: %s", plural(number, "row"))
+        return True
+
+    def _work(self, rows: Rows) -> None:
+        while not self._is_stopped:
+            number = self._outbox.relay_some(rows, self._limit)
+            self._pause_s = 0.0
+            self.published += number
+            if number:
+                logger.info("%d published", number)
+            if number < self._limit:
+                self._wait(self._interval)
+
+    def _rest(self, error: Exception) -> None:
+        if not self._pause_s:
+            self._complain(error)
+        self._pause_s = min(max(1.0, self._pause_s * 2), LONGEST_PAUSE_S)
+        self._wait(self._pause_s)
+
+    def _failed(self) -> int | None:
+        """How many rows have, None if the table can't be read."""
+        try:
+            with self._outbox.opened() as rows:
+                number = rows.count_failed()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(error)
+            return None
+        if number:
+            logger.warning("not published, for the reason in the column error: %s", plural(number, "row"))
+        return number
+
+    def _complain(self, error: Exception) -> None:
+        about = f"{type(error).__name__}: {error}"
+        if isinstance(error, OperationalError):
+            logger.error("the broker does not answer: %s", about)
+        elif is_about_the_table(error):
+            logger.error("the database has no table %s: %s (%s)", TABLE, self._outbox.how_to_make_it, about)
+        else:
+            logger.error("the database does not answer: %s", about)
+
+
+def is_about_the_table(error: Exception) -> bool:
+    """Whether the database says that it has no such table, as SQLite, PostgreSQL and MySQL do."""
+    text = str(error).lower()
+    return TABLE in text and any(says in text for says in ("no such table", "does not exist", "doesn't exist"))
+
+
+@contextmanager
+def stopping(relay: Relay) -> Iterator[None]:
+    """SIGTERM and SIGINT stop ``relay``; the second time they do what they did before."""
+    before: dict[int, Any] = {}
+
+    def on_signal(number: int, _: Any) -> None:
+        signal.signal(number, before[number])
+        relay.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison: bool) -> int:
+    """What the command lines do. The exit code.
+
+    The app's tasks are imported, as in a worker: their options (``fair_key`` and so on) count when they are published.
+    """
+    outbox.app.loader.import_default_modules()
+    relay = Relay(outbox, interval=interval, limit=limit)
+    if retry_poison and not relay.retry_poison():
+        return UNREACHABLE
+    if once:
+        return relay.run_once()
+    with stopping(relay):
+        return relay.run()

@@ -1,0 +1,169 @@
+"""A broker as a test sees it: point an app at it, then look at what was published there.
+
+Nothing here is a mock. Messages go through the transport into a store, and stay there until a worker takes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, NamedTuple
+
+from celery import Celery
+from kombu.serialization import loads, prepare_accept_content
+
+from kombu_fdb import Broker, OptionError, Peeked
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.inspection import browse
+from kombu_fdb.errors import FormatError
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.envelope import open_delivery
+
+__all__ = ["BrokerInTest", "Published"]
+
+#: Enough for any test that means to look at single messages.
+MOST_MESSAGES = 10_000
+URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+
+
+class Published(NamedTuple):
+    """A message in the store.
+
+    ``task``: the task's name, "" if it is no task. ``state``: ready, delayed or leased. ``key``: its fairness key.
+    """
+
+    task: str
+    queue: str
+    state: str
+    key: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    body: bytes
+    content_type: str
+    content_encoding: str
+
+    @property
+    def eta(self) -> datetime | None:
+        """When the task is due, with its time zone."""
+        text = self.headers.get("eta")
+        due = None if text is None else datetime.fromisoformat(text)
+        return due.replace(tzinfo=UTC) if due is not None and due.tzinfo is None else due
+
+    @property
+    def args(self) -> list[Any]:
+        return list(self.content()[0])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return dict(self.content()[1])
+
+    def content(self, accept: tuple[str, ...] = ("json",)) -> Any:
+        """The decoded body; of a task ``[args, kwargs, embed]``.
+
+        Raises kombu's ``ContentDisallowed`` for another serializer than those in ``accept``.
+        """
+        return loads(self.body, self.content_type, self.content_encoding, accept=prepare_accept_content(accept))
+
+
+class BrokerInTest:
+    """A URL, and what is behind it."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url = url
+        self.options = {"session_ttl": 5.0, **options}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {locate(parse_url(self.url), parse_options(self.options))}>"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Settings for a Celery app, for instance in a ``celery_config`` fixture."""
+        return {"broker_url": self.url, "broker_transport_options": dict(self.options)}
+
+    @contextmanager
+    def use(self, app: Celery) -> Iterator[None]:
+        """Have ``app`` publish and consume here. Raises ``OptionError`` if the environment names another broker."""
+        _refuse_environment()
+        settings = {**self.config, "broker_read_url": None, "broker_write_url": None, "task_always_eager": False}
+        before = {name: app.conf[name] for name in settings}
+        app.conf.update(settings)
+        _forget_connections(app)
+        try:
+            yield
+        finally:
+            app.conf.update(before)
+            _forget_connections(app)
+
+    def published(self, queue: str | None = None) -> list[Published]:
+        """Every message that waits or is held, of one queue or of all but Celery's own.
+
+        Of each queue first the ready ones, those of one key in their order, then the delayed, then the leased.
+        """
+        with Broker.open(self.url, **self.options) as broker:
+            engine = broker.client.engine
+            queues = [queue] if queue else [name for name in engine.queues() if not _is_celerys(name)]
+            return [_published(peeked) for name in queues for peeked in _messages(engine, name)]
+
+
+def _refuse_environment() -> None:
+    named = [name for name in URL_VARIABLES if os.environ.get(name)]
+    if named:
+        raise OptionError(
+            "the environment decides which broker Celery uses", name=named[0], fix=f"Unset {named[0]} for the tests."
+        )
+
+
+def _forget_connections(app: Celery) -> None:
+    """As Celery does after a fork: its pools are made anew, with the settings of then."""
+    pool = app.__dict__.get("_pool")
+    if pool is not None:
+        pool.force_close_all()
+    app._after_fork()
+
+
+def _is_celerys(queue: str) -> bool:
+    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
+
+
+def _messages(engine: Engine, queue: str) -> list[Peeked]:
+    delayed, *ready, _leases = browse.ranges(engine.keys, queue)
+
+    def waiting(tr: Transaction) -> list[Peeked]:
+        rows = tr.get_ranges([(*range_, MOST_MESSAGES) for range_ in (*ready, delayed)], snapshot=True)
+        return [browse.look(tr, engine.keys, queue, row) for row in chain.from_iterable(rows)]
+
+    return engine._read(waiting) + engine.taken(queue)
+
+
+def _published(peeked: Peeked) -> Published:
+    message = _open(peeked)
+    headers = message["headers"]
+    return Published(
+        str(headers.get("task") or ""),
+        peeked.queue,
+        peeked.state,
+        peeked.key,
+        headers,
+        message["properties"],
+        message["body"],
+        message["content-type"] or "application/data",
+        message["content-encoding"] or "binary",
+    )
+
+
+def _open(peeked: Peeked) -> dict[str, Any]:
+    """A message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
+    nobody = Lease(b"", 0)
+    delivery = Delivery(
+        nobody, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
+    )
+    try:
+        return open_delivery(delivery, 0)
+    except FormatError:
+        return {"headers": {}, "properties": {}, "body": peeked.payload, "content-type": "", "content-encoding": ""}

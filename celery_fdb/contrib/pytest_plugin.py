@@ -1,0 +1,113 @@
+"""Fixtures for the tests of projects that use celery-fdb. Installed with it, as pytest's entry points are.
+
+============================ ===============================================================================
+``fdb_broker``               a store in memory: for what publishes, in milliseconds
+``fdb_published``            what was published to it: a list of :class:`~celery_fdb.contrib.published.Published`
+``fdb_sqlite_broker``        a temporary SQLite file: for workers, also with processes
+``fdb_session_broker``       the same for the whole run: for ``celery_session_worker``
+``fdb_cluster_broker``       a namespace of its own on a real FoundationDB; skips where there is none
+``fdb_cluster``              that FoundationDB: a single node, started for this run
+============================ ===============================================================================
+
+Each broker is a :class:`~celery_fdb.contrib.published.BrokerInTest`. This module is imported by every pytest that runs
+where celery-fdb is installed, so at its top it imports nothing but pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from celery_fdb.contrib.published import BrokerInTest, Published
+    from kombu_fdb.testing.fdbserver import SingleNodeCluster
+    from kombu_fdb.testing.stores import MemoryStores
+
+__all__ = [
+    "fdb_broker",
+    "fdb_cluster",
+    "fdb_cluster_broker",
+    "fdb_memory_stores",
+    "fdb_published",
+    "fdb_session_broker",
+    "fdb_sqlite_broker",
+]
+
+
+@pytest.fixture(scope="session")
+def fdb_memory_stores() -> Iterator[MemoryStores]:
+    """Makes ``fdb+memory://name`` URLs known."""
+    try:
+        from kombu_fdb.testing.stores import MemoryStores
+    except ModuleNotFoundError as error:
+        pytest.fail(f"{error}: the stores in memory need pip install sortedcontainers", pytrace=False)
+    with MemoryStores() as stores:
+        yield stores
+        _close_clients()
+
+
+@pytest.fixture
+def fdb_broker(fdb_memory_stores: MemoryStores, request: pytest.FixtureRequest) -> Iterator[BrokerInTest]:
+    """An empty broker in memory: ``with fdb_broker.use(app): ...``, or ``broker_url=fdb_broker.url``."""
+    name = f"test{id(request.node):x}"
+    yield _broker(f"fdb+memory://{name}")
+    fdb_memory_stores.drop(name)
+
+
+@pytest.fixture
+def fdb_published(fdb_broker: BrokerInTest) -> Callable[..., list[Published]]:
+    """``fdb_published()`` or ``fdb_published("queue")``: the messages in ``fdb_broker``."""
+    return fdb_broker.published
+
+
+@pytest.fixture
+def fdb_sqlite_broker(tmp_path: Path) -> BrokerInTest:
+    """An empty broker in a file of this test's temporary folder."""
+    return _broker(f"fdb+sqlite:///{tmp_path}/broker.db")
+
+
+@pytest.fixture(scope="session")
+def fdb_session_broker(tmp_path_factory: pytest.TempPathFactory) -> BrokerInTest:
+    """One broker for the whole run, in a temporary file. Not emptied between tests."""
+    return _broker(f"fdb+sqlite:///{tmp_path_factory.mktemp('fdb_session_broker')}/broker.db")
+
+
+@pytest.fixture(scope="session")
+def fdb_cluster() -> Iterator[SingleNodeCluster]:
+    """A FoundationDB node, started for this run. Skips with the reason where the server or its client is missing."""
+    from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    with SingleNodeCluster() as cluster:
+        yield cluster
+        _close_clients()
+
+
+@pytest.fixture
+def fdb_cluster_broker(fdb_cluster: SingleNodeCluster, request: pytest.FixtureRequest) -> BrokerInTest:
+    """An empty broker on ``fdb_cluster``."""
+    return _broker(f"fdb://{fdb_cluster.connection_string}/{_namespace(request)}")
+
+
+def _close_clients() -> None:
+    """What tests have left open must not wait for a store that is gone."""
+    from kombu_fdb.process.client import close_clients
+
+    close_clients()
+
+
+def _namespace(request: pytest.FixtureRequest) -> str:
+    import hashlib
+
+    return hashlib.blake2b(request.node.nodeid.encode(), digest_size=8).hexdigest()
+
+
+def _broker(url: str, **options: Any) -> BrokerInTest:
+    from celery_fdb.contrib.published import BrokerInTest
+
+    return BrokerInTest(url, **options)

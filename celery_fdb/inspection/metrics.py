@@ -1,0 +1,200 @@
+"""Prometheus metrics of a broker, read from the store when they are scraped.
+
+One exporter per broker is enough: what it shows is of all processes. Either ``celery fdb metrics --port 9808``, or in a
+process that has an endpoint already::
+
+    from celery_fdb.inspection.metrics import make_collector
+
+    REGISTRY.register(make_collector("fdb://"))
+
+What a scrape costs does not grow with the number of messages. Labels are bounded: the :data:`QUEUES` busiest queues by
+name and of each the longest and the busiest keys, all others together under :data:`OTHER`; reply queues and others that
+vanish by themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0 and nothing else is told.
+
+Needs ``prometheus-client`` (the extra ``metrics``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from celery_fdb.inspection.keyrates import KeyRates
+from celery_fdb.inspection.overview import Overview, QueueView, look
+from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb.engine.stored.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.primitives.clock import SystemClock
+
+__all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]
+
+#: The queue or key label of all those that have no series of their own. A name can't be mistaken for it by accident.
+OTHER = "(other)"
+#: Queues and, unless it is told otherwise, keys of each with series of their own.
+QUEUES, KEYS = 200, 10
+
+STATES = ("ready", "delayed", "leased", "dead")
+#: Metric and event of ``totals.py``.
+TOTALS = {
+    "celery_fdb_published": (PUBLISHED, "Messages published, by queue."),
+    "celery_fdb_claimed": (CLAIMED, "Messages handed out to a consumer, by queue."),
+    "celery_fdb_acked": (ACKED, "Messages done, by queue."),
+    "celery_fdb_returned": (RETURNED, "Messages handed back or taken from a dead consumer, by queue."),
+    "celery_fdb_dead_lettered": (DEAD, "Messages that became dead letters, by the queue they died in."),
+    "celery_fdb_lost_leases": (LOST, "Messages taken from a consumer process that was silent for too long, by queue."),
+    "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that another consumer's was faster than, by queue."),
+    "celery_fdb_contested": (CONTESTED, "Messages of such claims, by queue."),
+}
+GAUGES = {
+    "celery_fdb_up": "1 if the store answered this scrape.",
+    "celery_fdb_scrape_seconds": "How long reading the store took.",
+    "celery_fdb_queue_messages": "Messages in a queue, by state: ready, delayed, leased, dead.",
+    "celery_fdb_queue_oldest_seconds": "For how long the oldest ready message waits, since it was published or due.",
+    "celery_fdb_queue_paused": "1 if the queue hands out nothing.",
+    "celery_fdb_queue_consumers": "Consumer processes of a queue.",
+    "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
+    "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are coming back).",
+}
+#: The same of messages with a fairness key, by queue and key.
+KEY_TOTALS = {
+    "celery_fdb_key_published": (PUBLISHED, "Messages with a fairness key published, of a queue's busiest keys."),
+    "celery_fdb_key_claimed": (CLAIMED, "Of those, handed out to a consumer."),
+    "celery_fdb_key_acked": (ACKED, "Of those, done."),
+    "celery_fdb_key_returned": (RETURNED, "Of those, handed back or taken from a dead consumer."),
+    "celery_fdb_key_dead_lettered": (DEAD, "Of those, that became dead letters."),
+    "celery_fdb_key_contested": (CONTESTED, "Of those, in a claim that another consumer's was faster than."),
+    "celery_fdb_key_lost_leases": (LOST, "Of those, taken from a consumer process that was silent for too long."),
+}
+LATE = "celery_fdb_late_settlements"
+#: All names as they are exported.
+NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, *KEY_TOTALS, LATE)}
+
+
+def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerCollector:
+    """A collector for ``REGISTRY.register``. Opens the broker when it is first scraped.
+
+    ``options``: as in ``broker_transport_options``. Raises ``OptionError`` at the first scrape.
+    """
+    return BrokerCollector(lambda: Broker.open(url, **options), keys=keys)
+
+
+class BrokerCollector(Collector):
+    """Thread-safe. Holds one connection to the store from the first scrape on."""
+
+    def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
+        """``keys``: so many of each queue have series of their own, the longest and the busiest; 0 for none."""
+        self._open = open_broker
+        self._keys = keys
+        self._key_rates: dict[str, KeyRates] = {}
+        self._broker: Broker | None = None
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """No scrape at registration."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        clock = SystemClock()
+        begin = clock.monotonic()
+        overview = self._look()
+        yield _gauge("celery_fdb_up", [], [((), float(overview is not None))])
+        yield _gauge("celery_fdb_scrape_seconds", [], [((), clock.monotonic() - begin)])
+        if overview is not None:
+            yield from self._metrics(overview)
+
+    def _look(self) -> Overview | None:
+        with self._lock:
+            try:
+                if self._broker is None:
+                    self._broker = self._open()
+                overview = look(self._broker, top_keys=self._keys)
+                self._look_at_keys(overview)
+                return overview
+            except KombuFDBError:
+                self._forget()
+                return None
+
+    def _look_at_keys(self, overview: Overview) -> None:
+        queues = [each for each in overview.live_queues if each.key_totals]
+        self._key_rates = {each.name: self._key_rates.get(each.name, KeyRates(self._keys)) for each in queues}
+        for queue in queues:
+            self._key_rates[queue.name].look(queue.key_totals)
+
+    def _forget(self) -> None:
+        """Begin anew next time: the store may be another one by then, or this a forked child."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.close()
+
+    def close(self) -> None:
+        """Give the store back."""
+        with self._lock:
+            self._forget()
+
+    # -- what it shows -----------------------------------------------------------------------------------------------
+
+    def _metrics(self, overview: Overview) -> Iterator[Metric]:
+        queues = [each for each in overview.live_queues if not each.passing]
+        busiest = sorted(queues, key=lambda each: (-each.ready - each.delayed - each.leased - each.dead, each.name))
+        named, others = busiest[:QUEUES], busiest[QUEUES:]
+        yield from _of_queues(named, others)
+        yield from _totals(named, others)
+        yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
+        yield from self._totals_of_keys(named)
+        states = Counter("open" if each.open else "ended" for each in overview.sessions)
+        yield _gauge("celery_fdb_sessions", ["state"], [((state,), states[state]) for state in ("open", "ended")])
+        late = CounterMetricFamily(LATE, "Settlements that came too late: the message was given to another consumer.")
+        late.add_metric([], overview.late_settlements)
+        yield late
+
+    def _of_keys(self, queues: Sequence[QueueView]) -> Iterator[tuple[tuple[str, ...], float]]:
+        for queue in queues:
+            if not any(each.key for each in queue.keys):  # not a fair queue
+                continue
+            for state in ("ready", "leased"):
+                known = [(each.key, getattr(each, state)) for each in queue.keys]
+                yield from (((queue.name, key, state), number) for key, number in known)
+                rest = getattr(queue, state) - sum(number for _, number in known)
+                yield (queue.name, OTHER, state), max(rest, 0)
+
+    def _totals_of_keys(self, queues: Sequence[QueueView]) -> Iterator[Metric]:
+        found = [(each.name, self._key_rates[each.name]) for each in queues if each.name in self._key_rates]
+        for name, (event, about) in KEY_TOTALS.items():
+            metric = CounterMetricFamily(name, about, labels=["queue", "key"])
+            for queue, rates in found:
+                for key, totals in rates.named.items():
+                    metric.add_metric([queue, key], totals.get(event, 0))
+                metric.add_metric([queue, OTHER], rates.others[event])
+            yield metric
+
+
+def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:
+    messages = [((each.name, state), getattr(each, state)) for each in named for state in STATES]
+    if others:
+        messages += [((OTHER, state), sum(getattr(each, state) for each in others)) for state in STATES]
+    yield _gauge("celery_fdb_queue_messages", ["queue", "state"], messages)
+    ages = [((each.name,), each.oldest_age_s or 0.0) for each in named]
+    yield _gauge("celery_fdb_queue_oldest_seconds", ["queue"], ages)
+    yield _gauge("celery_fdb_queue_paused", ["queue"], [((each.name,), float(each.paused)) for each in named])
+    yield _gauge("celery_fdb_queue_consumers", ["queue"], [((each.name,), each.consumers) for each in named])
+
+
+def _totals(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:
+    for name, (event, about) in TOTALS.items():
+        metric = CounterMetricFamily(name, about, labels=["queue"])
+        for queue in named:
+            metric.add_metric([queue.name], queue.totals.get(event, 0))
+        if others:
+            metric.add_metric([OTHER], sum(queue.totals.get(event, 0) for queue in others))
+        yield metric
+
+
+def _gauge(name: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    metric = GaugeMetricFamily(name, GAUGES[name], labels=labels)
+    for label_values, value in values:
+        metric.add_metric(label_values, value)
+    return metric

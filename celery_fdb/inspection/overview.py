@@ -1,0 +1,282 @@
+"""What is in a broker now, as plain data: for the command line, the metrics and the admin pages.
+
+Numbers come from the store's counters and never from a scan: what it costs grows with the number of queues, not with
+their messages, and is bounded in the number of keys. The parts are read in transactions of their own, so they may be
+some milliseconds apart; each number by itself is exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_fdb.inspection.masking import masked
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.stored.tally import LATE
+from kombu_fdb.errors import QueueNotFound
+from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
+from kombu_fdb.primitives.clock import SystemClock
+
+__all__ = [
+    "KeyView",
+    "Overview",
+    "QueueView",
+    "SessionView",
+    "as_json",
+    "is_internal",
+    "key_rates",
+    "look",
+    "look_at_keys",
+    "rates",
+]
+
+#: Keys of one queue that are read to find its longest.
+KEYS_READ = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """One fairness key of a queue; the key "" is that of messages without one."""
+
+    key: str
+    ready: int
+    leased: int
+    #: :class:`~kombu_fdb.model.KeyLimits`'s fields; None if it has no limits of its own.
+    limits: dict[str, Any] | None = None
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.limits and self.limits["paused"])
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue. ``dead``: messages in ``<queue>.dead``, which is a queue too, and named by ``dead_of`` there.
+
+    ``oldest_age_s``: seconds for which the oldest ready message waits since it was published or due, None without one;
+    in a queue with very many keys, of the oldest among those next in turn. ``ready_bytes``: payloads of the ready ones.
+    ``keys``: the longest, and ``key_totals``, if they were asked for.
+    """
+
+    name: str
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    oldest_age_s: float | None = None
+    paused: bool = False
+    declared: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    dead_of: str | None = None
+    #: How many sessions consume it.
+    consumers: int = 0
+    #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts
+    #: (``kombu_fdb/engine/metrics/totals.py``).
+    totals: dict[str, int] = field(default_factory=dict)
+    #: It vanishes by itself when nobody uses it, as reply queues do.
+    passing: bool = False
+    ready_bytes: int = 0
+    #: Kept by an older worker, which can't read them, for a newer one.
+    newer: int = 0
+    keys: list[KeyView] = field(default_factory=list)
+    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/keytotals.py``).
+    key_totals: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def is_internal(self) -> bool:
+        """Celery's own: remote control, its replies, events."""
+        return is_internal(self.name)
+
+
+def is_internal(queue: str) -> bool:
+    """Whether Celery made the queue for itself."""
+    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """One consumer process. ``beat`` changes with every heartbeat; it is no time.
+
+    ``open``: false once it has ended and waits to be cleaned up. ``queues``: which it consumes. ``leased``: None
+    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it told none; for people.
+    """
+
+    id: str
+    host: str
+    pid: int | None
+    program: str
+    ttl_s: float
+    open: bool
+    beat: str
+    queues: list[str]
+    leased: int | None = None
+    beat_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """``taken_ms``: wall clock, milliseconds since 1970. ``broker``: where, with secrets masked."""
+
+    taken_ms: int
+    broker: str
+    queues: list[QueueView]
+    sessions: list[SessionView]
+    #: Settlements that came too late, of any queue.
+    late_settlements: int = 0
+    #: What the maintenance of the queues could not do: duty, subject, error, times, since_ms.
+    asides: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def live_queues(self) -> list[QueueView]:
+        """Without the queues of dead letters, which the others count."""
+        return [queue for queue in self.queues if queue.dead_of is None]
+
+    def total(self, field_name: str) -> int:
+        """Of the application's queues: not of those that Celery makes for itself."""
+        return sum(getattr(queue, field_name) for queue in self.live_queues if not queue.is_internal)
+
+
+def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
+    """Read it all. ``queues``: only of these. ``top_keys``: with so many of each queue's longest keys.
+
+    With ``top_keys`` also the totals by key.
+    ``held``: with the number of each session's messages, which are counted one by one. Raises ``QueueNotFound`` for a
+    name in ``queues`` that is neither declared nor holds anything, and ``StoreUnavailable``.
+    """
+    now_ms = SystemClock().wall_ms()
+    counts = broker.queues()
+    for name in list(counts):
+        if name.endswith(DEAD_SUFFIX):  # its queue may be empty and undeclared by now
+            counts.setdefault(name.removesuffix(DEAD_SUFFIX), QueueCounts())
+    names = sorted(counts) if queues is None else list(queues)
+    for name in names:
+        if name not in counts:
+            raise QueueNotFound(queue=name, fix="`queues` lists those there are.")
+    facts, totals = broker.engine.facts(names), broker.engine.totals()
+    sessions = [_session(each) for each in broker.engine.sessions(held=held)]
+    consumers = Counter(queue for each in sessions if each.open for queue in each.queues)
+    views = [
+        dataclasses.replace(
+            _queue(name, counts, facts[name], now_ms), totals=totals.get(name, {}), consumers=consumers[name]
+        )
+        for name in names
+    ]
+    if top_keys:
+        by_key = broker.engine.key_totals()
+        views = [
+            dataclasses.replace(
+                each, keys=look_at_keys(broker, each.name, top=top_keys), key_totals=by_key.get(each.name, {})
+            )
+            for each in views
+        ]
+    asides = [each._asdict() for each in broker.engine.asides()]
+    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
+
+
+def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
+    own, dead = counts[name], counts.get(name + DEAD_SUFFIX, QueueCounts())
+    is_dead = name.endswith(DEAD_SUFFIX)
+    return QueueView(
+        name,
+        own.ready,
+        own.delayed,
+        own.leased,
+        dead.ready,
+        None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000,
+        facts.control.paused,
+        facts.declared,
+        facts.arguments,
+        name.removesuffix(DEAD_SUFFIX) if is_dead else None,
+        passing=facts.can_vanish,
+        ready_bytes=own.ready_bytes,
+        newer=own.newer,
+    )
+
+
+def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[KeyView]:
+    """A queue's keys, the longest first. ``top``: so many, found among the first :data:`KEYS_READ` by name."""
+    found: dict[str, KeyCounts] = {}
+    after: str | None = None
+    while (top is None or len(found) < KEYS_READ) and (page := broker.engine.key_page(queue, after=after)):
+        found |= page
+        after = next(reversed(page))
+    longest = heapq.nsmallest(len(found) if top is None else top, found.items(), key=_longest_first)
+    return [_key(*each) for each in longest]
+
+
+def _longest_first(item: tuple[str, KeyCounts]) -> tuple[int, int, str]:
+    key, counts = item
+    return -counts.ready, -counts.leased, key
+
+
+def _key(key: str, counts: KeyCounts) -> KeyView:
+    return KeyView(
+        key, counts.ready, counts.leased, None if counts.limits is None else dataclasses.asdict(counts.limits)
+    )
+
+
+def _session(facts: SessionFacts) -> SessionView:
+    about = facts.description
+    return SessionView(
+        facts.session_id.hex(),
+        str(about.get("host", "")),
+        about.get("pid"),
+        str(about.get("program", "")),
+        facts.ttl_s,
+        facts.open,
+        facts.beat[:10].hex(),
+        facts.consumed,
+        facts.held,
+        facts.beat_ms,
+    )
+
+
+def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
+    """Messages a second between two looks, by queue and event of :attr:`QueueView.totals`.
+
+    ``growth`` is that of what waits, ready or delayed; below 0 it shrinks. Empty without time between the looks.
+    """
+    seconds = (after.taken_ms - before.taken_ms) / 1000
+    if seconds <= 0:
+        return {}
+    was = {queue.name: queue for queue in before.queues}
+    return {each.name: _rates(was.get(each.name, QueueView(each.name)), each, seconds) for each in after.queues}
+
+
+def _rates(before: QueueView, after: QueueView, seconds: float) -> dict[str, float]:
+    growth = after.ready + after.delayed - before.ready - before.delayed
+    return {**_speeds(before.totals, after.totals, seconds), "growth": growth / seconds}
+
+
+def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
+    # Totals begin anew when a queue was deleted, or a key counted among the others.
+    return {event: max(0, number - before.get(event, 0)) / seconds for event, number in after.items()}
+
+
+def key_rates(before: Overview, after: Overview) -> dict[str, dict[str, dict[str, float]]]:
+    """Messages a second by queue, key and event of :attr:`QueueView.key_totals`; "" is for the others."""
+    seconds = (after.taken_ms - before.taken_ms) / 1000
+    if seconds <= 0:
+        return {}
+    was = {queue.name: queue.key_totals for queue in before.queues}
+    return {
+        queue.name: {
+            key: _speeds(was.get(queue.name, {}).get(key, {}), events, seconds)
+            for key, events in queue.key_totals.items()
+        }
+        for queue in after.queues
+        if queue.key_totals
+    }
+
+
+def as_json(overview: Overview) -> dict[str, Any]:
+    """The same as dicts, lists, strings and numbers; secrets in arguments of queues are masked."""
+    document = dataclasses.asdict(overview)
+    for queue in document["queues"]:
+        queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
+    return document

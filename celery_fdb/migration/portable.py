@@ -1,0 +1,294 @@
+"""The export file: JSON lines, so that it can be read in twenty years, and with no more than a JSON parser.
+
+The first line is the header, ``{"celery-fdb-export": 1, "id": ..., "messages": ..., ...}``, then comes one line an
+entry, ``{kind: fields}``, and the last line is ``{"end": {"entries": ..., "sha256": ...}}`` over all lines before it.
+Payloads are in base64, ids in hexadecimal, moments in milliseconds since 1970 UTC.
+
+A file without its end is half an export, and is refused as a whole. It is written beside its name, with ``.part``
+behind, and gets the name when it is complete and on the disk. Messages are other people's secrets: mode 0600.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kombu_fdb.engine.stored.tally import DELAYED, READY
+from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, encode_stored
+from kombu_fdb.model import (
+    LONGEST_KEY,
+    LONGEST_TASK_ID,
+    NO_PRIORITY,
+    URGENT,
+    Death,
+    KeyLimits,
+    QueueControl,
+    StoredMessage,
+)
+from kombu_fdb.primitives.ranges import LATEST_MS, check_text, is_whole, moment
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+__all__ = ["Binding", "Control", "Dedup", "Entry", "Header", "Limits", "read_entries", "read_header", "verify", "write"]
+
+#: What reading a document of unknown shape may raise.
+_ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error)
+#: Bytes of a name: a key of FoundationDB has 10,000, with all else that stands in it.
+LONGEST_STORED = 8_000
+
+FORMAT = "celery-fdb-export"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``id``: 16 bytes of this export alone. ``source``: where it is from, with secrets masked."""
+
+    id: bytes
+    source: str
+    taken_ms: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    exchange: str
+    queue: str
+    routing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    queue: str
+    control: QueueControl
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    queue: str
+    key: str
+    limits: KeyLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Dedup:
+    """A window of a dedup id; ``end_ms``: wall clock."""
+
+    exchange: str
+    routing_key: str
+    dedup_id: str
+    end_ms: int
+
+
+Entry = Exchange | QueueDeclaration | Binding | Control | Limits | Dedup | StoredMessage
+
+
+# -- one line ----------------------------------------------------------------------------------------------------------
+
+
+def _message_fields(message: StoredMessage) -> dict[str, Any]:
+    fields = dataclasses.asdict(message)
+    fields["payload"] = base64.b64encode(message.payload).decode()
+    fields["message_id"] = message.message_id.hex()
+    return fields
+
+
+def _stored_message(fields: dict[str, Any]) -> StoredMessage:
+    deaths = tuple(Death(**{**each, "routing_keys": tuple(each["routing_keys"])}) for each in fields["deaths"])
+    payload = base64.b64decode(fields["payload"], validate=True)
+    message_id = bytes.fromhex(fields["message_id"])
+    message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths})
+    _check(message)
+    return message
+
+
+def _check(message: StoredMessage) -> None:
+    """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
+    decode_record(encode_stored(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)))
+    flags = (message.keyed, message.unreadable)
+    if not (
+        len(message.message_id) in (0, 16)
+        and message.state in (READY, DELAYED)
+        and is_whole(message.priority, NO_PRIORITY, URGENT)
+        and is_whole(message.due_ms, 0, LATEST_MS)
+        and all(isinstance(each, bool) for each in flags)
+    ):
+        raise ValueError(message.state)
+    for name, text, longest in (
+        ("queue", message.queue, LONGEST_STORED),
+        ("key", message.key, LONGEST_KEY),
+        ("task id", message.task_id, LONGEST_TASK_ID),
+    ):
+        check_text(name, text, longest)
+
+
+def _exchange(fields: dict[str, Any]) -> Exchange:
+    exchange = Exchange(**fields)
+    return Exchange.decode(_text(exchange.name), exchange.encode())
+
+
+def _queue(fields: dict[str, Any]) -> QueueDeclaration:
+    declaration = QueueDeclaration(**fields)
+    return QueueDeclaration.decode(_text(declaration.name), declaration.encode())
+
+
+def _control(fields: dict[str, Any]) -> Control:
+    return Control(_text(fields["queue"]), decode_control(encode_json(fields["control"])))
+
+
+def _limits(fields: dict[str, Any]) -> Limits:
+    return Limits(_text(fields["queue"]), _text(fields["key"]), decode_limits(encode_json(fields["limits"])))
+
+
+def _dedup(fields: dict[str, Any]) -> Dedup:
+    found = Dedup(**fields)
+    _ = _text(found.exchange), _text(found.routing_key), _text(found.dedup_id)
+    return dataclasses.replace(found, end_ms=moment("end_ms", found.end_ms))
+
+
+def _binding(fields: dict[str, Any]) -> Binding:
+    return Binding(**{name: _text(text) for name, text in fields.items()})
+
+
+def _text(value: Any) -> str:
+    """In UTF-8, and no longer than a key of any store."""
+    check_text("name", value, LONGEST_STORED)
+    return str(value)
+
+
+_DECODE: dict[str, Callable[[dict[str, Any]], Entry]] = {
+    "exchange": _exchange,
+    "queue": _queue,
+    "binding": _binding,
+    "control": _control,
+    "limits": _limits,
+    "dedup": _dedup,
+    "message": _stored_message,
+}
+_KINDS: dict[type, str] = {
+    Exchange: "exchange",
+    QueueDeclaration: "queue",
+    Binding: "binding",
+    Control: "control",
+    Limits: "limits",
+    Dedup: "dedup",
+    StoredMessage: "message",
+}
+
+
+def _encode(entry: Entry) -> dict[str, Any]:
+    fields = _message_fields(entry) if isinstance(entry, StoredMessage) else dataclasses.asdict(entry)
+    return {_KINDS[type(entry)]: fields}
+
+
+def _decode(line: bytes, number: int) -> Entry:
+    try:
+        ((kind, fields),) = json.loads(line).items()
+        return _DECODE[kind](fields)
+    except (*_ODD, KombuFDBError) as error:
+        raise FormatError(
+            "an entry of the export file can't be read",
+            line=number,
+            reason=str(error)[:200],
+            fix="Was it written by a newer celery-fdb? Upgrade this one.",
+        ) from error
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
+    """Write a whole export, or nothing under this name. Returns the number of messages. Raises ``OSError``."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # of a killed export
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through somebody's link
+    with os.fdopen(descriptor, "wb") as file:
+        messages = _write_lines(file, header, entries)
+        file.flush()
+        os.fsync(descriptor)
+    part.replace(path)
+    return messages
+
+
+def _write_lines(file: IO[bytes], header: Header, entries: Iterable[Entry]) -> int:
+    digest, number, messages = hashlib.sha256(), 0, 0
+
+    def put(document: dict[str, Any]) -> None:
+        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        digest.update(line)
+        file.write(line)
+
+    put({FORMAT: VERSION, **dataclasses.asdict(header), "id": header.id.hex()})
+    for number, entry in enumerate(entries, 1):  # noqa: B007 - the last one is the number of all
+        put(_encode(entry))
+        messages += isinstance(entry, StoredMessage)
+    put({"end": {"entries": number, "messages": messages, "sha256": digest.hexdigest()}})
+    return messages
+
+
+def read_header(path: Path) -> Header:
+    """Raises ``FormatError``, ``OSError``."""
+    with path.open("rb") as file:
+        line = file.readline(100_000)
+    try:
+        fields = json.loads(line)
+        version = fields.pop(FORMAT)
+    except _ODD:
+        raise FormatError(
+            "not an export of celery-fdb", path=str(path), fix="Name a file that `export` has written."
+        ) from None
+    if version != VERSION:
+        raise FormatError("an export of a newer celery-fdb", version=version, fix="Upgrade this one.")
+    try:
+        header = Header(**{**fields, "id": bytes.fromhex(fields["id"])})
+    except _ODD as error:
+        raise FormatError(
+            "the header of the export can't be read", reason=str(error)[:200], fix="Export again."
+        ) from None
+    source: object = header.source
+    if not (isinstance(source, str) and is_whole(header.taken_ms, 0) and is_whole(header.messages, 0)):
+        raise FormatError("the header of the export can't be read", fix="Export again.")
+    return header
+
+
+def verify(path: Path) -> int:
+    """Check that the file is whole. Returns the number of messages. Raises ``FormatError``, ``OSError``."""
+    digest, last = hashlib.sha256(), b""
+    with path.open("rb") as file:
+        for line in file:
+            digest.update(last)
+            last = line
+    end = _end(last)
+    if end is None or not last.endswith(b"\n"):
+        raise FormatError(
+            "half an export: it has no end", path=str(path), fix="Export again; nothing was imported from it."
+        )
+    if end.get("sha256") != digest.hexdigest() or not is_whole(end.get("messages"), 0):
+        raise FormatError("the export file was changed or is damaged", path=str(path), fix="Export again.")
+    return int(end["messages"])
+
+
+def _end(line: bytes) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(line)["end"])
+    except _ODD:
+        return None
+
+
+def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
+    """The entries with the numbers of their lines, between header and end. Raises ``FormatError``, ``OSError``."""
+    with path.open("rb") as file:
+        next(file)
+        before = None
+        for number, line in enumerate(file, 2):
+            if before is not None:
+                yield number - 1, _decode(before, number - 1)
+            before = line

@@ -1,0 +1,318 @@
+"""Failed tasks as dead letters: what a task failed of is kept with its message, where it can be read and replayed.
+
+Model. An attempt of a task ends in the worker's parent process, in its ``Request``. What this module adds to it:
+
+* The message is *explained* to its channel (``QoS.explain``): error, its class, the end of the traceback, task, worker,
+  and all attempts with time and error. Whatever rejects the message after that, at once or when it has come back too
+  often, buries it with the explanation, in one transaction. Done for every failure, ``Reject`` and lost worker.
+* If the task *keeps its failures*, its last failure is such a rejection. With ``acks_late`` the message's own lease is
+  rejected instead of acknowledged, so there is no moment in which the message is neither held nor dead. Without, the
+  message was acknowledged before the task began; a copy of it is stored among the dead letters.
+* A message that Celery can't decode, which its worker else acknowledges, is dead-lettered as ``malformed``; an unknown
+  or invalid task, which it rejects, is explained.
+* A message that was replayed into the queue in which it died begins anew: its retries count from zero, and the moment
+  after which it was not to be run (``expires``), which may have passed while it was dead, no longer holds.
+
+A task keeps its failures if its option ``dead_letter`` says so, or, without one, the setting
+``fdb_dead_letter_failures``. The default is no, as ever in Celery, where a failure is a result like any other: kept by
+the result backend, seen by monitors, and for many applications nothing that anybody wants to run again. And
+``<queue>.dead`` is for people. It keeps 10,000 letters, and those of poison must not be pushed out by those of an
+unreachable web site.
+
+Retries carry their history in the header :data:`ATTEMPTS`, which the process that runs the task adds to the message of
+the next attempt: the last 10, with 300 characters of each error.
+
+What happens at each failure. The store does not answer while a message is rejected: the message stays leased, and is
+delivered again when the connection, or the worker, is gone. It does not answer while a copy is stored: the worker's
+duties thread tries until it does, or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
+An answer is lost, and the copy may be stored: the next try finds out, so there is one letter.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from weakref import WeakSet
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded
+from celery import Celery, bootsteps, current_task
+from celery.exceptions import Ignore, NotRegistered, Reject, Retry
+from celery.signals import before_task_publish
+from celery.utils.imports import symbol_by_name
+from celery.utils.serialization import UnpickleableExceptionWrapper
+from celery.worker import state
+from celery.worker.request import logger as request_logger
+
+from kombu_fdb.engine.messages.again import Burial
+from kombu_fdb.errors import StoreError
+from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.envelope import without_deaths
+
+__all__ = ["ATTEMPTS", "FailureRequest", "details_of", "install", "keeps_failures"]
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = "fdb_attempts"
+MOST_ATTEMPTS = 10
+ATTEMPT_ERROR_LENGTH = 300
+ERROR_LENGTH = 2_000
+TRACEBACK_LENGTH = 4_096
+
+SETTING = "fdb_dead_letter_failures"
+_installed: WeakSet[Celery] = WeakSet()
+
+
+def install(app: Celery) -> None:
+    """Have the app's workers explain failures, and bury them where tasks ask for it. Idempotent.
+
+    Does nothing with messages of another broker than ours.
+    """
+    if app in _installed:
+        return
+    _installed.add(app)
+    app.add_defaults({SETTING: False})
+    app.steps["consumer"].add(Undertaker)
+    before_task_publish.connect(_note_attempt, weak=False, dispatch_uid="celery_fdb.tasks.failures")
+
+
+def keeps_failures(task: Any) -> bool:
+    """Whether the task's last failure is dead-lettered: its option ``dead_letter``, else the app's setting."""
+    wanted = getattr(task, "dead_letter", None)
+    return bool(task.app.conf.get(SETTING, False) if wanted is None else wanted)
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
+    """What a dead letter tells of an error; it is in ``Death.details`` and in the entries of ``x-death``."""
+    return {
+        "error_class": _class_of(exc),
+        "error": _text_of(exc)[:ERROR_LENGTH],
+        "traceback": str(traceback or "")[-TRACEBACK_LENGTH:],
+        **facts,
+    }
+
+
+def _class_of(exc: Any) -> str:
+    """With its module. Of a ``Reject`` for an exception, that one's."""
+    if isinstance(exc, Reject) and isinstance(exc.reason, BaseException):
+        exc = exc.reason
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        return f"{exc.exc_module}.{exc.exc_cls_name}"
+    return f"{type(exc).__module__}.{type(exc).__qualname__}"
+
+
+def _text_of(exc: Any) -> str:
+    """An exception's text, whatever its ``__str__`` does."""
+    try:
+        return str(exc.reason if isinstance(exc, Reject) else exc)
+    except Exception:  # noqa: BLE001 - a broken exception is no reason to lose the letter
+        return "<unprintable>"
+
+
+def _attempt(exc: Any) -> dict[str, str]:
+    """One entry of the history. The time is when the attempt ended, in UTC."""
+    error = "" if exc is None else f"{_class_of(exc)}: {_text_of(exc)}"[:ATTEMPT_ERROR_LENGTH]
+    return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "error": error}
+
+
+def _attempts(earlier: Any, exc: Any) -> list[dict[str, str]]:
+    before = [each for each in earlier if isinstance(each, dict)] if isinstance(earlier, list) else []
+    return [*before, _attempt(exc)][-MOST_ATTEMPTS:]
+
+
+def _note_attempt(headers: Any = None, **_: Any) -> None:
+    """In the process that runs a task: the message of its next attempt is about to be published."""
+    task = current_task
+    if not task or not isinstance(headers, dict) or not headers.get("retries") or task.app not in _installed:
+        return
+    if task.request.id == headers.get("id") and not task.request.called_directly:
+        headers[ATTEMPTS] = _attempts(getattr(task.request, ATTEMPTS, None), sys.exc_info()[1])
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
+
+
+class FailureRequest:
+    """Mixed in before a task's own ``Request``."""
+
+    #: What is told of the failure that is being handled.
+    _death: dict[str, Any] | None = None
+    _copied = False
+    acknowledged: bool
+    _message: Any
+    _on_reject: Callable[..., None]
+
+    def __init__(self, message: Any, *args: Any, headers: Any = None, **options: Any) -> None:
+        headers = message.headers if headers is None else headers
+        super().__init__(message, *args, headers=_anew(headers, message), **options)  # type: ignore[call-arg]  # a mixin
+
+    @property
+    def _own_channel(self) -> Channel | None:
+        channel = self._message.channel
+        return channel if isinstance(channel, Channel) else None
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """An attempt did not succeed; in the parent process."""
+        exc = exc_info.exception
+        self._fail(exc.exc if isinstance(exc, ExceptionWithTraceback) else exc, exc_info.traceback)
+        result = super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]  # a mixin
+        self._keep_copy()
+        return result
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """A time limit has passed; the hard one ends the attempt."""
+        if not soft and not state.should_terminate and self._death is None:
+            self._fail(TimeLimitExceeded(timeout), "")
+        result = super().on_timeout(soft, timeout)  # type: ignore[misc]  # a mixin
+        if not soft:
+            self._keep_copy()
+        return result
+
+    def _fail(self, exc: Any, traceback: str) -> None:
+        """Explain the message, unless this is no failure: a retry, or a task that was revoked."""
+        channel = self._own_channel
+        if channel is None or isinstance(exc, Terminated | Ignore | Retry) or self._ended_by_us:
+            return
+        self._death = details_of(
+            exc,
+            traceback,
+            task=self.name,  # type: ignore[attr-defined]  # of the Request
+            task_id=self.id,  # type: ignore[attr-defined]  # of the Request
+            worker=self.hostname,  # type: ignore[attr-defined]  # of the Request
+            attempts=_attempts(self._request_dict.get(ATTEMPTS), exc),  # type: ignore[attr-defined]  # of the Request
+        )
+        channel.qos.explain(self._message.delivery_tag, self._death)
+
+    @property
+    def _ended_by_us(self) -> bool:
+        """Celery ended the attempt itself: a revoked task, or a lost connection, or a shutdown."""
+        return bool(self._already_revoked or self._already_cancelled)  # type: ignore[attr-defined]  # of the Request
+
+    @property
+    def _is_kept(self) -> bool:
+        return self._death is not None and keeps_failures(self.task)  # type: ignore[attr-defined]  # of the Request
+
+    def acknowledge(self) -> None:
+        """The attempt is over. Its failure, if it is kept, becomes a rejection; no event tells of that."""
+        if not self._is_kept:
+            super().acknowledge()  # type: ignore[misc]  # a mixin
+        elif not self.acknowledged:
+            self._on_reject(request_logger, self._connection_errors, False)  # type: ignore[attr-defined]
+            self.acknowledged = True
+
+    def _keep_copy(self) -> None:
+        """Of a message that was acknowledged before its task began."""
+        if self._is_kept and not self.task.acks_late and not self._copied:  # type: ignore[attr-defined]
+            self._copied = True
+            channel = self._own_channel
+            if channel is not None and self._death is not None:
+                bury_copy(channel, self._message, self._death)
+
+    def _success_was_stored(self) -> Any:
+        """The child was lost after the task had succeeded: no failure then."""
+        stored = super()._success_was_stored()  # type: ignore[misc]  # a mixin
+        if stored:
+            self._death = None
+        return stored
+
+    def _retry_worker_lost(self, exc: Any, exc_info: Any) -> Any:
+        """Its retry acknowledges the message."""
+        death, self._death = self._death, None
+        retried = super()._retry_worker_lost(exc, exc_info)  # type: ignore[misc]  # a mixin
+        if not retried:
+            self._death = death
+        return retried
+
+
+def _anew(headers: Any, message: Any) -> Any:
+    """The headers; of a replayed message those of a first attempt."""
+    if not isinstance(message.channel, Channel) or not isinstance(headers, dict):
+        return headers
+    _published, deaths = without_deaths(headers)
+    if not deaths or deaths[0].queue != (message.delivery_info or {}).get("queue"):
+        return headers
+    return {name: value for name, value in headers.items() if name not in {ATTEMPTS, "expires"}} | {"retries": 0}
+
+
+def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
+    """Store a dead letter of a message that is acknowledged already; later, if the store does not answer now."""
+    queue = message.delivery_info["queue"]
+    publication, deaths = channel.encode_again(message)
+    burial = Burial(publication)  # one for all attempts, so that it happens once
+
+    def bury() -> None:
+        channel.engine.bury_copy(queue, burial, deaths, details=death)
+
+    try:
+        bury()
+    except StoreError:
+        logger.exception("the dead letter of a failed task is stored when the store answers again")
+        channel.client.later(bury)
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+
+class Undertaker(bootsteps.Step):
+    """Made with the consumer, before it builds its tasks' strategies."""
+
+    def __init__(self, consumer: Any, **_: Any) -> None:
+        requests: dict[type, type] = {}
+        for task in consumer.app.tasks.values():
+            base = symbol_by_name(task.Request)
+            if not issubclass(base, FailureRequest):
+                task.Request = requests.setdefault(base, type("Request", (FailureRequest, base), {}))
+        self._explain_strangers(consumer)
+
+    @staticmethod
+    def _explain_strangers(consumer: Any) -> None:
+        """Messages that are no tasks of this worker."""
+        decode_error, unknown_task = consumer.on_decode_error, consumer.on_unknown_task
+        unknown_message, invalid_task = consumer.on_unknown_message, consumer.on_invalid_task
+
+        def on_decode_error(message: Any, exc: Any) -> Any:
+            if not isinstance(message.channel, Channel):
+                return decode_error(message, exc)
+            _explain(message, exc, reason="malformed")
+            return decode_error(Undecodable(message), exc)
+
+        def on_unknown_task(body: Any, message: Any, exc: Any) -> Any:
+            _explain(message, NotRegistered(str(exc)))
+            return unknown_task(body, message, exc)
+
+        def on_unknown_message(body: Any, message: Any) -> Any:
+            _explain(message, ValueError("not a Celery message"))
+            return unknown_message(body, message)
+
+        def on_invalid_task(body: Any, message: Any, exc: Any) -> Any:
+            _explain(message, exc)
+            return invalid_task(body, message, exc)
+
+        consumer.on_decode_error, consumer.on_unknown_task = on_decode_error, on_unknown_task
+        consumer.on_unknown_message, consumer.on_invalid_task = on_unknown_message, on_invalid_task
+
+
+class Undecodable:
+    """A message whose acknowledgement is a rejection: Celery logs it and acknowledges it."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def ack(self) -> None:
+        self._message.reject()
+
+
+def _explain(message: Any, exc: Any, reason: str = "rejected") -> None:
+    if isinstance(message.channel, Channel):
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        facts = {name: str(headers[key]) for name, key in (("task", "task"), ("task_id", "id")) if key in headers}
+        message.channel.qos.explain(message.delivery_tag, details_of(exc, **facts), reason=reason)

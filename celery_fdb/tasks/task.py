@@ -1,0 +1,215 @@
+"""A task's fairness, limits, dedup, dead letters and backoff: options in its decorator.
+
+::
+
+    @app.task(base=FdbTask, fair_key="customer_id", max_in_flight=1)
+    def charge(customer_id, order_id): ...
+
+================== ===================================================================================================
+``fair_key``       whose task it is: the name of an argument, or a function of ``(args, kwargs)``. Becomes the message's
+                   header ``fair_key``
+``max_in_flight``  how many of one key's messages of this task may run at a time, over all workers
+``rate_limit_key`` how often they may start, as ``"10/s"``, ``"100/m"`` or ``"5/h"``, over all workers
+``dedup_id``       what makes two calls one: an argument's name or a function, as above. Becomes the header
+                   ``dedup_id``, with the task's name before it
+``dedup_window``   for how many seconds; the broker's option of that name if not set
+``dead_letter``    whether a task that fails for good goes to the dead letters of its queue (``failures.py``); if not
+                   set, the app's ``fdb_dead_letter_failures`` says so
+``backoff``        how long ``retry`` waits: ``"processing-queue"`` (1, 5, 25 minutes), ``"1/5/25min"``, ``"10/30s"``
+================== ===================================================================================================
+
+``fair_key`` and the dedup options may also be given to ``apply_async`` or ``Signature.set``, as values:
+``charge.apply_async((7,), fair_key="acme", dedup_id="order-7")``. A header of that name comes before all. All go
+through ``apply_async``: so do ``delay``, signatures, canvas, ``retry`` and beat. ``app.send_task("name")`` leaves
+them out: it knows no arguments' names.
+
+Limits are kept in the store, for a key of a queue. So that two tasks with different limits can share a queue and a
+customer, the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one
+turn a round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks a limit of its own.
+Before a process first publishes to a key it looks whether its limits are those of the task, and sets them if not. So a
+changed number counts as soon as a process with the new code publishes to the key; a key's other limits stay as they
+are; and a limit that is taken out of the code has to be taken out of the store (``Queue.unlimit``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery import Task
+from celery.utils.time import rate
+
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.backoff import Backoff
+from celery_fdb.tasks.limiting import limit_keys
+from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
+from kombu_fdb.transport.given import text_of
+
+__all__ = ["FdbTask"]
+
+OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")
+
+#: How alike a name must be to be taken for a misspelt one of ours.
+CUTOFF = 0.8
+
+Source = str | Callable[[Sequence[Any], Mapping[str, Any]], Any] | None
+
+
+class FdbTask(Backoff, Task):
+    """Base of tasks with the options above. Raises ``OptionError`` where the task is defined."""
+
+    abstract = True
+
+    fair_key: Source = None
+    max_in_flight: int | None = None
+    rate_limit_key: str | None = None
+    dedup_id: Source = None
+    dedup_window: float | None = None
+    dead_letter: bool | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_names(cls)
+        for name in ("fair_key", "dedup_id"):
+            _check_source(cls, name)
+        _check_values(cls)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's, with ``fair_key``, ``dedup_id`` and ``dedup_window`` as further options.
+
+        Raises whatever a function of yours for a key raises: then nothing is published.
+        """
+        headers = dict(options.pop("headers", None) or {})
+        self._add_key(headers, args or (), kwargs or {}, options)
+        self._add_dedup(headers, args or (), kwargs or {}, options)
+        if self.limits and not self.app.conf.task_always_eager:
+            limit_keys(self, headers["fair_key"], self.limits, args, kwargs, options)
+        return super().apply_async(args, kwargs, *rest, **options, headers=headers or None)
+
+    def _add_key(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+        given = options.pop("fair_key", None)
+        if headers.get("fair_key") is not None:
+            given = headers["fair_key"]
+        key = self._value("fair_key", args, kwargs) if given is None else text_of("fair_key", given)
+        text = "" if key is None else str(key)
+        if self.limits:
+            text = self._limited(text)
+        if text:
+            headers["fair_key"] = text
+
+    def _limited(self, key: str) -> str:
+        """Once: a retry brings the header of the first attempt along."""
+        own = str(self.name)
+        return key if key == own or key.endswith(f"/{own}") else f"{key}/{own}" if key else own
+
+    def _add_dedup(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+        given, window = options.pop("dedup_id", None), options.pop("dedup_window", self.dedup_window)
+        if given is None:
+            value = self._value("dedup_id", args, kwargs)
+            given = None if value is None else f"{self.name}:{value}"
+        if given is not None:
+            headers.setdefault("dedup_id", text_of("dedup_id", given))
+        if window is not None and "dedup_id" in headers:
+            headers.setdefault("dedup_window", window)
+
+    def _value(self, name: str, args: Any, kwargs: Any) -> Any:
+        source: Source = getattr(self, name)
+        if source is None:
+            return None
+        if callable(source):
+            return source(args, kwargs)
+        bound = inspect.signature(self.run).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if source in bound.arguments:
+            return bound.arguments[source]
+        return bound.kwargs.get(source)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Those of each of its keys, as fields of :class:`~kombu_fdb.model.KeyLimits`."""
+        limits: dict[str, Any] = {}
+        if self.max_in_flight is not None:
+            limits["max_in_flight"] = self.max_in_flight
+        if self.rate_limit_key is not None:
+            limits["rate"] = rate(self.rate_limit_key)
+        return limits
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Celery's hook, when the task's application is known."""
+        super().on_bound(app)
+        if cls.dead_letter:
+            failures.install(app)
+
+
+# -- when a task is defined ------------------------------------------------------------------------------------------
+
+
+def _check_names(cls: type[FdbTask]) -> None:
+    """A task may have attributes of its own, but not one that is nearly one of ours."""
+    for name in vars(cls):
+        near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=CUTOFF)
+        if near and name not in OPTIONS and not hasattr(Task, name):
+            raise OptionError(
+                "unknown option of a task",
+                task=_name(cls),
+                name=name,
+                suggestion=near[0],
+                fix=f"Did you mean {near[0]}?",
+            )
+
+
+def _check_source(cls: type[FdbTask], name: str) -> None:
+    source = inspect.getattr_static(cls, name)
+    if isinstance(source, staticmethod) or source is None:
+        return
+    if callable(source):
+        setattr(cls, name, staticmethod(source))  # else it would be a method
+    elif not isinstance(source, str):
+        raise _unusable(cls, name, source, "the name of an argument, or a function of (args, kwargs)")
+    elif "run" in vars(cls):
+        _check_argument(cls, name, source)
+
+
+def _check_argument(cls: type[FdbTask], name: str, argument: str) -> None:
+    parameters = inspect.signature(cls.run).parameters
+    if argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    near = difflib.get_close_matches(argument, parameters, n=1)
+    advice = f"Did you mean {near[0]}?" if near else f"Its arguments: {', '.join(parameters) or 'none'}."
+    raise OptionError(f"{name} names no argument of the task", task=_name(cls), argument=argument, fix=advice)
+
+
+def _check_values(cls: type[FdbTask]) -> None:
+    most: Any = cls.max_in_flight
+    window: Any = cls.dedup_window
+    if most is not None and not is_whole(most, 1):
+        raise _unusable(cls, "max_in_flight", most, "a whole number of at least 1, or None")
+    if window is not None and not (is_number(window, 0, LONGEST_S) and window > 0):
+        raise _unusable(cls, "dedup_window", window, "a number of seconds, or None")
+    if cls.dead_letter not in {None, True, False}:
+        raise _unusable(cls, "dead_letter", cls.dead_letter, "True or False")
+    if cls.rate_limit_key is not None:
+        _check_rate(cls, cls.rate_limit_key)
+
+
+def _check_rate(cls: type[FdbTask], text: Any) -> None:
+    try:
+        if isinstance(text, str) and is_number(rate(text), SLOWEST, MOST):
+            return
+    except (ValueError, KeyError, OverflowError, ZeroDivisionError):
+        pass
+    raise _unusable(cls, "rate_limit_key", text, 'a rate such as "10/s", "100/m" or "5/h"')
+
+
+def _unusable(cls: type[FdbTask], name: str, value: Any, accepted: str) -> OptionError:
+    return OptionError(
+        "unusable option of a task", task=_name(cls), name=name, value=value, fix=f"It takes {accepted}."
+    )
+
+
+def _name(cls: type[FdbTask]) -> str:
+    return str(getattr(cls, "name", None) or cls.__name__)

@@ -1,0 +1,138 @@
+"""A lock that survives an exception at any moment: a signal handler's, a soft time limit's, a killed greenlet's.
+
+Model. Python runs signal handlers between any two calls, so what they raise may fall between taking a lock and noting
+that it was taken. Hence nothing is noted here. Who wants the lock makes a :class:`Turn` and appends it to a queue, in
+one call into C; *the head of the queue has the lock*. To leave is to remove the turn and to wake the new head. Both may
+be done twice, and for a turn that never stood in the queue, so :meth:`FairLock.release` repairs whatever an interrupted
+``acquire`` or ``release`` has left behind.
+
+The rule for callers: make the turn first, and release it by :func:`surely`: once at the end, and once more when an
+exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
+interpreter looks for signals; a ``Condition`` never does, as its own methods can be interrupted.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives.clock import Clock, SystemClock
+
+__all__ = ["FairLock", "Signal", "Turn", "surely"]
+
+T = TypeVar("T")
+
+
+def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
+    """Do ``work``, and in any case ``undo`` afterwards: again if an exception may have cut it short."""
+    try:
+        try:
+            return work()
+        finally:
+            undo()
+    except BaseException:
+        undo()
+        raise
+
+
+class Signal:
+    """Wakes one sleeping thread. Each method is one call into C, and setting it twice is setting it once."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        try:  # noqa: SIM105 - suppress is Python, and can be interrupted
+            self._lock.release()
+        except RuntimeError:  # it is set
+            pass
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until it is set, and unset it. False if that did not happen within ``timeout_s`` (None: ever)."""
+        return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
+
+
+class Turn:
+    """A place in the queue for a lock. Used once."""
+
+    __slots__ = ("_signal", "over")
+
+    def __init__(self) -> None:
+        self._signal: Signal | None = None
+        #: Its owner has begun to leave.
+        self.over = False
+
+    def listen(self) -> Signal:
+        """Call it before the look that decides whether to sleep: a wake-up from then on is not lost."""
+        if self._signal is None:
+            self._signal = Signal()
+        return self._signal
+
+    def wake(self) -> None:
+        signal = self._signal
+        if signal is not None:
+            signal.set()
+
+
+class FairLock:
+    """A lock that is handed to its waiters in the order they came; for threads and for greenlets."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._queue: deque[Turn] = deque()
+
+    def __len__(self) -> int:
+        """How many have it or wait for it."""
+        return len(self._queue)
+
+    @property
+    def head(self) -> Turn | None:
+        """Whose turn it is."""
+        try:
+            return self._queue[0]
+        except IndexError:
+            return None
+
+    def acquire(self, turn: Turn, timeout_s: float) -> bool:
+        """False: it was not given within ``timeout_s``, and ``turn`` has left the queue."""
+        queue = self._queue
+        queue.append(turn)
+        return queue[0] is turn or self._wait(turn, timeout_s)
+
+    def release(self, turn: Turn) -> None:
+        """Leave, whether ``turn`` has the lock, waits for it, has left or never came."""
+        turn.over = True
+        try:  # noqa: SIM105 - suppress takes longer than all of this
+            self._queue.remove(turn)
+        except ValueError:
+            pass
+        if self._queue and (head := self.head) is not None:
+            head.wake()
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Do ``work`` with the lock. Raises ``StoreUnavailable`` if it was not free within ``timeout_s``."""
+        turn = Turn()
+
+        def in_turn() -> T:
+            if not self.acquire(turn, timeout_s):
+                raise StoreUnavailable("another thread of this process hangs in the SQLite store")
+            return work()
+
+        return surely(in_turn, lambda: self.release(turn))
+
+    def _wait(self, turn: Turn, timeout_s: float) -> bool:
+        deadline = self._clock.monotonic() + timeout_s
+        signal = turn.listen()
+        while self.head is not turn:
+            if not signal.wait(deadline - self._clock.monotonic()):
+                break
+        if self.head is turn:
+            return True
+        self.release(turn)
+        return False

@@ -1,0 +1,138 @@
+"""The composition root: options and a location in, an open store with the queue engine on it out.
+
+Only this module names drivers, and it imports one when it is asked for: an application on SQLite needs no FoundationDB.
+Nothing shipped imports the test kit, so the store in memory is the one that names itself: ``open_memory`` is set by
+``kombu_fdb.testing.stores`` while tests use such stores, and else there are none.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kombu_fdb.engine.facade.engine import Engine, Policy
+from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.settings.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
+from kombu_fdb.settings.options import Options
+from kombu_fdb.store.protocol import Database, Transaction
+
+__all__ = ["Opened", "join", "open_memory", "open_store", "verify"]
+
+#: Opens a store in memory; None outside of tests.
+open_memory: Callable[[str], Database] | None = None
+
+
+# A driver is imported when the first store is opened, what joins transactions when that is first done. A child that was
+# forked in the middle by another thread would wait for ever for the lock of a half-imported module: so no fork happens
+# in the middle of it.
+_importing = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
+
+
+class Opened(NamedTuple):
+    """An open store."""
+
+    database: Database
+    engine: Engine
+
+
+def open_store(location: Location, options: Options, *, timeout_s: float) -> Opened:
+    """Open the store and check that it answers within about ``timeout_s`` seconds.
+
+    Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
+    """
+    database = _open_database(location, options, timeout_s)
+    try:
+        verify(database, location, timeout_s=timeout_s)
+    except BaseException:
+        database.close()
+        raise
+    return Opened(database, _engine(database, location, options))
+
+
+def verify(database: Database, location: Location, *, timeout_s: float) -> None:
+    """One small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
+    engine = Engine(
+        database, location.namespace, clock=SystemClock(), ids=random_id, rng=random.Random(), timeout_s=timeout_s
+    )
+    engine.check_format()
+
+
+def join(database: Database, location: Location, tr: Any) -> Transaction:
+    """``tr``, a FoundationDB transaction of the application's, as the queue's verbs take it. Raises ``OptionError``."""
+    if isinstance(location, SqliteLocation):
+        raise OptionError(
+            "the broker is not on FoundationDB, so it can't take part in its transactions",
+            broker=str(location),
+            fix="Use the broker fdb://, or the outbox of celery_fdb.contrib.outbox for an SQL database.",
+        )
+    with _importing:
+        from kombu_fdb.store.foundationdb.joined import join_transaction
+
+    return join_transaction(database, tr)
+
+
+def _open_database(location: Location, options: Options, timeout_s: float) -> Database:
+    if isinstance(location, SqliteLocation):
+        return _open_sqlite(location, options, timeout_s)
+    if isinstance(location, MemoryLocation):
+        return _open_memory(location)
+    return _open_cluster(location, options, timeout_s)
+
+
+def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
+    with _importing:
+        from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+    try:
+        location.create_directory()
+    except OSError as error:
+        raise StoreUnavailable(
+            "the directory of the default database can't be created",
+            path=str(location.path.parent),
+            reason=error.strerror,
+            fix="Name a file in the URL: fdb+sqlite:////path/broker.db.",
+        ) from error
+    return SqliteDatabase.open(str(location.path), synchronous=options.synchronous, timeout_s=timeout_s)
+
+
+def _open_memory(location: MemoryLocation) -> Database:
+    if open_memory is None:
+        raise StoreUnavailable(
+            "stores in memory are for tests",
+            location=str(location),
+            fix="Use the fixture fdb_broker of the pytest plugin, or kombu_fdb.testing.stores.MemoryStores.",
+        )
+    return open_memory(location.name)
+
+
+def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
+    with _importing:
+        from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
+
+    return FoundationDatabase.open(
+        cluster_file=None if location.cluster_file is None else str(location.cluster_file),
+        connection_string=location.connection_string,
+        tls=Tls(options.tls_certificate_file, options.tls_key_file, options.tls_ca_file, options.tls_verify_peers),
+        timeout_s=timeout_s,
+    )
+
+
+def _engine(database: Database, location: Location, options: Options) -> Engine:
+    return Engine(
+        database,
+        location.namespace,
+        clock=SystemClock(),
+        ids=random_id,
+        rng=random.Random(),
+        policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
+        timeout_s=options.operation_timeout,
+        publish_timeout_s=options.publish_timeout,
+    )

@@ -1,0 +1,271 @@
+"""The ``fdb`` module, found, checked, and usable in this very process, even after a fork.
+
+Model. ``libfdb_c`` can be started once per process and never again; its work is done by one network thread. A child of
+a process that started it inherits a library that believes to be running, without the thread: every call would wait for
+ever. No call can mend that, but a *second copy* of the library knows nothing of the first. So:
+
+* ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
+  alive) it loads a fresh copy of the library file, imports the binding's modules once more so that they use it, and
+  selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
+  nobody keeps it across calls.
+* The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that
+  has started the library makes the copy at its first fork, in memory, and its children share it; they never share with
+  their own children. Where that failed, or C code forked without Python's hooks, a child makes its own copy.
+* The dead library must not be touched: objects of the parent that die in the child would call it, and so would its exit
+  handler. After a fork both are disarmed.
+
+The parent notices nothing. What fails: no room for 25 MB in memory and no directory from which libraries may be loaded
+(``noexec``); then ``binding()`` raises ``StoreUnavailable``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.store.foundationdb.gevent import adapt
+
+__all__ = ["API_VERSION", "binding"]
+
+#: The newest whose behaviour this driver was tested with.
+API_VERSION = 730
+#: The oldest that knows everything the driver uses.
+OLDEST_API_VERSION = 630
+
+#: Linux's flag for "code may be run from it", which Python does not name yet.
+MFD_EXEC = 0x10
+
+CLIENTS = "https://github.com/apple/foundationdb/releases"
+
+
+class _Process:
+    """What this process knows of the library; one object, because a process has one library."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.module: ModuleType | None = None
+        #: The file the first library came from.
+        self.library = ""
+        #: A copy in memory for the children of this process.
+        self.spare_fd = -1
+
+
+_process = _Process()
+
+
+def binding() -> Any:
+    """The ``fdb`` module with its API version selected. Raises ``StoreUnavailable`` with the fix."""
+    with _process.lock:
+        if _process.module is None or _is_dead():
+            _process.module = _load()
+        return _process.module
+
+
+def _is_dead() -> bool:
+    """Whether the library was started by a process that this one is a fork of."""
+    impl = sys.modules.get("fdb.impl")
+    thread = getattr(impl, "_network_thread", None)
+    return thread is not None and not thread.is_alive()
+
+
+def _load() -> ModuleType:
+    if not _is_dead():
+        module = _import()
+        _process.library = _process.library or _library_file(module)
+        return module
+    _disarm()
+    try:
+        return _import_from(_copy_in_memory())
+    except StoreUnavailable:  # a system that runs no code from files in memory
+        return _import_from(_copy_on_disk())
+
+
+def _import_from(copy: contextlib.AbstractContextManager[str]) -> ModuleType:
+    with copy as path, _redirected(path):
+        for name in [name for name in sys.modules if name == "fdb" or name.startswith("fdb.")]:
+            del sys.modules[name]
+        return _import()
+
+
+def _import() -> ModuleType:
+    try:
+        fdb = importlib.import_module("fdb")
+        _select_api_version(fdb)
+        adapt(sys.modules["fdb.impl"])
+    except ImportError as error:
+        raise StoreUnavailable(
+            "the FoundationDB binding is not installed", reason=str(error), fix="Run `pip install foundationdb`"
+        ) from error
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # the binding raises this very class when it finds no library
+        raise StoreUnavailable(
+            "the FoundationDB client library can't be loaded",
+            reason=str(error),
+            fix=f"Install the package foundationdb-clients of your cluster's version, which has libfdb_c ({CLIENTS})",
+        ) from error
+    return fdb
+
+
+def _select_api_version(fdb: Any) -> None:
+    if fdb.is_api_version_selected():  # by the application, before us
+        selected = fdb.get_api_version()
+    else:
+        selected = min(API_VERSION, fdb.LATEST_API_VERSION)
+        try:
+            fdb.api_version(selected)
+        except RuntimeError as error:
+            raise _mismatch(fdb) from error
+    if selected < OLDEST_API_VERSION:
+        raise StoreUnavailable(
+            "the FoundationDB API version is too old",
+            selected=selected,
+            fix=f"Use {OLDEST_API_VERSION} or later: remove the fdb.api_version() call, or upgrade `foundationdb`",
+        )
+
+
+def _mismatch(fdb: Any) -> StoreUnavailable:
+    """The binding is of a newer series than the library."""
+    capi = sys.modules["fdb.impl"]._capi
+    newest = int(capi.fdb_get_max_api_version())
+    series = f"{newest // 100}.{newest // 10 % 10}"
+    return StoreUnavailable(
+        "the FoundationDB binding and the client library don't fit",
+        binding=fdb.LATEST_API_VERSION,
+        library=newest,
+        fix=f"Install the binding of the library's series: `pip install 'foundationdb=={series}.*'`",
+    )
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _library_file(module: ModuleType) -> str:
+    """Where the linker found the library."""
+    capi = sys.modules[f"{module.__name__}.impl"]._capi
+    info = _DlInfo()
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    if not dladdr(ctypes.cast(capi.fdb_get_error, ctypes.c_void_p), ctypes.byref(info)) or not info.file:
+        return ""
+    return os.path.realpath(os.fsdecode(info.file))
+
+
+# A copy of the library that this process and its ancestors have not loaded; needed only while it is loaded
+
+
+@contextlib.contextmanager
+def _copy_in_memory() -> Iterator[str]:
+    fd, _process.spare_fd = _process.spare_fd, -1
+    if fd < 0:
+        fd = _copy_to_memory()
+    try:
+        # With the pid in it, the name differs from the one an ancestor used.
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _copy_on_disk() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="celery-fdb-") as directory:
+        yield shutil.copy(_known_library(), directory)
+
+
+def _copy_to_memory() -> int:
+    """A file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
+    library = _known_library()
+    try:
+        fd = _memory_file()
+        with open(library, "rb") as source, open(fd, "wb", closefd=False) as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    except (AttributeError, OSError) as error:
+        raise StoreUnavailable("the FoundationDB client library can't be copied", reason=str(error)) from error
+    return fd
+
+
+def _memory_file() -> int:
+    try:
+        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC | MFD_EXEC)
+    except OSError:  # kernels before 6.3 know no such flag and need none
+        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
+
+
+def _known_library() -> str:
+    if not _process.library:
+        raise StoreUnavailable(
+            "can't use FoundationDB after a fork: its library's file is unknown",
+            fix="Open the broker after the fork, or start the process with `spawn`",
+        )
+    return _process.library
+
+
+@contextlib.contextmanager
+def _redirected(path: str) -> Iterator[None]:
+    """Let the binding's import, which has no parameter for it, load the library from ``path``."""
+    original = ctypes.CDLL
+
+    def load(name: str | None, *args: Any, **kwargs: Any) -> ctypes.CDLL:
+        asked = os.path.basename(name or "")
+        return original(path if asked.startswith(("libfdb_c", "fdb_c")) else name, *args, **kwargs)
+
+    ctypes.CDLL = load  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        ctypes.CDLL = original  # type: ignore[misc]
+
+
+# Around a fork
+
+
+def _before_fork() -> None:
+    impl = sys.modules.get("fdb.impl")
+    started = getattr(impl, "_network_thread", None) is not None
+    if _process.module is not None and started and _process.spare_fd < 0 and not _is_dead():
+        with contextlib.suppress(StoreUnavailable):  # a child that needs one tries again
+            _process.spare_fd = _copy_to_memory()
+
+
+def _after_fork_in_child() -> None:
+    _process.lock = threading.RLock()  # another thread of the parent may have held it
+    if _is_dead():
+        _disarm()
+
+
+def _disarm() -> None:
+    """Keep everything inherited from calling the dead library."""
+    impl = sys.modules["fdb.impl"]
+    atexit.unregister(impl._stop_on_exit)
+    for name in ("TransactionRead", "Transaction", "Future", "Database", "Tenant"):
+        owner = getattr(impl, name, None)
+        if owner is not None:
+            owner.__del__ = _leave_alone
+
+
+def _leave_alone(_: object) -> None:
+    pass
+
+
+def _register(before: Callable[[], None], in_child: Callable[[], None]) -> None:
+    os.register_at_fork(before=before, after_in_child=in_child)
+
+
+_register(_before_fork, _after_fork_in_child)

@@ -1,0 +1,331 @@
+"""The store on a FoundationDB cluster, over its own Python binding.
+
+Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
+time, so that no call waits longer. What errors mean stands in :mod:`~kombu_fdb.store.foundationdb.errors`.
+
+A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (spurious, the caller
+looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on it.
+
+What fails: a process forks; see :mod:`~kombu_fdb.store.foundationdb.binding`. Database objects of the parent raise
+``ForkedError`` in the child, a new one opened there works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kombu_fdb.errors import ForkedError, StoreError, StoreUnavailable
+from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.store.foundationdb.binding import binding
+from kombu_fdb.store.foundationdb.errors import (
+    ABANDONED,
+    TIMED_OUT,
+    explain,
+    explain_commit,
+    explain_open,
+    no_cluster_file,
+)
+from kombu_fdb.store.foundationdb.tls import Tls, apply
+from kombu_fdb.store.limits import check_key, check_value
+from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.store.watch import OneShotWatch
+
+__all__ = ["FoundationDatabase", "Tls"]
+
+STAMP = bytes(10)
+#: The most that FoundationDB allows; its default is 10,000 watches per client, beyond which each one fires at once.
+MOST_WATCHES = 1_000_000
+
+_pack_offset = struct.Struct("<I").pack
+
+
+class FoundationDatabase:
+    """A :class:`~kombu_fdb.store.protocol.Database` on a cluster; safe for many threads."""
+
+    commit_may_be_unknown = True
+
+    def __init__(self, handle: Any, place: str) -> None:
+        self._handle = handle
+        self._place = place
+        self._pid = os.getpid()
+        self._watches: dict[int, OneShotWatch] = {}
+
+    @classmethod
+    def open(
+        cls,
+        cluster_file: str | None = None,
+        *,
+        connection_string: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float = 10.0,
+        clock: Clock | None = None,
+    ) -> FoundationDatabase:
+        """Connect, and read once, within ``timeout_s``.
+
+        ``cluster_file``: the client library's default if neither it nor ``connection_string`` is given. Raises
+        ``StoreUnavailable`` with the fix.
+        """
+        clock = clock or SystemClock()
+        deadline = clock.monotonic() + timeout_s
+        fdb = binding()
+        if cluster_file is not None and not os.path.exists(cluster_file):
+            raise no_cluster_file(cluster_file)
+        try:
+            apply(fdb, tls or Tls())
+            handle = _connect(fdb, cluster_file, connection_string)
+            handle.options.set_max_watches(MOST_WATCHES)
+        except fdb.FDBError as error:
+            raise explain_open(error, cluster_file) from error
+        database = cls(handle, cluster_file or ("the URL" if connection_string else "the default cluster file"))
+        database._verify(deadline - clock.monotonic(), cluster_file)
+        return database
+
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> FoundationTransaction:
+        if os.getpid() != self._pid:
+            raise ForkedError("this FoundationDB connection was opened before the process forked")
+        if self._handle is None:
+            raise StoreUnavailable("the database was closed")
+        transaction = self._handle.create_transaction()
+        transaction.options.set_timeout(max(1, int(timeout_s * 1000)))
+        return FoundationTransaction(self, transaction, read_only=read_only)
+
+    def close(self) -> None:
+        """Cancels the armed watches. The connection itself lives as long as the process."""
+        if os.getpid() != self._pid:
+            return
+        self._handle = None
+        while self._watches:
+            self._watches.popitem()[1].cancel()
+
+    @property
+    def armed_watches(self) -> int:
+        """How many watches of this handle wait; for tests that look for leaks."""
+        return len(self._watches)
+
+    def arm(self, key: bytes, future: Any) -> OneShotWatch:
+        """Fire with the future. Dictionary operations are atomic, so the network thread needs no lock."""
+
+        def release(watch: OneShotWatch) -> None:
+            self._watches.pop(id(watch), None)
+            future.cancel()
+
+        watch = OneShotWatch(key, release)
+        self._watches[id(watch)] = watch
+
+        def ready(future: Any) -> None:
+            self._watches.pop(id(watch), None)
+            if _error_code(future) not in ABANDONED:
+                watch.fire()
+
+        future.on_ready(ready)
+        return watch
+
+    def _verify(self, timeout_s: float, cluster_file: str | None) -> None:
+        transaction = self.begin(timeout_s=max(timeout_s, 0.001), read_only=True)
+        try:
+            transaction.get(b"")
+        except StoreUnavailable as error:
+            if error.attributes.get("code") not in (None, TIMED_OUT):
+                raise explain_open(error.__cause__, cluster_file) from error
+            raise StoreUnavailable(
+                "the FoundationDB cluster does not answer",
+                cluster=self._place,
+                reason=self._incompatible(),
+                fix=f"See `{_fdbcli(cluster_file)}`, and whether client package and TLS files (SECURITY.md) fit",
+            ) from error
+        finally:
+            transaction.cancel()
+
+    def _incompatible(self) -> str | None:
+        """The usual reason for silence that the client knows of."""
+        try:
+            status = json.loads(self._handle.get_client_status().value)
+            others = [one for one in status.get("Connections", []) if one.get("Compatible") is False]
+        except Exception:  # only a hint, on the way to an error  # noqa: BLE001
+            return None
+        return "its servers speak another protocol version than the client library" if others else None
+
+
+def _connect(fdb: Any, cluster_file: str | None, connection_string: str | None) -> Any:
+    if connection_string is None:
+        return fdb.open(cluster_file)
+    impl = fdb.impl
+    with impl._network_thread_reentrant_lock:
+        if not impl._network_thread:
+            impl.init()
+    create = impl._capi.fdb_create_database_from_connection_string
+    create.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)]
+    create.restype = ctypes.c_int
+    create.errcheck = impl.check_error_code
+    pointer = ctypes.c_void_p()
+    create(connection_string.encode(), ctypes.byref(pointer))
+    return fdb.Database(pointer)
+
+
+def _fdbcli(cluster_file: str | None) -> str:
+    return f"fdbcli -C {cluster_file} --exec status" if cluster_file else "fdbcli --exec status"
+
+
+def _error_code(future: Any) -> int:
+    try:
+        future.wait()
+    except Exception as error:  # FDBError, of whichever copy of the binding  # noqa: BLE001
+        return getattr(error, "code", -1)
+    return 0
+
+
+class FoundationTransaction:
+    """One transaction; ended by ``commit`` or ``cancel``."""
+
+    __slots__ = ("_db", "_declared_read_only", "_fdb_error", "_tr", "_watches", "_wrote")
+
+    def __init__(self, database: FoundationDatabase, transaction: Any, *, read_only: bool) -> None:
+        self._db = database
+        self._tr = transaction
+        self._declared_read_only = read_only
+        self._fdb_error: type[Exception] | tuple[()] = binding().FDBError
+        self._wrote = False
+        self._watches = False
+
+    @property
+    def read_only(self) -> bool:
+        return not self._wrote
+
+    # Reads
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        try:
+            value: bytes | None = self._reader(snapshot).get(key).value
+        except self._fdb_error as error:
+            raise explain(error) from error
+        return value
+
+    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        try:
+            reader = self._reader(snapshot)
+            futures = [reader.get(key) for key in keys]
+            return [future.value for future in futures]
+        except self._fdb_error as error:
+            raise explain(error) from error
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]:
+        if limit < 0:
+            raise ValueError("limit is negative")
+        if begin >= end:
+            return []
+        try:
+            rows = self._reader(snapshot).get_range(begin, end, limit, reverse, binding().StreamingMode.want_all)
+            return [(row.key, row.value) for row in rows]
+        except self._fdb_error as error:
+            raise explain(error) from error
+
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        try:
+            reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
+            # Each sends its request when it is made, so all are under way before the first answer is awaited.
+            answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
+            return [[(row.key, row.value) for row in rows] for rows in answers]
+        except self._fdb_error as error:
+            raise explain(error) from error
+
+    def _reader(self, snapshot: bool) -> Any:
+        tr = self._alive()
+        return tr.snapshot if snapshot else tr
+
+    # Writes
+
+    def set(self, key: bytes, value: bytes) -> None:
+        check_key(key)
+        check_value(value)
+        self._writer().set(key, value)
+
+    def clear(self, key: bytes) -> None:
+        check_key(key)
+        self._writer().clear(key)
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        check_key(begin)
+        check_key(end)
+        if begin < end:
+            self._writer().clear_range(begin, end)
+
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
+        check_key(key)
+        tr = self._writer()
+        tr.add(key, delta.to_bytes(width, "little", signed=True))
+        tr.compare_and_clear(key, bytes(width))
+
+    def byte_max(self, key: bytes, value: bytes) -> None:
+        check_key(key)
+        check_value(value)
+        self._writer().byte_max(key, value)
+
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        key = prefix + STAMP + suffix
+        check_key(key)
+        check_value(value)
+        self._writer().set_versionstamped_key(key + _pack_offset(len(prefix)), value)
+
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        value = prefix + STAMP + suffix
+        check_key(key)
+        check_value(value)
+        self._writer().set_versionstamped_value(key, value + _pack_offset(len(prefix)))
+
+    def _writer(self) -> Any:
+        tr = self._alive()
+        if self._declared_read_only:
+            raise StoreError("write in a transaction that was begun read-only")
+        self._wrote = True
+        return tr
+
+    # Conflicts, watches and the end
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        check_key(key)
+        self._add_conflict(lambda tr: tr.add_read_conflict_key(key))
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        if begin < end:
+            self._add_conflict(lambda tr: tr.add_read_conflict_range(begin, end))
+
+    def _add_conflict(self, step: Callable[[Any], None]) -> None:
+        try:
+            step(self._alive())
+        except self._fdb_error as error:
+            raise explain(error) from error
+
+    def watch(self, key: bytes) -> OneShotWatch:
+        try:
+            future = self._alive().watch(key)
+        except self._fdb_error as error:
+            raise explain(error) from error
+        self._watches = True
+        return self._db.arm(key, future)
+
+    def commit(self) -> None:
+        tr = self._alive()
+        self._tr = None
+        if not (self._wrote or self._watches):
+            return
+        try:
+            tr.commit().wait()
+        except self._fdb_error as error:
+            # Else a commit that still waits for its read version could get one after somebody has settled the doubt.
+            tr.reset()
+            raise (explain_commit(error) if self._wrote else explain(error)) from error
+
+    def cancel(self) -> None:
+        self._tr = None  # destroys it, and with it the futures of an uncommitted one
+
+    def _alive(self) -> Any:
+        if self._tr is None:
+            raise StoreError("the transaction has ended")
+        return self._tr

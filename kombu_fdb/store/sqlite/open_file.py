@@ -1,0 +1,246 @@
+"""What a process holds of one database file: once for each file, however many handles use it.
+
+Model. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.registry`); their options reach the file with
+each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
+transaction has one :class:`~kombu_fdb.primitives.locks.Turn` for both, made before anything is taken;
+``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
+
+What fails: the file is deleted, or another one is put in its place. Then what is committed would go where nobody finds
+it, so a commit looks at the names of the file and of its log first, and fails. Once the file is back all goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.locks import Turn, surely
+from kombu_fdb.store.sqlite import fork as sqlite_fork
+from kombu_fdb.store.sqlite.errors import explain
+from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
+from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_log
+from kombu_fdb.store.sqlite.snapshot import ReadingTransaction
+from kombu_fdb.store.sqlite.space import Space
+from kombu_fdb.store.sqlite.wakeups.listener import Listener
+from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
+from kombu_fdb.store.sqlite.wakeups.pipes import BellDirectory
+from kombu_fdb.store.sqlite.write_lock import WriterLock
+
+__all__ = ["OpenFile"]
+
+T = TypeVar("T")
+
+IDLE_READERS = 8
+#: SQLite's own locks are held for microseconds (recovery after a crash, another program).
+BUSY_PAUSE_S = 0.001
+#: How long closing waits for the transactions of other threads.
+CLOSE_S = 1.0
+
+
+class OpenFile:
+    """Connections, locks and bells of one file. Thread-safe. Get it from ``registry.attach``."""
+
+    def __init__(self, path: str, identity: tuple[int, int], clock: Clock) -> None:
+        """Opens what stands beside the file; the connections come when they are needed. Raises ``StoreUnavailable``."""
+        self.path = path
+        self.identity = identity
+        self.clock = clock
+        self.pid = os.getpid()
+        self.closed = False
+        self.handles: set[Hashable] = set()
+        self.users = sqlite_fork.Users(clock)
+        self._readers: list[sqlite3.Connection] = []
+        self._writer: sqlite3.Connection | None = None
+        self._synchronous = ""
+        self._log: tuple[int, int] | None = None
+        self._log_path = f"{path}-wal"
+        self._space = Space(path)
+        self.access = Access.of(path)
+        bells = BellDirectory(f"{path}-bells", self.access)
+        self.listener = Listener(bells, self.read_values, clock)
+        self.ringer = Ringer(bells, self.listener)
+        try:
+            gate = open_sidecar(f"{path}-gate", self.access)
+            try:
+                main = open_sidecar(f"{path}-lock", self.access)
+            except BaseException:
+                os.close(gate)
+                raise
+        except BaseException:
+            bells.close()
+            raise
+        self.lock = WriterLock(gate, main, clock)
+        sqlite_fork.guard(self)
+
+    def close(self) -> None:
+        """Close what nobody uses any more, within some seconds; the last user closes the rest. Idempotent."""
+        self.closed = True
+        self.listener.close()
+        if self.lock.close() and self.users.stop(CLOSE_S):
+            self.close_connections()
+            self.ringer.close()
+            sqlite_fork.unguard(self)
+
+    def insist(self, step: Callable[[], T], deadline: float) -> T:
+        """Do ``step``, again while SQLite is busy, until the deadline; its errors become ours."""
+        while True:
+            try:
+                return step()
+            except sqlite3.Error as error:
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if code != sqlite3.SQLITE_BUSY or self.clock.monotonic() > deadline:
+                    raise explain(error, self.path) from error
+            self.clock.sleep(BUSY_PAUSE_S)
+
+    # The writer
+
+    def take_writer(self, turn: Turn, synchronous: str, deadline: float) -> sqlite3.Connection:
+        """The right to write, and the connection to do it with. Raises ``StoreUnavailable`` at the deadline."""
+        now = self.clock.monotonic()
+        self.lock.acquire(turn, deadline - now)
+        self.users.enter(turn, deadline - now)
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = self._open_writer(deadline)
+        if self._synchronous != synchronous:
+            self._synchronous = ""
+            set_synchronous(writer, synchronous)
+            self._synchronous = synchronous
+        if self._space.due(now):
+            self.insist(lambda: self._space.bound(writer, now), deadline)
+        return writer
+
+    def return_writer(self, turn: Turn, *, sound: bool = True) -> None:
+        """Roll back what was not committed, and let the next one write. Idempotent."""
+        if self.lock.held_by(turn):
+            if self._writer is not None and (self._writer.in_transaction or not sound):
+                self._roll_back(sound)
+            if self.closed:
+                self.discard_writer()
+        self.lock.release(turn)
+        self.leave(turn)
+
+    def open_reserve(self) -> None:
+        """For the writer, who is about to clear something. Raises ``sqlite3.Error``."""
+        if self._writer is not None:
+            self._space.open_reserve(self._writer)
+
+    def look_again(self) -> None:
+        """The disk was full: after the next look at it, it may be so no more."""
+        self._space.forget()
+
+    def discard_writer(self) -> None:
+        """It is no longer needed, or its state is in doubt."""
+        connection, self._writer = self._writer, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _open_writer(self, deadline: float) -> sqlite3.Connection:
+        share_log(self.path, self.access)  # refuses a stranger's
+        _check(self.path, self.identity)
+        connection = self.insist(lambda: connect(self.path, writer=True), deadline)
+        try:
+            self.insist(lambda: create(connection), deadline)
+            share_log(self.path, self.access)
+            self._log = _identity(self._log_path)
+            # An overlay of file systems may give a file another inode when it is first opened for writing.
+            self.identity = _identity(self.path) or self.identity
+        except BaseException:
+            connection.close()
+            raise
+        self._synchronous = ""
+        self._space.forget()
+        return connection
+
+    def _roll_back(self, sound: bool) -> None:
+        assert self._writer is not None
+        try:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            sound = False
+        if not sound:
+            self.discard_writer()
+
+    def check_place(self) -> None:
+        """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
+        _check(self.path, self.identity)
+        if self._log is not None:
+            _check(self._log_path, self._log)
+
+    # Readers
+
+    def take_reader(self, turn: Turn, deadline: float) -> sqlite3.Connection:
+        self.users.enter(turn, deadline - self.clock.monotonic())
+        _check(self.path, self.identity)
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return self.insist(lambda: connect(self.path, writer=False), deadline)
+
+    def return_reader(self, connection: sqlite3.Connection, *, sound: bool) -> None:
+        """Once for each connection. It is not in a transaction any more, or not sound."""
+        if sound and not self.closed and len(self._readers) < IDLE_READERS:
+            self._readers.append(connection)
+        else:
+            connection.close()
+
+    def leave(self, turn: Turn) -> None:
+        """The transaction has ended. Idempotent."""
+        self.users.leave(turn)
+        if self.closed and not len(self.users):
+            self.close()
+
+    # Forks
+
+    def close_connections(self) -> None:
+        """Only while no transaction runs; they are opened again when needed."""
+        self.discard_writer()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._readers.pop().close()
+
+    def connections(self) -> list[sqlite3.Connection]:
+        return [*self._readers, *([self._writer] if self._writer is not None else [])]
+
+    def close_files(self) -> None:
+        """In a forked child: give up the copies of the parent's descriptors."""
+        self.lock.close_files()
+        self.listener.close_files()
+        self.ringer.close_files()
+
+    # Bells
+
+    def read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        transaction = ReadingTransaction(self, self, timeout_s=CLOSE_S)
+        return surely(lambda: transaction.get_many(keys), transaction.cancel)
+
+    synchronous = "normal"  # of its own transactions, which only read
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode; None if there is no such file. Raises ``OSError`` if it can't be told."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _check(path: str, identity: tuple[int, int]) -> None:
+    try:
+        lost = _identity(path) != identity
+    except OSError:  # the folder was closed to us, and we have it open
+        return
+    if lost:
+        raise StoreUnavailable(
+            "the database was deleted or replaced while it was in use",
+            path=path,
+            fix="Put it back, or restart every process that uses it",
+        )

@@ -1,0 +1,702 @@
+"""Each command through click, on SQLite and a real FoundationDB: what it does to the store, shows, and exits with."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+from celery import Celery
+from kit.conformance.invariants import check_counts, check_whereabouts
+from kombu import Connection
+
+from celery_fdb.cli import HOMES, fdb
+from celery_fdb.cli.look import _state
+from celery_fdb.cli.look import heard_s as heard_s_of
+from celery_fdb.cli.terminal import age, clean
+from celery_fdb.inspection.overview import Overview, SessionView
+from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.model import KeyLimits
+
+
+class App:
+    """What Celery hands to its sub-commands."""
+
+    no_color = True
+
+    def __init__(self, app):
+        self.app = app
+
+
+@pytest.fixture
+def app(url):
+    app = Celery("cli", broker=url, set_as_current=False)
+    app.conf.broker_transport_options = {"session_ttl": 60}
+
+    @app.task(name="shop.add", shared=False)
+    def add(x, y):
+        return x + y
+
+    app.add = add
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_counts_by_state(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put_many(["a", "b", "c"])
+    jobs.put("d", delay=3600)
+    jobs.take(0).bury()
+    jobs.take(0)
+    assert run("status", "--json").json["totals"] == {"ready": 1, "delayed": 1, "leased": 1, "dead": 1}
+    result = run("status")
+    assert result.code == 0
+    assert "1 ready, 1 delayed, 1 leased, 1 dead; 1 queue, 1 session" in result.out
+    assert "jobs.dead" not in result.out
+
+
+def test_status_tells_what_the_maintenance_set_aside(run, broker):
+    assert "set aside" not in run("status").out
+    broker.engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+    assert "set aside by the maintenance: 1" in run("status").out
+    assert run("status", "--json").json["asides"][0]["error"] == "too large"
+
+
+def test_status_tells_of_messages_of_a_newer_version(run, broker):
+    assert "newer" not in run("status").out
+    broker.engine._write(lambda tr, tally: tally.change("jobs", "newer", 2))
+    broker.engine._write(lambda tr, tally: tally.change("jobs.dead", "newer", 1))
+    assert "messages of a newer version: 3; upgrade the workers" in run("status").out
+    assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
+
+
+def test_queues_shows_how_they_were_declared(run, broker):
+    broker.queue("jobs", arguments={"x-max-length": 7})
+    broker.queue("jobs").pause()
+    (queue,) = run("queues", "--json").json
+    assert (queue["name"], queue["arguments"], queue["paused"]) == ("jobs", {"x-max-length": 7}, True)
+    assert "x-max-length=7" in run("queues").out
+
+
+def test_queues_all_shows_those_of_the_dead(run, broker):
+    broker.queue("jobs").put("a")
+    broker.queue("jobs").take(0).bury()
+    assert [each["name"] for each in run("queues", "--all", "--json").json] == ["jobs", "jobs.dead"]
+
+
+def test_keys_with_their_limits_the_longest_first(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="short")
+    jobs.put_many("bc", key="long")
+    jobs.limit("short", max_in_flight=3)
+    assert [each["key"] for each in run("keys", "jobs", "--json").json] == ["long", "short"]
+    assert [each["key"] for each in run("keys", "jobs", "--limit", "1", "--json").json] == ["long"]
+    assert "max_in_flight=3" in run("keys", "jobs").out
+
+
+def test_sessions_show_who_holds_what(run, broker):
+    broker.queue("jobs").put_many("ab")
+    broker.queue("jobs").take_many(2, 0)
+    (session,) = run("sessions", "--json").json
+    assert (session["leased"], session["open"]) == (2, True)
+    shown = run("sessions").out
+    assert session["id"][:12] in shown
+    assert " s ago" in shown, "when it was heard"
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "state"), [(0.0, "alive"), (9.0, "alive"), (11.0, "silent"), (86.0, "silent"), (None, "alive")]
+)
+def test_a_session_whose_heartbeats_fail_to_come_is_silent(heard_s, state):
+    """Six are due in its TTL; a process that was killed is no live one until it is swept."""
+    view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"], beat_ms=1_000_000)
+    overview = Overview(1_000_000 + int((heard_s or 0) * 1000), "", [], [view])
+    assert _state(view, heard_s_of(overview) if heard_s is not None else {}) == state
+    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are coming back"
+
+
+def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
+    app.add.apply_async(("secret-argument", 2), task_id="t1")
+    (message,) = run("peek", "celery", "--json").json
+    assert (message["task"], message["task_id"], message["state"]) == ("shop.add", "t1", "ready")
+    assert "secret-argument" not in run("peek", "celery").out + json.dumps(message)
+    assert broker.queue("celery").stats().ready == 1
+
+
+def test_peek_shows_the_body_on_request(run, app):
+    app.add.delay("an-argument", 2)
+    (message,) = run("peek", "celery", "--body", "--json").json
+    assert message["content"]["body"][0] == ["an-argument", 2]
+    assert "an-argument" in run("peek", "celery", "--body").out
+
+
+class Bomb:
+    def __reduce__(self):
+        return pytest.fail, ("it was unpickled",)
+
+
+def test_a_pickled_body_is_never_opened(run, url, broker):
+    with Connection(url) as connection:
+        connection.Producer().publish(
+            pickle.dumps(Bomb()),
+            routing_key="jobs",
+            content_type="application/x-python-serialize",
+            content_encoding="binary",
+        )
+    (message,) = run("peek", "jobs", "--body", "--json").json
+    assert message["content"]["body"].endswith("bytes of application/x-python-serialize>")
+
+
+def test_peek_at_delayed_and_leased_ones(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("later", delay=100, key="k")
+    jobs.put("now")
+    jobs.take(0)
+    (delayed,) = run("peek", "jobs", "--state", "delayed", "--json").json
+    assert 90 < delayed["due_in_s"] <= 100
+    (leased,) = run("peek", "jobs", "--state", "leased", "--json").json
+    assert f"held by session {leased['owner'][:12]}" in run("peek", "jobs", "--state", "leased").out
+    assert leased["owner"] == broker.client.membership().session_id.hex()
+    assert run("peek", "jobs", "--state", "delayed", "--key", "other", "--json").json == []
+
+
+def test_a_name_can_not_command_the_terminal(run, broker):
+    broker.queue("evil\x1b[2Jqueue").put("a", key="\x07[bold]key")
+    result = run("status")
+    assert "\x1b" not in result.out
+    assert "evil\ufffd[2Jqueue" in result.out
+    assert "\ufffd[bold]key" in run("keys", "evil\x1b[2Jqueue").out
+
+
+def test_find_follows_a_task_through_its_states(run, app, broker):
+    app.add.apply_async((1, 2), task_id="t1", countdown=100)
+    assert [each["state"] for each in run("find", "t1", "--json").json] == ["delayed"]
+    app.add.apply_async((1, 2), task_id="t2")
+    job = broker.queue("celery").take(0)
+    assert [each["state"] for each in run("find", "t2", "--json").json] == ["leased"]
+    job.bury()
+    assert [each["queue"] for each in run("find", "t2", "--json").json] == ["celery.dead"]
+
+
+def test_top_looks_as_often_as_told(run, broker):
+    broker.queue("jobs").put("a", key="alice")
+    broker.engine.add_totals()
+    lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
+    first, second = map(json.loads, lines)
+    assert first["rates"] == {}
+    assert second["rates"]["jobs"]["growth"] == 0
+    assert second["queues"][0]["keys"][0]["key"] == "alice"
+    assert second["key_rates"] == {"jobs": {"alice": {"published": 0}}}
+
+
+def test_top_shows_queues_keys_and_sessions(run, broker):
+    broker.queue("jobs").put_many("ab", key="alice")
+    broker.queue("jobs").take(0)
+    result = run("top", "--once")
+    assert result.code == 0
+    for text in ("1 ready, 0 delayed, 1 leased", "jobs", "alice", "alive"):
+        assert text in result.out
+
+
+# -- changing ----------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_takes_a_task_out_of_the_store(run, app, broker):
+    app.add.apply_async((1, 2), task_id="t1", countdown=1000)
+    assert run("cancel", "t1", "--json").json == {"task_id": "t1", "cancelled": 1, "revoked": False}
+    assert broker.find("t1") == []
+
+
+def test_cancel_by_the_url_says_that_nobody_is_told(run, app):
+    app.add.apply_async((1, 2), task_id="t1")
+    assert "not told: that takes the app" in run("cancel", "t1").out
+
+
+def test_cancel_with_the_app_marks_the_result(run, url, tmp_path):
+    app = Celery("cli", broker=url, backend=f"file://{tmp_path}", set_as_current=False)
+    app.send_task("shop.add", task_id="t1", countdown=1000)
+    assert "is REVOKED" in run("cancel", "t1", broker=None, obj=App(app)).out
+    assert app.AsyncResult("t1").state == "REVOKED"
+    app.pool.force_close_all()
+    app.close()
+
+
+def test_cancel_while_the_result_backend_is_away_says_what_to_do(run, url, monkeypatch):
+    app = Celery("cli", broker=url, backend="cache+memory://", set_as_current=False)
+    app.send_task("shop.add", task_id="t1")
+    monkeypatch.setattr(app.backend, "store_result", lambda *_, **__: 1 / 0)
+    result = run("cancel", "t1", broker=None, obj=App(app))
+    assert result.code == 1
+    assert "could not be marked as REVOKED" in result.err
+    assert "mark_as_revoked" in result.err
+    app.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_secrets_are_masked_wherever_they_stand(run, url, broker, options):
+    hidden = "hunter2"
+    headers = {
+        "context": {"password": hidden},
+        "kwargsrepr": f"{{'api_key': '{hidden}'}}",
+        "url": f"amqp://a:{hidden}@h",
+    }
+    app = Celery("cli", broker=url, set_as_current=False)
+    app.send_task("shop.add", headers=headers, task_id="t1", reply_to=f"redis://:{hidden}@h")
+    shown = [run("peek", "celery", "--body", *options).out, run("find", "t1", "--body", *options).out]
+    (lease,) = (each._delivery.lease for each in broker.queue("celery").take_many(1, 10))
+    broker.engine.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
+    shown += [run("dead", "show", "celery", "t1", *options).out, run("dead", "list", "celery", "--body", *options).out]
+    broker.queue("q", arguments={"x-token": hidden}).put("")
+    shown.append(run("queues", *options).out)
+    assert not [each for each in shown if hidden in each]
+    assert all("•" in each or "\\u2022" in each for each in shown)
+    app.pool.force_close_all()
+    app.close()
+
+
+def test_a_task_that_a_worker_holds_is_not_cancelled(run, app, broker):
+    app.add.apply_async((1, 2), task_id="t1")
+    job = broker.queue("celery").take(0)
+    result = run("cancel", "t1")
+    assert (result.code, result.out) == (1, "")
+    assert "a worker holds this task" in result.err
+    job.ack()
+
+
+def test_pause_and_resume_a_queue_and_a_key(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="alice")
+    for target in (["jobs"], ["jobs", "alice"]):
+        assert run("pause", *target).code == 0
+        assert jobs.take(0) is None
+        assert run("resume", *target).code == 0
+        jobs.take(0).release()
+
+
+def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="alice")
+    run("limit", "jobs", "alice", "--rate", "120/m", "--max-in-flight", "2", "--weight", "3")
+    assert run("limit", "jobs", "alice", "--json").json["limits"] == {
+        "paused": False,
+        "weight": 3,
+        "max_in_flight": 2,
+        "rate": 2.0,
+        "burst": 1,
+        "capacity": None,
+        "priority": None,
+    }
+    run("limit", "jobs", "alice", "--max-in-flight", "none")
+    assert broker.engine.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
+    assert "weight" in run("limit", "jobs", "alice", "--remove").out
+    assert broker.engine.limits("jobs", "alice") == KeyLimits()
+
+
+def test_limit_without_a_key_is_for_every_key(run, broker):
+    broker.queue("jobs").put("a", key="alice")
+    run("limit", "jobs", "--max-in-flight", "1")
+    assert broker.engine.limits("jobs", "whoever").max_in_flight == 1
+
+
+@pytest.mark.parametrize("given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--remove"]])
+def test_a_senseless_limit_is_wrong_usage(run, broker, given):
+    broker.queue("jobs").put("a")
+    result = run("limit", "jobs", *given)
+    assert result.code == 2
+    assert broker.engine.control("jobs").every_key == KeyLimits()
+
+
+def test_purge_asks_first(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put_many("ab")
+    jobs.put("c", delay=100)
+    result = run("purge", "jobs", given="n\n")
+    assert (result.code, jobs.stats().ready) == (1, 2)
+    assert "Delete 3 messages of jobs for good?" in result.err
+    assert run("purge", "jobs", "--yes", "--json").json == {"queue": "jobs", "deleted": 3}
+    assert jobs.stats().ready + jobs.stats().delayed == 0
+
+
+def test_move_keeps_keys_priorities_order_delays_and_history(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("low", task_id="t-low")
+    jobs.put("high", priority=9)
+    for number in range(450):
+        jobs.put(f"a{number}", key="alice")
+    jobs.put("later", delay=0.2, key="bob")
+    jobs.put("big" * 5000, key="bob")
+    broker.queue("other", durable=True)
+    assert run("move", "jobs", "other", "--json").json["moved"] == 454
+    check_counts(broker.engine)
+    check_whereabouts(broker.engine)
+    assert broker.find("t-low")[0].queue == "other"
+    assert broker.queue("jobs").stats().ready == 0
+    assert broker.queue("jobs").keys() == {}
+    other = broker.queue("other")
+    assert other.stats().ready + other.stats().delayed == 454
+    payloads = []
+    while len(payloads) < 454:
+        payloads += [job.payload for job in _acked(other.take_many(100, 5))]
+    assert payloads[0] == b"high"
+    assert [each for each in payloads if each.startswith(b"a")] == [b"a%d" % number for number in range(450)]
+    assert {b"low", b"later", b"big" * 5000} <= set(payloads)
+
+
+def _acked(jobs):
+    for job in jobs:
+        job.ack()
+    return jobs
+
+
+@pytest.mark.parametrize("bound", [{"x-max-length": 2}, {"x-max-length-bytes": 10}])
+def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, bound):
+    broker.queue("jobs").put_many("abc")
+    broker.queue("small", arguments=bound)
+    result = run("move", "jobs", "small")
+    assert (result.code, broker.queue("jobs").count()) == (1, 3)
+    assert "--limit" in result.err
+
+
+def test_move_part_of_a_queue(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put_many("abc", key="alice")
+    jobs.put("d", key="bob")
+    broker.queue("other").put("x")
+    assert run("move", "jobs", "other", "--key", "alice", "--limit", "2", "--json").json["moved"] == 2
+    assert jobs.keys()["alice"].ready == 1
+    assert broker.queue("other").keys()["alice"].ready == 2
+
+
+def test_move_to_a_queue_that_is_not_there_is_refused_unless_it_is_meant(run, broker):
+    broker.queue("jobs").put("a")
+    result = run("move", "jobs", "typo")
+    assert (result.code, broker.queue("jobs").count()) == (1, 1)
+    assert run("move", "jobs", "jobs").code == 1
+    assert run("move", "jobs", "typo", "--new").code == 0
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graves(app, broker):
+    """Three dead tasks, t0 to t2."""
+    for number in range(3):
+        app.add.apply_async((number, 1), task_id=f"t{number}")
+        broker.queue("celery").take(0).bury(error=f"boom {number}")
+    return broker.queue("celery").dead
+
+
+def test_dead_list_counts_by_queue_and_lists_one(run, graves):
+    assert run("dead", "list", "--json").json == {"celery": 3}
+    assert [each["task_id"] for each in run("dead", "list", "celery", "--json").json] == ["t0", "t1", "t2"]
+    assert "rejected" in run("dead", "list", "celery").out
+
+
+@pytest.mark.parametrize("by", ["task_id", "id"])
+def test_dead_show_tells_the_history(run, graves, by):
+    wanted = run("dead", "list", "celery", "--json").json[1][by]
+    shown = run("dead", "show", "celery", wanted, "--json").json
+    assert shown["deaths"][0]["details"] == {"error": "boom 1"}
+    assert "\n  error: boom 1\n" in run("dead", "show", "celery", wanted).out
+
+
+def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
+    broker.queue("jobs").put("a", task_id="t")
+    job = broker.queue("jobs").take(0)
+    broker.engine.reject([job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2")
+    shown = run("dead", "show", "jobs", "t").out
+    assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
+
+
+def test_dead_replay_brings_them_back(run, graves, broker):
+    assert run("dead", "replay", "celery", "--limit", "2", "--json").json["replayed"] == 2
+    assert (graves.count(), broker.queue("celery").count()) == (1, 2)
+    assert run("dead", "replay", "celery", "--json").json["replayed"] == 1
+
+
+def test_dead_replay_of_certain_ones(run, graves, broker):
+    first = run("dead", "list", "celery", "--json").json[0]["id"]
+    assert run("dead", "replay", "celery", first, "t2", "--json").json["replayed"] == 2
+    assert [each.task_id for each in graves.peek(10)] == ["t1"]
+    assert run("dead", "replay", "celery", "nosuch").code == 1
+    assert run("dead", "replay", "celery", "--reason", "expired", "--json").json["replayed"] == 0
+    assert run("dead", "replay", "celery", "--task", "shop.add", "--json").json["replayed"] == 1
+
+
+def test_dead_replay_to_another_queue_at_a_rate(run, graves, broker):
+    broker.queue("calm", durable=True)
+    assert run("dead", "replay", "celery", "--to", "calm", "--rate", "50", "--json").json["replayed"] == 3
+    assert broker.queue("calm").count() == 3
+
+
+def test_dead_replay_into_a_deleted_queue_is_refused_and_loses_nothing(run, graves, broker):
+    broker.engine.delete_queue("celery")
+    result = run("dead", "replay", "celery")
+    assert (result.code, graves.count()) == (1, 3)
+    assert "--to" in result.err
+    broker.queue("celery", durable=True)
+    assert run("dead", "replay", "celery").code == 0
+    assert broker.queue("celery").count() == 3
+
+
+def test_dead_letters_of_an_exchange(run, broker):
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
+    jobs = broker.queue("jobs", arguments=arguments)
+    jobs.put("a")
+    jobs.take(0).bury(error="boom")
+    (letter,) = run("dead", "list", "graveyard", "--in", "--json").json
+    assert letter["deaths"][0]["queue"] == "jobs"
+    assert run("dead", "show", "graveyard", letter["id"], "--in").code == 0
+    assert run("dead", "replay", "graveyard", "--in", "--json").json["replayed"] == 1
+    assert jobs.count() == 1
+
+
+def test_dead_list_counts_by_what_they_have_in_common(run, graves):
+    assert run("dead", "list", "celery", "--by", "reason", "--json").json == {"rejected": 3}
+    assert run("dead", "list", "celery", "--by", "task", "--json").json == {"shop.add": 3}
+    for hour in ("3600", "3600s", "60m", "1h"):
+        assert run("dead", "list", "celery", "--older-than", hour, "--json").json == []
+        assert len(run("dead", "list", "celery", "--younger-than", hour, "--json").json) == 3
+    wrong = run("dead", "list", "celery", "--older-than", "1 week")
+    assert wrong.code == 2
+    assert "10m, 12h or 7d" in wrong.err
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_a_reason_that_there_is_not_is_an_error_that_names_those_there_are(run, graves, verb):
+    result = run("dead", verb, "celery", "--reason", "nonsense", "--yes")
+    assert result.code == 1
+    assert "There are: rejected." in result.err
+    assert run("dead", verb, "celery", "--reason", "expired", "--yes").code == 0, "there may be some tomorrow"
+    assert graves.count() == 3
+
+
+def test_dead_discard_some_or_all(run, graves):
+    assert run("dead", "discard", "celery", "t1", "--yes", "--json").json["discarded"] == 1
+    assert [each.task_id for each in graves.peek(10)] == ["t0", "t2"]
+    assert run("dead", "discard", "celery").code == 2
+    assert run("dead", "discard", "celery", "--reason", "expired", "--yes", "--json").json["discarded"] == 0
+    result = run("dead", "discard", "celery", "--all", given="n\n")
+    assert result.code == 1
+    assert "Delete 2 dead letters of celery for good?" in result.err
+    assert graves.count() == 2
+    assert run("dead", "discard", "celery", "--all", "--yes").code == 0
+    assert graves.count() == 0
+
+
+# -- which broker, and errors ------------------------------------------------------------------------------------------
+
+
+def test_the_broker_is_the_apps_with_its_options(run, app, broker):
+    broker.queue("jobs").put("a")
+    assert [each["name"] for each in run("queues", "--json", broker=None, obj=App(app)).json] == ["jobs"]
+
+
+def test_of_a_failover_list_ours_is_taken(run, url, broker):
+    app = Celery("cli", broker=["amqp://nowhere", url], set_as_current=False)
+    assert run("status", broker=None, obj=App(app)).code == 0
+    app.close()
+
+
+def test_another_kind_of_broker_is_wrong_usage(run):
+    app = Celery("cli", broker="amqp://me:secret@nowhere", set_as_current=False)
+    result = run("status", broker=None, obj=App(app))
+    assert (result.code, result.out) == (2, "")
+    assert "secret" not in result.err
+    assert "--broker" in result.err
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["keys", "nosuch"], ["peek", "nosuch"], ["pause", "nosuch"], ["resume", "nosuch"], ["limit", "nosuch"]),
+        *(["purge", "nosuch", "--yes"], ["move", "nosuch", "jobs"], ["dead", "list", "nosuch"], ["find", "nosuch"]),
+        *(["cancel", "nosuch"], ["dead", "show", "nosuch", "x"], ["dead", "show", "jobs", "nosuch"]),
+        *(["dead", "discard", "jobs", "00", "--yes"], ["import", "nosuch"]),
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_one_line_and_exit_code_1(run, broker, command):
+    broker.queue("jobs").put("a")
+    result = run(*command)
+    assert (result.code, result.out) == (1, "")
+    (line,) = result.err.splitlines()
+    assert line.startswith("Error: ")
+    document = run(*command, "--json").json
+    assert document["code"] == 1
+    assert document["error"] in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["fdb+sqlite:////nosuch/folder/broker.db", "fdb://desc:thesecret@127.0.0.1:1/ns"],
+)
+def test_an_unreachable_store_is_exit_code_3_and_names_the_fix(run, url):
+    options = ["--broker-options", '{"connect_timeout": 0.3}']
+    result = run(*options, "status")
+    assert result.code == 3
+    (line,) = result.err.splitlines()
+    assert line.startswith("Error: ")
+    assert "thesecret" not in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--broker", "redis://:thesecret@host", "status"],
+        ["--broker", "thesecret", "status"],
+        ["--broker-options", "[]", "status"],
+        ["--broker-options", '{"session_tll": 3}', "status"],
+        ["stauts"],
+        ["peek"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    result = run(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert ":thesecret" not in result.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["status"], ["queues"], ["sessions"], ["top", "--once"], ["find", "t"], ["cancel", "t"], ["peek", "q"]),
+        *(["keys", "q"], ["dead", "list"], ["purge", "q", "--yes"], ["limit", "q"], ["pause", "q"]),
+    ],
+    ids=" ".join,
+)
+def test_no_command_makes_a_store_by_looking_for_one(run, tmp_path, command):
+    result = run(*command, broker=f"fdb+sqlite:///{tmp_path}/brokr.db")
+    assert result.code == 3
+    assert f"{tmp_path}/brokr.db" in result.err
+    assert list(tmp_path.glob("brokr*")) == []
+
+
+@pytest.mark.parametrize(
+    "command", [["list", "payments.dead"], ["list", "payments"], ["list", "payments.dead", "--in"]]
+)
+def test_dead_letters_by_either_name(run, broker, command):
+    broker.queue("payments").put("a")
+    broker.queue("payments").take(0).bury()
+    assert len(run("dead", *command, "--json").json) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "replayed"),
+    [([], "n\n", 0), ([], "y\n", 2), (["--yes"], "", 2), (["--limit", "1"], "", 1), (["--reason", "rejected"], "", 2)],
+)
+def test_replaying_all_is_asked_for_on_a_terminal(run, broker, monkeypatch, arguments, answer, replayed):
+    jobs = broker.queue("jobs")
+    for text in "ab":
+        jobs.put(text)
+        jobs.take(0).bury()
+    monkeypatch.setattr("celery_fdb.cli.dead._is_terminal", lambda: True)
+    run("dead", "replay", "jobs", *arguments, given=answer)
+    assert jobs.stats().ready == replayed
+
+
+def test_totals_leave_out_what_celery_sends_itself(run, broker):
+    broker.queue("jobs").put("a")
+    broker.queue("celery@host.celery.pidbox").put("a")
+    broker.queue("celeryev.1b2c").put("a")
+    assert run("status", "--json").json["totals"]["ready"] == 1
+    assert "1 ready, 0 delayed, 0 leased, 0 dead; 1 queue" in run("status").out
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_dash_is_no_file(run, broker, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(command, "-").code == 2
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path, client_library):
+    (tmp_path / "junk.cluster").write_text("junk\n")
+    result = run("status", broker=f"fdb:///{tmp_path}/junk.cluster")
+    assert result.code == 3
+    assert "description:id@host:port" in result.err
+
+
+def test_no_broker_at_all_says_how_to_name_one(run):
+    result = run("status", broker=None)
+    assert result.code == 2
+    assert "--broker fdb+sqlite:////path/broker.db" in result.err
+
+
+def test_doctor_reports_and_fails_with_what_is_to_mend(run, broker):
+    assert run("doctor").code == 0
+    result = run("doctor", "--json", broker="fdb+sqlite:////nosuch/folder/broker.db")
+    assert result.code == 1
+    assert [each["what"] for each in result.json if each["level"] == "fail"] == ["file"]
+
+
+def test_every_command_has_json_and_help(run):
+    for name in HOMES:
+        command = fdb.get_command(None, name)
+        for each in getattr(command, "commands", {name: command}).values():
+            assert each.help, name
+            assert "--json" in {option for param in each.params for option in param.opts}, each.name
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (4.24, "4.2 s"),
+        (185, "3 min 5 s"),
+        (7800, "2 h 10 min"),
+        (273_600, "3 d 4 h"),
+        (86_399, "23 h 59 min"),
+    ],
+)
+def test_ages_in_two_units(seconds, text):
+    assert age(seconds) == text
+
+
+def test_control_characters_are_replaced():
+    assert clean("a\x1b\n\u202eb") == "a\ufffd\ufffd\ufffdb"
+
+
+# -- what is stored commands nobody's terminal -------------------------------------------------------------------------
+
+EVIL = "\x1b]0;evil\x07\x1b[2J\x9b31m\r\x00\u202e"
+
+
+def test_no_control_sequence_reaches_the_terminal(run, url, broker):
+    headers = {EVIL: EVIL, "task": EVIL, "id": EVIL, "fair_key": EVIL}
+    with Connection(url) as connection:
+        for queue in ("jobs", EVIL):
+            producer = connection.Producer()
+            producer.publish(EVIL, routing_key=queue, headers=headers, content_type="text/plain" + EVIL)
+            producer.publish({EVIL: EVIL}, routing_key=queue, headers=headers)
+    job = broker.queue("jobs").take(0)
+    job.bury(error=EVIL)
+    commands = ["status", "queues", "keys jobs", "peek jobs --body", "sessions", "dead list jobs", "dead list"]
+    commands += ["metrics --once", "top --once", "metrics --once --keys 5"]
+    for command in commands:
+        for options in ((), ("--json",)):
+            result = run(*command.split(), *options)
+            assert not [each for each in result.out if not each.isprintable() and each != "\n"], command
+    for arguments in (("find", EVIL), ("dead", "show", "jobs", job.id.hex()), ("peek", EVIL, "--body"), ("keys", EVIL)):
+        result = run(*arguments)
+        assert not [each for each in result.out if not each.isprintable() and each != "\n"], arguments
+
+
+def test_deep_json_is_shown_as_text(run, url):
+    with Connection(url) as connection:
+        for depth in (50, 150, 990, 100_000):
+            body = b"[" * depth + b"]" * depth
+            connection.Producer().publish(
+                body, routing_key="jobs", content_type="application/json", content_encoding="utf-8"
+            )
+    for options in ((), ("--json",)):
+        result = run("peek", "jobs", "--limit", "9", "--body", *options)
+        assert result.code == 0, result.out

@@ -1,0 +1,165 @@
+"""``manage.py check``: each message appears with its cause, names the next step, and goes away with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core import checks as django_checks
+
+from celery_fdb.contrib.django import checks
+
+Configure = Callable[..., None]
+
+
+def messages(*, deploy: bool = False) -> dict[str, Any]:
+    """What ``check`` tells of us, by id."""
+    found = [each for each in django_checks.run_checks(include_deployment_checks=deploy) if "celery_fdb" in each.id]
+    assert all(each.hint for each in found), "each names the next step"
+    return {each.id.removeprefix("celery_fdb."): each for each in found}
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
+    """The project's app, on a broker of ours."""
+    app = Celery("shop", broker=f"fdb+sqlite:///{tmp_path}/broker.db", set_as_current=False)
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
+    return app
+
+
+def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -> None:
+    configure(CELERY_BROKER_URL=app.conf.broker_url)
+    assert messages(deploy=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"PAGESIZE": 3}, "PAGE_SIZE"),
+        ({"page_size": 3}, "PAGE_SIZE"),
+        ({"PAGE_SIZE": "3"}, "whole number"),
+        ({"PAGE_SIZE": 0}, "whole number"),
+        ({"PAGE_SIZE": 501}, "whole number"),
+        ({"SHOW_BODIES": 1}, "True or False"),
+        ({"CONNECT_TIMEOUT": True}, "seconds"),
+        ({"OPTIONS": []}, "dict"),
+        (["PAGE_SIZE"], "CELERY_FDB = {}"),
+        ({"APP": "nowhere.celery:app"}, "package.module:name"),
+        ({"APP": "os.path:join"}, "no Celery app"),
+    ],
+)
+def test_unusable_settings(configure: Configure, settings: Any, says: str) -> None:
+    configure(CELERY_FDB=settings)
+    found = messages()
+    assert found.keys() == {"E001"}
+    assert says in f"{found['E001'].msg} {found['E001'].hint}"
+
+
+@pytest.mark.parametrize("options", [{"sesion_ttl": 3}, {"session_ttl": -1}])
+def test_options_with_which_no_worker_starts(app: Celery, options: dict[str, Any]) -> None:
+    app.conf.broker_transport_options = options
+    assert "session_ttl" in f"{messages()['E002'].msg} {messages()['E002'].hint}"
+
+
+def test_another_broker(app: Celery) -> None:
+    app.conf.broker_url = "redis://:hidden@localhost/0"
+    found = messages()
+    assert found.keys() == {"W001"}
+    assert "redis://" in found["W001"].msg
+    assert "hidden" not in found["W001"].msg
+
+
+def test_of_several_urls_the_first_of_ours_counts(app: Celery) -> None:
+    app.conf.broker_url = f"redis://localhost;{app.conf.broker_url}"
+    assert messages() == {}
+
+
+def test_an_app_that_does_not_read_djangos_settings(app: Celery, configure: Configure) -> None:
+    configure(CELERY_BROKER_URL="fdb://")
+    assert messages().keys() == {"W002"}
+
+
+def test_a_folder_that_is_missing(app: Celery, tmp_path: Path, configure: Configure) -> None:
+    app.conf.broker_url = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
+    assert messages()["W003"].hint == f"mkdir -p {tmp_path}/nowhere"
+    configure(CELERY_FDB={"CHECKS": False})
+    assert messages() == {}
+
+
+def test_a_file_that_everybody_may_read(app: Celery, tmp_path: Path) -> None:
+    file = tmp_path / "broker.db"
+    file.touch(mode=0o660)
+    assert messages() == {}, "a group may be meant to"
+    file.chmod(0o664)
+    found = messages()
+    assert found.keys() == {"W004"}
+    assert "chmod o=" in found["W004"].hint
+
+
+def test_a_file_that_is_also_djangos(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import connection
+
+    monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "broker.db"))
+    assert messages().keys() == {"W005"}
+
+
+@pytest.mark.parametrize("name", ["MEDIA_ROOT", "STATIC_ROOT"])
+def test_a_file_that_is_served(app: Celery, tmp_path: Path, configure: Configure, name: str) -> None:
+    configure(**{name: str(tmp_path)})
+    assert messages().keys() == {"W006"}
+
+
+def test_a_missing_cluster_file(app: Celery, tmp_path: Path) -> None:
+    app.conf.broker_url = f"fdb:///{tmp_path}/missing.cluster"
+    assert "missing.cluster" in messages()["W007"].msg
+
+
+def test_pickle(app: Celery) -> None:
+    app.conf.accept_content = ["json", "pickle"]
+    assert "pickle" in messages()["W008"].msg
+
+
+def test_no_admin(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_fdb.contrib.django.checks.apps.is_installed", lambda _: False)
+    assert messages().keys() == {"W009"}
+
+
+def test_a_store_that_does_not_answer_is_found_before_deployment(app: Celery, tmp_path: Path) -> None:
+    app.conf.broker_url = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
+    assert "W010" not in messages()
+    assert "W010" in messages(deploy=True)
+
+
+def test_the_default_namespace_of_a_cluster(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_fdb.contrib.django.pages.store.broker", lambda: None)
+    app.conf.broker_url = "fdb://"
+    assert "W011" in messages(deploy=True)
+    app.conf.broker_url = "fdb:///shop"
+    assert "W011" not in messages(deploy=True)
+
+
+def test_atomic_requests(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import connection
+
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert "W012" not in messages()
+    assert "delay_on_commit" in messages(deploy=True)["W012"].hint
+
+
+def test_a_project_without_default_auto_field_is_not_warned_of_our_models() -> None:
+    from django.conf import settings
+
+    assert not settings.is_overridden("DEFAULT_AUTO_FIELD")
+    assert [each for each in django_checks.run_checks() if each.id == "models.W042"] == []
+
+
+def test_every_id_is_in_the_table_and_made_somewhere() -> None:
+    source = "".join(Path(checks.__file__).with_name(name).read_text() for name in ("checks.py", "backend.py"))
+    listed = re.findall(r"^``celery_fdb\.(\w\d+)``", checks.__doc__ or "", re.MULTILINE)
+    made = set(re.findall(r'"(?:celery_fdb\.)?([EW]\d{3})"', source))
+    assert len(listed) == len(set(listed))
+    assert set(listed) == made

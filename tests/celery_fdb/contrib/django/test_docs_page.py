@@ -1,0 +1,100 @@
+"""docs/django.md is done, step by step, in a project as ``startproject`` makes it; its tables are those of the code.
+
+To write the tables anew: python tests/celery_fdb/contrib/django/test_docs_page.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "django.md"
+CHECKS = ROOT / "celery_fdb" / "contrib" / "django" / "checks.py"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CHECKS_TABLE = re.compile(r"(?<=<!-- checks -->\n).*?(?=<!-- /checks -->)", re.DOTALL)
+
+
+def rendered_checks() -> str:
+    """The table of ``checks.py`` in Markdown."""
+    rows = re.findall(r"^``(celery_fdb\.\w+)`` +(--deploy|) +(\S.*)$", CHECKS.read_text(), re.MULTILINE)
+    lines = ["| id | when | what |", "|---|---|---|"]
+    lines += [f"| `{name}` | {f'`{when}`' if when else ''} | {what} |" for name, when, what in rows]
+    return "".join(f"{line}\n" for line in lines).replace("``", "`")
+
+
+def test_the_table_of_checks_is_that_of_the_code() -> None:
+    found = CHECKS_TABLE.search(PAGE.read_text())
+    assert found is not None
+    assert found[0] == rendered_checks(), "run: python tests/celery_fdb/contrib/django/test_docs_page.py"
+    assert found[0].count("\n") > 10
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    from celery_fdb.contrib.django.conf import Settings
+
+    found = re.findall(r"^\| `([A-Z_]+)` \| `(.*?)` \|", PAGE.read_text(), re.MULTILINE)
+    assert found == [(each.name.upper(), repr(getattr(Settings(), each.name))) for each in dataclasses.fields(Settings)]
+
+
+def test_the_permissions_are_those_of_the_models() -> None:
+    from django.contrib.auth.models import Permission
+
+    made = Permission.objects.filter(content_type__app_label="celery_fdb").values_list("codename", flat=True)
+    assert set(re.findall(r"^\| `celery_fdb\.(\w+)` \| [a-z]", PAGE.read_text(), re.MULTILINE)) == set(made)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.pop("DJANGO_SETTINGS_MODULE", None)
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.process
+def test_the_page_takes_a_project_over(run: Callable[..., str], tmp_path: Path) -> None:
+    """Blocks of Python go into the file they name, commands are run, in the order of the page."""
+    import django
+
+    run("-m", "django", "startproject", "mysite", ".")
+    run("-m", "django", "startapp", "shop")
+    settings = tmp_path / "mysite" / "settings.py"
+    settings.write_text(
+        settings.read_text() + "\nINSTALLED_APPS += ['shop']\nCELERY_BROKER_URL = 'redis://localhost'\n"
+    )
+    commands = []
+    for language, text in BLOCK.findall(PAGE.read_text()):
+        if language == "python":
+            first, _, code = text.replace("/var/lib/mysite", str(tmp_path)).partition("\n")
+            if "TASKS =" in code and django.VERSION < (6, 0):
+                continue
+            if first == "# in a view":
+                run("-c", f"import django, mysite.celery; django.setup()\n{code}")
+                continue
+            file = tmp_path / first.removeprefix("# ")
+            file.write_text(f"{file.read_text() if file.exists() else ''}\n{code}")
+        else:
+            commands += [line for line in text.splitlines() if line.startswith("python ")]
+            for command in [line for line in text.splitlines() if line.startswith("python ")]:
+                run(*command.split()[1:])
+    assert len(commands) == 8
+    assert '"ready": 3, "delayed": 1' in run("manage.py", "fdb", "queues", "--json")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(CHECKS_TABLE.sub(lambda _: rendered_checks(), PAGE.read_text()))

@@ -1,0 +1,302 @@
+"""The outbox of a Django project: in its transactions, and with processes that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.test import TestCase
+
+from celery_fdb import install
+from celery_fdb.contrib.outbox import MOST_ATTEMPTS, django, sending
+from celery_fdb.contrib.published import BrokerInTest, Published
+from kombu_fdb.engine.facade.engine import Engine
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    app = install(Celery("shop", broker=url, backend="cache+memory://", set_as_current=False))
+    app.conf.broker_connection_timeout = 2.0
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+@pytest.fixture
+def charge(app: Celery) -> Iterator[Any]:
+    from celery_fdb.contrib.outbox.django.models import OutboxRow
+
+    @app.task(name="charge", shared=False, fair_key="customer")
+    def charge(order: int, customer: str = "") -> None:
+        pass
+
+    yield app.tasks["charge"]
+    OutboxRow.objects.all().delete()
+
+
+@pytest.fixture
+def sent(url: str) -> Callable[[], list[Published]]:
+    return BrokerInTest(url).published
+
+
+def rows() -> int:
+    from celery_fdb.contrib.outbox.django.models import OutboxRow
+
+    return OutboxRow.objects.count()
+
+
+def test_a_commit_publishes_exactly_one(charge: Any, sent: Any) -> None:
+    with transaction.atomic():
+        result = django.delay(charge, 7, customer="acme")
+        assert rows() == 1
+        assert sent() == []
+    (message,) = sent()
+    assert (message.headers["id"], message.args, message.key) == (result.id, [7], "acme")
+    assert rows() == 0
+    call_command("fdb_relay", "--once")
+    assert len(sent()) == 1
+
+
+def test_a_rollback_leaves_no_row_and_no_message(charge: Any, sent: Any) -> None:
+    with pytest.raises(LookupError), transaction.atomic():
+        django.delay(charge, 7)
+        raise LookupError
+    assert rows() == 0
+    assert sent() == []
+
+
+def test_a_savepoint_that_is_rolled_back_takes_only_its_own_along(charge: Any, sent: Any) -> None:
+    with transaction.atomic():
+        with pytest.raises(LookupError), transaction.atomic():
+            django.delay(charge, 1)
+            raise LookupError
+        django.delay(charge, 2)
+    assert [message.args for message in sent()] == [[2]]
+    assert rows() == 0
+
+
+def test_all_tasks_of_a_transaction_are_one_transaction_of_the_broker(
+    charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    publish = Engine.publish
+    monkeypatch.setattr(
+        Engine, "publish", lambda self, some, **kw: sizes.append(len(some)) or publish(self, some, **kw)
+    )
+    with transaction.atomic():
+        for number in range(5):
+            django.delay(charge, number)
+        django.add(chain(charge.si(5), charge.si(6)))
+    assert sizes == [6]
+    assert len(sent()) == 6
+
+
+def test_outside_of_a_transaction_it_is_published_at_once(charge: Any, sent: Any) -> None:
+    django.delay(charge, 7)
+    assert len(sent()) == 1
+
+
+def test_in_djangos_test_case_callbacks_are_run_by_its_capture(charge: Any, sent: Any, database: None) -> None:
+    with TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
+        django.delay(charge, 7)
+    assert len(callbacks) == 1
+    assert len(sent()) == 1
+
+
+def test_eager_tasks_run_after_the_commit(app: Celery, database: None) -> None:
+    ran = []
+
+    @app.task(name="eager", shared=False)
+    def eager(number: int) -> None:
+        ran.append(number)
+
+    app.conf.task_always_eager = True
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        django.delay(app.tasks["eager"], 7)
+        assert ran == []
+    assert ran == [7]
+
+
+def test_a_countdown_counts_from_the_call(charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_fdb.contrib.outbox.django.database.DjangoOutbox.publish_committed", lambda _: None)
+    before = datetime.now(UTC).timestamp()
+    django.apply_async(charge, (7,), countdown=60)
+    after = datetime.now(UTC).timestamp()
+    monkeypatch.setattr("celery_fdb.contrib.outbox.Outbox.now_ms", lambda _: int((before + 30) * 1000))
+    call_command("fdb_relay", "--once")
+    (message,) = sent()
+    assert message.eta is not None
+    assert before + 59.9 <= message.eta.timestamp() <= after + 60
+
+
+def test_what_is_no_json_is_refused_at_the_call(charge: Any) -> None:
+    with pytest.raises(TypeError):
+        django.delay(charge, object())
+    assert rows() == 0
+
+
+def test_a_broker_that_does_not_answer_leaves_the_rows_to_the_relay(
+    charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not asked again by the next request."""
+    asked = []
+
+    def send(*_: Any) -> None:
+        asked.append(1)
+        raise ConnectionError("away") from charge.app.connection_for_write().recoverable_connection_errors[0]("away")
+
+    monkeypatch.setattr(sending, "send", send)
+    for number in range(3):
+        django.delay(charge, number)
+    assert (len(asked), rows()) == (1, 3)
+    monkeypatch.undo()
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: charge.app)
+    call_command("fdb_relay", "--once")
+    assert len(sent()) == 3
+
+
+def test_poison_is_an_exit_code_and_tried_again_when_asked(charge: Any, sent: Any) -> None:
+    from celery_fdb.contrib.outbox.django.models import OutboxRow
+
+    django.add(charge.s())
+    with pytest.raises(CommandError, match="exit code 1"):
+        call_command("fdb_relay", "--once")
+    OutboxRow.objects.update(due_ms=None, attempts=MOST_ATTEMPTS)
+    row = OutboxRow.objects.get()
+    assert row.task == "charge"
+    assert "TypeError" in str(row.error)
+    row.signature = row.signature.replace('"args": []', '"args": [7]')
+    row.save()
+    call_command("fdb_relay", "--once", "--retry-poison")
+    assert len(sent()) == 1
+
+
+def test_wrong_usage_of_the_relay() -> None:
+    with pytest.raises(CommandError, match="--limit"):
+        call_command("fdb_relay", "--limit", "0")
+
+
+def test_the_check_tells_of_a_missing_table() -> None:
+    def found() -> list[Any]:
+        every = checks.run_checks(include_deployment_checks=True)
+        return [each for each in every if each.id == "celery_outbox.E001"]
+
+    assert found() == []
+    call_command("migrate", "celery_outbox", "zero", verbosity=0)
+    (error,) = found()
+    assert "migrate" in error.hint
+    call_command("migrate", "celery_outbox", verbosity=0)
+    assert found() == []
+
+
+def test_the_migration_is_that_of_the_model() -> None:
+    call_command("makemigrations", "celery_outbox", check=True, dry_run=True)
+
+
+def test_the_admin_shows_rows_and_changes_none(charge: Any, database: None) -> None:
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    django.delay(charge, "secret argument")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE celery_outbox SET due_ms = NULL, attempts = 10, error = 'TypeError()'")
+    User.objects.create_superuser("root", password="x")
+    client = Client()
+    client.login(username="root", password="x")
+    page = client.get("/admin/celery_outbox/outboxrow/").content.decode()
+    assert "charge" in page
+    assert "failed for good" in page
+    assert "TypeError()" in page
+    assert "secret argument" not in page
+    assert client.get("/admin/celery_outbox/outboxrow/add/").status_code == 403
+
+
+# -- processes that die ------------------------------------------------------------------------------------------------
+
+PROJECT = """
+import os, sys
+from celery import Celery
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="x", USE_TZ=True, DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    INSTALLED_APPS=["celery_fdb.contrib.outbox.django"],
+    DATABASES={"default": {"ENGINE": os.environ["ENGINE"], "NAME": os.environ["NAME"], "HOST": os.environ["HOST"],
+                           "USER": "shop"}},
+)
+import django
+django.setup()
+app = Celery("shop", broker=os.environ["BROKER"])
+
+@app.task(name="charge")
+def charge(order): ...
+
+if __name__ == "__main__":
+    from django.core.management import execute_from_command_line
+    execute_from_command_line(sys.argv)
+"""
+DIES = """
+import os, signal
+from project import charge
+from django.db import transaction
+from celery_fdb.contrib.outbox.django import delay
+with transaction.atomic():
+    transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    delay(charge, 7)
+"""
+
+
+@pytest.fixture(params=["sqlite3", "postgresql"])
+def env(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> dict[str, str]:
+    """Of a project with a real database."""
+    (tmp_path / "project.py").write_text(PROJECT)
+    given = {"ENGINE": f"django.db.backends.{request.param}", "NAME": "shop.db", "HOST": ""}
+    if request.param == "postgresql":
+        dsn = dict(each.split("=") for each in request.getfixturevalue("postgresql").split())
+        given |= {"NAME": dsn["dbname"], "HOST": dsn["host"]}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "BROKER": url, **given}
+
+
+@pytest.mark.process
+def test_a_web_process_killed_between_commit_and_publish_loses_nothing(
+    env: dict[str, str], sent: Any, tmp_path: Path
+) -> None:
+    def run(*arguments: str) -> int:
+        return subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, check=False, timeout=60).returncode
+
+    assert run("project.py", "migrate", "--verbosity=0") == 0
+    assert run("-c", DIES) == -signal.SIGKILL
+    assert sent() == []
+    assert run("project.py", "fdb_relay", "--once") == 0
+    assert [message.args for message in sent()] == [[7]]
+    assert run("project.py", "fdb_relay", "--once") == 0
+    assert len(sent()) == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("env", ["sqlite3"], indirect=True)
+def test_the_relay_ends_when_told(env: dict[str, str], tmp_path: Path) -> None:
+    given = [sys.executable, "project.py"]
+    subprocess.run([*given, "migrate", "--verbosity=0"], cwd=tmp_path, env=env, check=True, timeout=60)
+    with subprocess.Popen([*given, "fdb_relay"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as relay:
+        try:
+            assert relay.stderr is not None
+            assert "relay started" in relay.stderr.readline()
+            relay.send_signal(signal.SIGTERM)
+            assert relay.wait(30) == 0
+            assert "relay stopped" in relay.stderr.read()
+        finally:
+            relay.kill()

@@ -1,0 +1,278 @@
+"""The backend of ``django.tasks``, with a real worker, where this Django has it."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject
+
+pytest.importorskip("django.tasks", reason="django.tasks is part of Django 6.0 and later")
+
+from django.tasks import TaskResultStatus, default_task_backend
+from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+from django.utils import timezone
+
+from celery_fdb.contrib.django.conf import RUN
+from kombu_fdb import Broker
+
+SOURCE = """
+from django.tasks import task
+
+@task()
+def add(one, other=0):
+    return one + other
+
+@task()
+async def shout(text):
+    return text.upper()
+
+@task(takes_context=True)
+def attempt(context):
+    return [context.attempt, context.task_result.id]
+
+@task(queue_name="mail", priority=100)
+def mail(to):
+    return {"to": to}
+
+@task()
+def fail():
+    raise LookupError("no such order")
+
+def plain():
+    raise AssertionError("not a task")
+"""
+
+
+@pytest.fixture
+def app(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    (tmp_path / "results").mkdir()
+    app = Celery("tests", broker=url, backend=f"file://{tmp_path}/results", set_as_current=False)
+    app.conf.update(result_extended=True, task_track_started=True)
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+@pytest.fixture
+def broker(app: Celery, configure: Callable[..., None]) -> Any:
+    from celery_fdb.contrib.django.pages import store
+
+    backend = {
+        "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
+        "QUEUES": ["default", "mail"],
+    }
+    configure(TASKS={"default": {**backend, "OPTIONS": {"fair_key": "django"}}})
+    return store.broker()
+
+
+@pytest.fixture
+def tasks(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of tasks, as an app has one."""
+    (tmp_path / "shop_tasks.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("shop_tasks")
+    del sys.modules["shop_tasks"]
+
+
+@pytest.fixture
+def worker(app: Celery) -> Callable[[], AbstractContextManager[Any]]:
+    app.amqp.queues.select_add("default")
+    app.amqp.queues.select_add("mail")
+    return lambda: start_worker(app, perform_ping_check=False, shutdown_timeout=20)
+
+
+def finish(app: Celery, result: Any) -> Any:
+    """Wait for the worker, then ask Django."""
+    app.AsyncResult(result.id).get(timeout=20, propagate=False, interval=0.02)
+    return default_task_backend.get_result(result.id)
+
+
+def test_a_task_waits_in_the_broker_and_a_worker_runs_it(app: Any, broker: Broker, tasks: Any, worker: Any) -> None:
+    sent = tasks.add.enqueue(2, other=3)
+    assert sent.status is TaskResultStatus.READY
+    assert broker.queue("default").keys()["django"].ready == 1
+    waiting = tasks.add.get_result(sent.id)
+    assert (waiting.status, waiting.args, waiting.kwargs) == (TaskResultStatus.READY, [2], {"other": 3})
+    with worker():
+        done = finish(app, sent)
+    assert (done.status, done.return_value, done.task) == (TaskResultStatus.SUCCESSFUL, 5, tasks.add)
+    assert (done.enqueued_at, done.attempts) == (sent.enqueued_at, 1)
+    assert sent.enqueued_at <= done.started_at <= done.finished_at <= timezone.now()
+    sent.refresh()
+    assert sent.return_value == 5
+
+
+def test_a_failed_task_tells_its_error(app: Any, tasks: Any, worker: Any) -> None:
+    sent = tasks.fail.enqueue()
+    with worker():
+        done = finish(app, sent)
+    assert done.status is TaskResultStatus.FAILED
+    (error,) = done.errors
+    assert error.exception_class is LookupError
+    assert "no such order" in error.traceback
+    with pytest.raises(ValueError, match="failed"):
+        _ = done.return_value
+
+
+def test_context_coroutines_and_signals(app: Any, tasks: Any, worker: Any) -> None:
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+
+    seen: list[tuple[str, str, str]] = []
+
+    def note(name: str) -> Any:
+        def receive(*, task_result: Any, **_: Any) -> None:
+            seen.append((name, task_result.id, task_result.status))
+
+        return receive
+
+    receivers = [
+        (signal, note(name))
+        for name, signal in (("enqueued", task_enqueued), ("started", task_started), ("finished", task_finished))
+    ]
+    for signal, receiver in receivers:
+        signal.connect(receiver)
+    try:
+        sent = tasks.attempt.enqueue()
+        with worker():
+            assert finish(app, sent).return_value == [1, sent.id]
+            assert finish(app, tasks.shout.enqueue("hey")).return_value == "HEY"
+    finally:
+        for signal, receiver in receivers:
+            signal.disconnect(receiver)
+    assert seen[:3] == [
+        ("enqueued", sent.id, "READY"),
+        ("started", sent.id, "RUNNING"),
+        ("finished", sent.id, "SUCCESSFUL"),
+    ]
+
+
+def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, tasks: Any) -> None:
+    later = tasks.add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
+    assert broker.queue("default").stats().delayed == 1
+    assert tasks.add.get_result(later.id).status is TaskResultStatus.READY
+    ids = [tasks.mail.using(priority=priority).enqueue("a").id for priority in (0, -100, 100, 50, -50)]
+    listed = broker.engine.page("mail", "ready", 10).messages
+    order = [(each.message.task_id, each.priority) for each in listed]
+    assert order == [(ids[2], 9), (ids[3], 6), (ids[0], 4), (ids[4], 2), (ids[1], 0)]
+
+
+def test_a_task_in_work_is_running(broker: Broker, tasks: Any) -> None:
+    sent = tasks.add.enqueue(1)
+    broker.queue("default").take(timeout=10)
+    assert tasks.add.get_result(sent.id).status is TaskResultStatus.RUNNING
+
+
+NOT_TASKS = [
+    *("shop_tasks.plain", "os.getcwd", "os.system", "os.path.join", "shop_tasks:add", "shop_tasks.add.func", "a.b:c"),
+    *("shop_tasks.__class__", "shop_tasks.add.__class__", "shop_tasks.__builtins__.exec", "builtins.exec", "alias.add"),
+    *("", ".", "add", ".add", "shop_tasks.", "\ud800.add", 5, None, ["shop_tasks.add"], {"a": 1}, "x" * 9_000),
+]
+
+
+@pytest.fixture
+def alias(tasks: Any) -> Iterator[None]:
+    """A task under another module's name."""
+    sys.modules["alias"] = types.ModuleType("alias")
+    sys.modules["alias"].add = tasks.add  # type: ignore[attr-defined]
+    yield
+    del sys.modules["alias"]
+
+
+@pytest.mark.parametrize("path", NOT_TASKS)
+def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
+    from celery_fdb.contrib.django.registry import UnknownTask, registered
+
+    with pytest.raises(UnknownTask, match="is not a Django task"):
+        registered(path)
+
+
+@pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
+def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
+    from celery_fdb.contrib.django.registry import UnknownTask, registered
+
+    (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
+    with pytest.raises(UnknownTask):
+        registered(path)
+    with pytest.raises(AssertionError, match="imported"):  # it can be
+        importlib.import_module("sprung")
+
+
+def test_modules_of_tasks_are_loaded_by_the_settings(
+    app: Any, configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_jobs.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from celery_fdb.contrib.django.backend import _task
+
+    backend = {
+        "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
+        "QUEUES": ["default", "mail"],
+    }
+    configure(TASKS={"default": {**backend, "OPTIONS": {"modules": ["other_jobs"]}}})
+    assert _task("other_jobs.add", "default").call(1, 2) == 3
+    del sys.modules["other_jobs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "alias"), [("os.getcwd", "default"), ("shop_tasks.add", "nobody's"), ("shop_tasks.add", ["default"])]
+)
+def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
+    app: Any, broker: Broker, tasks: Any, worker: Any, path: str, alias: Any
+) -> None:
+    sent = app.send_task(RUN, (path, [1], {}, alias, timezone.now().isoformat()), queue="default")
+    with worker():
+        with pytest.raises((ValueError, Reject), match="is not a"):
+            sent.get(timeout=20, interval=0.02)
+        assert broker.queue("default.dead").take(timeout=20) is not None
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+@pytest.mark.parametrize("arguments", [("os.getcwd", [], {}, "default", "now"), (), ("a",), (5, 5, 5, 5, 5)])
+def test_a_waiting_message_that_nobody_enqueued_has_no_result(app: Any, broker: Broker, arguments: Any) -> None:
+    sent = app.send_task(RUN, arguments, queue="default")
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+def test_a_waiting_message_is_never_unpickled(app: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("unpickled"))
+    sent = app.send_task(RUN, ("shop_tasks.add", [], {}, "default", "now"), queue="default", serializer="pickle")
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+def test_what_is_refused_is_not_sent(broker: Broker, tasks: Any) -> None:
+    with pytest.raises(InvalidTask):
+        tasks.add.using(queue_name="elsewhere")
+    with pytest.raises(TypeError):
+        tasks.add.enqueue(object())
+    assert broker.queues() == {}
+
+
+def test_an_unknown_result(broker: Broker, tasks: Any) -> None:
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result("nobody's")
+
+
+def test_without_a_result_backend_tasks_are_sent_and_results_refused(app: Any, broker: Broker, tasks: Any) -> None:
+    app.conf.result_extended = False
+    (warning,) = default_task_backend.check()
+    assert warning.id == "celery_fdb.W013"
+    assert not default_task_backend.supports_get_result
+    sent = tasks.add.enqueue(1)
+    assert broker.queue("default").count() == 1
+    with pytest.raises(NotImplementedError, match="CELERY_RESULT_EXTENDED"):
+        default_task_backend.get_result(sent.id)

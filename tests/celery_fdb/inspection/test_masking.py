@@ -1,0 +1,86 @@
+"""Secrets are not shown, wherever they stand."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from celery_fdb.inspection.masking import MASK, masked, masked_text
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "password",
+            "DB_PASSWORD",
+            "x-auth-token",
+            "Authorization",
+            "api_key",
+            "apiKey",
+            "X-API-Key",
+            "client_secret",
+        ),
+        *("aws_access_key_id", "private-key", "Set-Cookie", "credentials", "passphrase", "passwd"),
+    ],
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda name: {name: SECRET},
+        lambda name: {"context": {name: SECRET}},
+        lambda name: {"context": [{"deep": {name: [SECRET]}}]},
+        lambda name: {"kwargsrepr": repr({"order": 1, name: SECRET, "last": (2,)})},
+        lambda name: {"error": f"LoginError(user='a', {name}={SECRET!r})"},
+        lambda name: {"error": f"refused: {name}: {SECRET}, try again"},
+        lambda name: {"traceback": f'headers={{"{name}": "Bearer {SECRET}"}}'},
+        lambda name: {"body": f'{{\\"{name}\\": \\"{SECRET}\\"}}'},
+    ],
+    ids=["name", "dict", "list", "repr", "error", "sentence", "header", "json"],
+)
+def test_a_named_secret_is_masked(name: str, shape: Any) -> None:
+    shown = repr({each: masked(each, value) for each, value in shape(name).items()})
+    assert SECRET not in shown
+    assert MASK in shown
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:hunter2@host/0", "amqp://user:hunter2@host:5672//", "fdb://shop:hunter2@h:1"]
+)
+def test_a_secret_in_a_url_is_masked(url: str) -> None:
+    assert SECRET not in masked_text(f"can't connect to {url}, is it there?")
+    assert SECRET not in str(masked("options", {"urls": [url]}))
+
+
+@pytest.mark.parametrize(
+    "text", ["author: Poe", "the keys of the queue: a, b", "at 12:30@home", "http://host:80/a@b", "passed: 3"]
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert masked_text(text) == text
+
+
+def test_other_values_stay_as_they_are() -> None:
+    assert masked("h", {"a": 1, "b": [None, True, 2.5], "c": {}}) == {"a": 1, "b": [None, True, 2.5], "c": {}}
+
+
+@pytest.mark.parametrize("part", ["a", "password", "password=", 'token:"', "secret ' ", "://", "://a:", "api_key\\"])
+def test_a_hostile_text_costs_no_more_than_its_length(part: str) -> None:
+    def cost(length: int) -> float:
+        begin = time.process_time()
+        masked_text(part * (length // len(part)))
+        return time.process_time() - begin
+
+    cost(1_000)
+    assert cost(400_000) < 40 * max(cost(40_000), 0.005)
+
+
+def test_deep_values_end() -> None:
+    deep: Any = SECRET
+    for _ in range(5_000):
+        deep = [deep]
+    assert SECRET not in str(masked("h", {"password": deep}))
+    assert "..." in str(masked("h", deep))

@@ -1,0 +1,371 @@
+"""Celery's interface, without a worker: what one would do is done by hand, so that it can go wrong on purpose."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.app.task import Context
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import GroupResult
+from kit.processes import in_child
+from kombu.exceptions import ContentDisallowed, EncodeError
+
+from celery_fdb.results import FdbBackend, ResultTooLarge
+from kombu_fdb.errors import CommitUnknown, OptionError, StoreUnavailable
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
+
+MakeApp = Callable[..., Celery]
+
+
+def later(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+# -- URL, options, the open store ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("fdb+sqlite:////var/lib/app/b.db", "fdb+sqlite:////var/lib/app/b.db"),
+        ("fdb://", "fdb://"),
+        ("fdb:////etc/app.cluster", "fdb:////etc/app.cluster"),
+        ("fdb://shop:s3cret@10.0.0.1:4500/shop", "fdb://shop:**@10.0.0.1:4500/shop"),
+    ],
+)
+def test_the_url_is_found_and_shown_without_its_secret(url: str, shown: str) -> None:
+    app = Celery("a", backend=url, set_as_current=False)
+    assert type(app.backend) is FdbBackend
+    assert app.backend.as_uri() == shown
+    assert app.backend.as_uri(include_password=True) == url
+    assert "s3cret" not in repr(app.backend.location)
+
+
+@pytest.mark.parametrize("name", ["namespaze", "max_mesage_size"])
+def test_an_unknown_option_names_the_nearest(name: str) -> None:
+    app = Celery("a", backend="fdb://", set_as_current=False)
+    app.conf.result_backend_transport_options = {name: 1}
+    with pytest.raises(OptionError, match="Did you mean"):
+        _ = app.backend
+
+
+def test_options_of_other_backends_and_the_retry_policy_pass() -> None:
+    app = Celery("a", backend="fdb://", set_as_current=False)
+    app.conf.result_backend_transport_options = {
+        "retry_policy": {"max_retries": 3},
+        "global_keyprefix": "x",
+        "result_chord_ordered": True,
+        "namespace": "shop",
+    }
+    assert app.backend.retry_policy["max_retries"] == 3
+    assert app.backend.location.namespace == "shop"
+
+
+@pytest.mark.parametrize("own", [{}, {"max_message_size": 5000}, {"retry_policy": {"max_retries": 1}}])
+def test_broker_and_results_share_one_open_store(make_app: MakeApp, own: dict[str, Any]) -> None:
+    app = make_app(broker_transport_options={"session_ttl": 7.0}, result_backend_transport_options=own)
+    assert app.backend.options.session_ttl == 7.0
+    assert app.backend.options.max_message_size == own.get("max_message_size", 8 * 1024 * 1024)
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.transport.store is app.backend.client
+
+
+def test_results_in_another_namespace_are_apart(make_app: MakeApp) -> None:
+    app = make_app(result_backend_transport_options={"namespace": None, "session_ttl": 9.0})
+    broker = make_app()
+    app.backend.store_result("a", 1, states.SUCCESS)
+    assert broker.AsyncResult("a").get(timeout=5) == 1
+    if app.backend.url.startswith("fdb+sqlite"):
+        apart = make_app(result_backend_transport_options={"namespace": "apart"})
+        assert not apart.AsyncResult("a").exists()
+
+
+def test_one_backend_for_all_threads(app: Celery) -> None:
+    found: list[Any] = []
+    later(lambda: found.append(app.backend)).join()
+    assert found == [app.backend]
+
+
+def test_application_and_backend_can_be_pickled(app: Celery) -> None:
+    copy = pickle.loads(pickle.dumps(app.backend))
+    assert (copy.url, copy.expires, type(copy)) == (app.backend.url, app.backend.expires, FdbBackend)
+    result = app.AsyncResult("a")
+    assert pickle.loads(pickle.dumps(result)).backend.url == app.backend.url
+    assert pickle.loads(pickle.dumps(app)).backend.url == app.backend.url
+
+
+def test_a_forked_child_opens_a_store_of_its_own(app: Celery, backend: FdbBackend) -> None:
+    backend.store_result("parent", 1, states.SUCCESS)
+
+    def child() -> None:
+        assert app.AsyncResult("parent").get(timeout=10) == 1
+        backend.store_result("child", 2, states.SUCCESS)
+
+    in_child(child)
+    assert app.AsyncResult("child").get(timeout=10) == 2
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_states_and_results(app: Celery, backend: FdbBackend) -> None:
+    result = app.AsyncResult("a")
+    assert (result.state, result.result, result.exists()) == (states.PENDING, None, False)
+    backend.mark_as_started("a", pid=7)
+    assert (result.state, result.info, result.exists()) == (states.STARTED, {"pid": 7}, True)
+    backend.mark_as_done("a", {"x": [1, "ä", None]})
+    assert result.get(timeout=5) == {"x": [1, "ä", None]}
+    assert result.successful()
+
+
+def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBackend) -> None:
+    backend.mark_as_failure("a", KeyError("missing"), traceback="File ...")
+    result = app.AsyncResult("a")
+    with pytest.raises(KeyError, match="missing"):
+        result.get(timeout=5)
+    assert result.traceback == "File ..."
+    assert isinstance(result.get(timeout=5, propagate=False), KeyError)
+
+
+@pytest.mark.parametrize("state", [states.STARTED, states.RETRY, states.FAILURE])
+def test_a_late_state_does_not_replace_a_success(app: Celery, backend: FdbBackend, state: str) -> None:
+    backend.mark_as_done("a", 1)
+    backend.store_result("a", None if state == states.STARTED else ValueError("late"), state)
+    assert app.AsyncResult("a").get(timeout=5) == 1
+
+
+def test_ids_of_every_sort(app: Celery, backend: FdbBackend) -> None:
+    task_id = uuid.uuid4()
+    backend.mark_as_done(task_id, 1)
+    assert app.AsyncResult(str(task_id)).get(timeout=5) == app.AsyncResult(task_id).get(timeout=5) == 1
+    assert backend.get_state(str(task_id).encode()) == states.SUCCESS
+    with pytest.raises(ValueError, match="empty"):
+        backend.mark_as_done("", 1)
+
+
+def test_extended_results(make_app: MakeApp) -> None:
+    app = make_app(result_extended=True)
+    request = Context(id="a", task="add", args=[1, 2], kwargs={}, retries=2, hostname="w@h", children=[])
+    request.delivery_info = {"routing_key": "celery"}
+    app.backend.mark_as_done("a", 3, request=request)
+    result = app.AsyncResult("a")
+    assert (result.name, result.args, result.retries, result.worker, result.queue) == (
+        "add",
+        [1, 2],
+        2,
+        "w@h",
+        "celery",
+    )
+
+
+def test_children_are_kept(app: Celery, backend: FdbBackend) -> None:
+    request = Context(id="a")
+    request.children.append(app.AsyncResult("child"))
+    backend.mark_as_done("a", 1, request=request)
+    assert app.AsyncResult("a").children == [app.AsyncResult("child")]
+
+
+def test_an_ignored_result_is_not_stored(app: Celery, backend: FdbBackend, scan: Any) -> None:
+    backend.mark_as_done("a", 1, request=Context(id="a", ignore_result=True))
+    assert scan(backend.store) == []
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_result_of_a_megabyte(make_app: MakeApp, compression: str | None, scan: Any) -> None:
+    app = make_app(result_compression=compression)
+    app.backend.store_result("a", "x" * 1_000_000, states.SUCCESS)
+    assert app.AsyncResult("a").get(timeout=5) == "x" * 1_000_000
+    assert len(scan(app.backend.store)) == (2 if compression else 2 + 12)  # record and expiry; chunks
+
+
+def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, scan: Any) -> None:
+    app = make_app(result_backend_transport_options={"max_message_size": 5000})
+    with pytest.raises(ResultTooLarge, match=r"size=.*max_message_size=5000.*reference"):
+        app.backend.store_result("a", "x" * 5000, states.SUCCESS)
+    assert scan(app.backend.store) == []
+
+
+def test_no_pickle_by_default(make_app: MakeApp) -> None:
+    writer = make_app(result_serializer="pickle", result_accept_content=["pickle"])
+    writer.backend.store_result("a", {1, 2}, states.SUCCESS)
+    reader = make_app()
+    with pytest.raises(ContentDisallowed):
+        reader.AsyncResult("a", backend=_with_serializer(reader, "pickle")).get(timeout=5)
+    with pytest.raises(EncodeError):
+        reader.backend.store_result("b", object(), states.SUCCESS)
+
+
+def _with_serializer(app: Celery, serializer: str) -> FdbBackend:
+    return FdbBackend(app, url=app.backend.url, serializer=serializer)
+
+
+# -- expiry and forgetting -------------------------------------------------------------------------------------------
+
+
+def test_forget_leaves_no_key(app: Celery, backend: FdbBackend, scan: Any) -> None:
+    backend.store_result("a", "x" * 300_000, states.SUCCESS)
+    result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b")], app=app)
+    result.save()
+    assert GroupResult.restore("g", app=app) == result
+    result.forget()
+    result.delete()
+    assert scan(backend.store) == []
+    assert GroupResult.restore("g", app=app) is None
+
+
+def test_expired_results_are_deleted(
+    app: Celery, backend: FdbBackend, clock_of_backend: ManualClock, scan: Any
+) -> None:
+    backend.expires, backend.failure_expires = 60, 600
+    backend.mark_as_done("a", "x" * 300_000)
+    backend.mark_as_failure("b", ValueError(1))
+    GroupResult("g", [app.AsyncResult("a")], app=app).save()
+    clock_of_backend.advance(59)
+    app.tasks["celery.backend_cleanup"]()
+    assert app.AsyncResult("a").state == states.SUCCESS
+    clock_of_backend.advance(2)
+    backend.cleanup()
+    assert [app.AsyncResult(each).state for each in "ab"] == [states.PENDING, states.FAILURE]
+    clock_of_backend.advance(600)
+    backend.janitor.look()
+    assert scan(backend.store) == []
+
+
+@pytest.mark.parametrize("never", [None, 0])
+def test_results_that_never_expire(make_app: MakeApp, never: Any, scan: Any) -> None:
+    app = make_app(result_expires=never)
+    app.backend.mark_as_done("a", 1)
+    assert scan(app.backend.store) == [app.backend.store.keys.task("a")]
+
+
+def test_expires_as_celery_takes_it(make_app: MakeApp) -> None:
+    app = make_app(result_expires=timedelta(hours=1), result_failure_expires=5, result_chord_expires=timedelta(hours=2))
+    assert (app.backend.expires, app.backend.failure_expires, app.backend.chord_expires) == (3600, 5, 7200)
+
+
+def test_a_child_sweeps_after_a_task_now_and_then(
+    backend: FdbBackend, clock_of_backend: ManualClock, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.mark_as_done("a", 1)
+    clock_of_backend.advance(10 * 86_400)
+    backend.process_cleanup()
+    assert scan(backend.store)
+    monkeypatch.setattr(backend.janitor, "_next", 0.0)
+    backend.process_cleanup()
+    assert scan(backend.store) == []
+
+
+# -- a store that does not answer ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def down(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While set, every transaction of the store fails at once."""
+    down = threading.Event()
+    begin = backend.client.database.begin
+
+    def fail(**kwargs: Any) -> Any:
+        if down.is_set():
+            raise StoreUnavailable("down")
+        return begin(**kwargs)
+
+    class Database:
+        commit_may_be_unknown = True
+        begin = staticmethod(fail)
+
+    monkeypatch.setattr(backend.store, "_retry", _retry_on(backend, Database()))
+    return down
+
+
+def _retry_on(backend: FdbBackend, database: Any) -> Any:
+    from kombu_fdb.store.retry import Retry
+
+    old = backend.store._retry
+    return Retry(database, old.clock, old.tokens, old.pauses)
+
+
+def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threading.Event, caplog: Any) -> None:
+    down.set()
+    with pytest.raises(CeleryTimeoutError):
+        app.AsyncResult("a").get(timeout=0.3)
+    assert "can't be read" in caplog.text
+    with pytest.raises(StoreUnavailable):
+        _ = app.AsyncResult("a").state
+    timer = threading.Timer(0.2, down.clear)
+    timer.start()
+    backend.mark_as_done("a", 1)
+    assert app.AsyncResult("a").get(timeout=20) == 1
+    timer.join()
+
+
+def test_a_write_gives_up_as_the_retry_policy_says(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    policy = {"retry_policy": {"max_retries": 2, "interval_start": 0, "interval_step": 0}}
+    app = make_app(result_backend_transport_options=policy)
+    tried = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tried.append(1)
+        raise CommitUnknown
+
+    monkeypatch.setattr(app.backend.store, "store", fail)
+    with pytest.raises(CommitUnknown):
+        app.backend.mark_as_done("a", 1)
+    assert len(tried) == 3
+    assert "attempt 3 follows" in caplog.text
+    assert app.backend.exception_safe_to_retry(CommitUnknown())
+    assert not app.backend.exception_safe_to_retry(ValueError())
+
+
+@pytest.mark.foundationdb
+def test_get_gives_up_in_time_if_there_is_no_cluster() -> None:
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    app = Celery("a", backend="fdb://nobody:here@127.0.0.1:1/x", set_as_current=False)
+    app.conf.broker_connection_timeout = 30.0
+    begun = time.monotonic()
+    with pytest.raises(CeleryTimeoutError):
+        app.AsyncResult("a").get(timeout=1.0)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_store_that_can_not_be_reached_is_a_clear_error() -> None:
+    app = Celery("a", backend="fdb+sqlite:////nowhere/results.db", set_as_current=False)
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    with pytest.raises(StoreUnavailable, match="/nowhere"):
+        _ = app.AsyncResult("a").state
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_worker_starts_its_janitor_and_stops_it(app: Celery, backend: FdbBackend) -> None:
+    from celery.signals import worker_ready, worker_shutting_down
+
+    class Consumer:
+        pass
+
+    consumer = Consumer()
+    consumer.app = app  # type: ignore[attr-defined]
+    worker_ready.send(sender=consumer)
+    named = [thread for thread in threading.enumerate() if thread.name == "celery-fdb-janitor"]
+    worker_ready.send(sender=consumer)
+    assert len(named) == 1
+    worker_shutting_down.send(sender="w@h", sig="TERM", how="Warm", exitcode=0)
+    named[0].join(10)
+    assert not named[0].is_alive()
+    assert os.getpid() == backend.janitor._pid

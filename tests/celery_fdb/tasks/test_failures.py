@@ -1,0 +1,265 @@
+"""What is told of a failure, who keeps failures, and how they get into the store. With workers: tests/acceptance."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject, Retry
+from celery.utils.serialization import UnpickleableExceptionWrapper
+from celery.worker.request import Request
+from kombu import Connection
+
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.backoff import Backoff, countdown
+from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.model import Death
+from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.stores import MemoryStores
+from kombu_fdb.transport.envelope import without_deaths
+
+
+@pytest.fixture
+def app(tmp_path):
+    app = Celery("failures", broker=f"fdb+sqlite:///{tmp_path}/broker.db", set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def channel(app):
+    with app.connection() as connection:
+        yield connection.default_channel
+
+
+def work() -> None:
+    pass
+
+
+def publish(channel, **options):
+    with channel.connection.client.Producer() as producer:
+        producer.publish({"a": 1}, routing_key="q", headers={"task": "t", "id": "1"}, **options)
+
+
+def dead(channel, queue="q.dead"):
+    return channel.engine.peek(queue, 10)
+
+
+# -- who keeps failures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "option", "kept"),
+    [
+        (None, None, False),
+        (True, None, True),
+        (False, True, True),
+        (True, False, False),
+    ],
+)
+def test_the_tasks_option_comes_before_the_setting(app, setting, option, kept):
+    failures.install(app)
+    if setting is not None:
+        app.conf.fdb_dead_letter_failures = setting
+    options = {} if option is None else {"dead_letter": option}
+    task = app.task(work, shared=False, name="t", **options)
+    assert failures.keeps_failures(task) is kept
+
+
+def test_install_is_idempotent(app):
+    failures.install(app)
+    failures.install(app)
+    assert list(app.steps["consumer"]) == [failures.Undertaker]
+
+
+class Consumer:
+    """What a bootstep sees of a worker."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.on_decode_error = self.on_unknown_task = self.on_unknown_message = self.on_invalid_task = None
+
+
+def test_a_task_keeps_the_request_class_its_user_gave_it(app):
+    class Mine(Request):
+        pass
+
+    mine = app.task(work, shared=False, name="mine", Request=Mine)
+    plain = app.task(work, shared=False, name="plain")
+    failures.Undertaker(Consumer(app))
+    failures.Undertaker(Consumer(app))
+    assert [each.__name__ for each in mine.Request.__mro__[:3]] == ["Request", "FailureRequest", "Mine"]
+    assert plain.Request.__mro__[1:3] == (failures.FailureRequest, Request)
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_details_are_bounded_and_of_a_traceback_the_end_stays():
+    told = failures.details_of(ValueError("x" * 10_000), "y" * 10_000 + "end")
+    assert (len(told["error"]), len(told["traceback"]), told["traceback"][-3:]) == (2_000, 4_096, "end")
+
+
+def test_details_of_strange_exceptions():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert failures.details_of(Mute())["error"] == "<unprintable>"
+    told = failures.details_of(Reject(KeyError("reason")))
+    assert (told["error_class"], told["error"]) == ("builtins.KeyError", "'reason'")
+    assert failures.details_of(Reject("text"))["error_class"] == "celery.exceptions.Reject"
+    wrapped = UnpickleableExceptionWrapper("my.module", "MyError", ("text",))
+    assert failures.details_of(wrapped)["error_class"] == "my.module.MyError"
+
+
+def test_attempts_are_bounded_and_foreign_ones_ignored():
+    earlier: Any = "not ours"
+    for number in range(30):
+        earlier = failures._attempts(earlier, ValueError(f"{number}" * 500))
+    assert len(earlier) == failures.MOST_ATTEMPTS
+    assert earlier[-1]["error"].startswith("builtins.ValueError: 29")
+    assert len(json.dumps(earlier)) < 5_000
+
+
+# -- into the store ----------------------------------------------------------------------------------------------------
+
+
+def test_an_explained_rejection_and_acknowledgement(channel):
+    for _ in range(2):
+        publish(channel)
+    rejected, done = channel.basic_get("q"), channel.basic_get("q")
+    for message in (rejected, done):
+        channel.qos.explain(message.delivery_tag, {"error": "why"}, reason="malformed")
+    rejected.reject()
+    done.ack()
+    (letter,) = dead(channel)
+    assert (letter.deaths[0].reason, letter.deaths[0].details) == ("malformed", {"error": "why"})
+    assert channel.qos._explanations == {}
+    channel.qos.explain(rejected.delivery_tag, {"error": "too late"})
+    assert channel.qos._explanations == {}
+
+
+def test_a_copy_of_an_acknowledged_message_is_what_was_published(channel):
+    """Priority, body, headers and history; twice, as when a replayed task fails again."""
+    publish(channel, priority=5)
+    for life in (1, 2):
+        message = channel.basic_get("q", no_ack=True)
+        assert message.payload == {"a": 1}
+        failures.bury_copy(channel, message, {"error": f"life {life}"})
+        (letter,) = dead(channel)
+        assert (letter.priority, letter.task_id) == (5, "1")
+        assert [(death.count, death.details) for death in letter.deaths] == [(life, {"error": f"life {life}"})]
+        channel.engine.replay("q", 1)
+    assert "x-death" in channel.basic_get("q").headers
+
+
+def test_a_copy_waits_for_a_store_that_does_not_answer(channel, monkeypatch):
+    publish(channel)
+    message = channel.basic_get("q", no_ack=True)
+    bury_copy, errands = channel.engine.bury_copy, []
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(channel.engine, "bury_copy", fails)
+    monkeypatch.setattr(channel.client, "later", errands.append)
+    failures.bury_copy(channel, message, {"error": "x"})
+    monkeypatch.setattr(channel.engine, "bury_copy", bury_copy)
+    assert dead(channel) == []
+    (errand,) = errands
+    errand()
+    assert len(dead(channel)) == 1
+
+
+@pytest.mark.parametrize("invented", ["x", [1], [{"queue": "q"}], {"a": 1}])
+def test_an_invented_history_is_none(invented):
+    assert without_deaths({"x-death": invented, "x-first-death-queue": "q", "mine": 1}) == ({"mine": 1}, ())
+
+
+def test_a_history_in_headers_is_read_back():
+    entry = {"queue": "q", "reason": "rejected", "count": 2, "time": 3, "exchange": "e", "routing-keys": ["k"], "z": 1}
+    assert without_deaths({"x-death": [entry]}) == ({}, (Death("q", "rejected", 2, 3000, "e", ("k",), {"z": 1}),))
+
+
+# -- backoff by name ---------------------------------------------------------------------------------------------------
+
+
+class ScheduledTask(Backoff, Task):
+    pass
+
+
+def test_the_seeds_schedule_by_its_name():
+    assert [countdown("processing-queue", retries) for retries in range(4)] == [60, 300, 1500, 1500]
+
+
+@pytest.mark.parametrize(("given", "expected_s"), [({}, 300), ({"countdown": 7}, 7), ({"countdown": 0}, 0)])
+def test_retries_by_a_named_schedule(app, channel, given, expected_s):
+    """In the store: of the second attempt, without a countdown of its own."""
+
+    @app.task(base=ScheduledTask, bind=True, shared=False, backoff="processing-queue", default_retry_delay=1)
+    def retry(self):
+        raise self.retry(**given)
+
+    retry.push_request(id="1", retries=1, called_directly=False, args=(), kwargs={}, delivery_info={"routing_key": "q"})
+    try:
+        with pytest.raises(Retry):
+            retry.run()
+    finally:
+        retry.pop_request()
+    (waiting,) = channel.engine.find_task("1")
+    assert waiting.state == ("delayed" if expected_s else "ready")
+    eta = headers_of(waiting.payload)["eta"]
+    left_s = (datetime.fromisoformat(eta) - datetime.now(UTC)).total_seconds() if eta else 0
+    assert expected_s - 30 < left_s <= expected_s
+
+
+def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
+    with pytest.raises(OptionError, match="processing-queue"):
+        app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
+
+
+# -- another broker ----------------------------------------------------------------------------------------------------
+
+
+def test_with_another_broker_celery_does_as_ever():
+    """The last error reaches the result, and a message that can't be decoded is no trouble."""
+    app = Celery("elsewhere", broker="memory://", backend="cache+memory://", set_as_current=False)
+    failures.install(app)
+
+    @app.task(
+        bind=True, shared=False, max_retries=1, autoretry_for=(ValueError,), default_retry_delay=0, dead_letter=True
+    )
+    def fail(self):
+        raise ValueError(f"attempt {self.request.retries}")
+
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=20):
+        with app.connection_for_write() as connection, connection.Producer() as producer:
+            producer.publish(b"{", routing_key="celery", content_type="application/json", content_encoding="utf-8")
+        for late in (True, False):
+            app.tasks[fail.name].acks_late = late
+            with pytest.raises(ValueError, match="attempt 1"):
+                fail.delay().get(timeout=20)
+    app.close()
+
+
+@pytest.mark.parametrize("lands_s", [None, 0.0, 3.0])
+def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
+    faults = Faults()
+    with MemoryStores(faults) as stores, Connection("fdb+memory://failures") as connection:
+        channel = connection.default_channel
+        publish(channel)
+        message, errands = channel.basic_get("q", no_ack=True), []
+        monkeypatch.setattr(channel.client, "later", errands.append)
+        faults.at_commits(Fault.COMMIT_LATE)
+        faults.at_landings(lands_s)
+        failures.bury_copy(channel, message, {"error": "x"})
+        (errand,) = errands
+        errand()
+        stores.store("failures").land_late_commits()
+        assert len(dead(channel)) == 1

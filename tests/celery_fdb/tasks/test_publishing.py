@@ -1,0 +1,277 @@
+"""Many tasks in one transaction, and tasks in a transaction of the caller's."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from celery import Celery, chain, chord, group
+from kombu import Exchange, Queue
+
+from celery_fdb import enqueue, publish_many
+from kombu_fdb import OptionError
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import CapacityExceeded, LimitExceeded
+
+
+@pytest.fixture
+def add(app):
+    @app.task(name="add", shared=False, typing=False)
+    def add(*args):
+        return sum(args)
+
+    return app.tasks["add"]
+
+
+@pytest.fixture
+def commits(monkeypatch):
+    """How many messages each publishing transaction had."""
+    sizes = []
+    publish = Engine.publish
+    monkeypatch.setattr(
+        Engine,
+        "publish",
+        lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
+    )
+    return sizes
+
+
+# -- publish_many ------------------------------------------------------------------------------------------------------
+
+
+def test_many_are_few_transactions(add, broker, commits):
+    results = publish_many(add.s(number) for number in range(2500))
+    assert commits == [2000, 500]
+    assert broker.queue("q").count() == 2500
+    assert len({result.id for result in results}) == 2500
+
+
+def test_atomic_is_one_transaction(add, sent, commits):
+    publish_many([add.s(1), add.s(2), chain(add.s(3), add.s(4))], atomic=True)
+    assert commits == [3]
+    assert [args for _, args, *_ in sent()] == [[1], [2], [3]]
+
+
+def test_an_atomic_group(add, sent, commits):
+    (result,) = publish_many([group(add.s(number) for number in range(10))], atomic=True)
+    assert commits == [10]
+    assert [headers["id"] for *_, headers in sent()] == [each.id for each in result.results]
+
+
+def test_an_atomic_chord(add, sent, commits):
+    publish_many([chord([add.s(1), add.s(2)], add.s())], atomic=True)
+    assert commits == [2]
+    assert all(headers["task"] == "add" for *_, headers in sent())
+
+
+@pytest.mark.parametrize("signatures", [{"number": 2001, "size": 0}, {"number": 5, "size": 1_000_000}])
+def test_atomic_raises_beforehand_if_it_does_not_fit(add, broker, commits, signatures):
+    text = "x" * signatures["size"]
+    with pytest.raises(LimitExceeded, match="do not fit into one transaction"):
+        publish_many([add.s(text) for _ in range(signatures["number"])], atomic=True)
+    assert commits == []
+    assert broker.queue("q").count() == 0
+
+
+def test_an_error_on_the_way_publishes_nothing(app, add, broker):
+    @app.task(name="strict", shared=False)
+    def strict(one):
+        pass
+
+    with pytest.raises(TypeError):
+        publish_many([add.s(1), app.tasks["strict"].s()])
+    assert broker.queue("q").count() == 0
+
+
+def test_the_producer_is_as_before(app, add, broker):
+    with app.producer_pool.acquire(block=True) as producer:
+        with pytest.raises(LimitExceeded):
+            publish_many([add.s(1)] * 2001, atomic=True, producer=producer)
+        add.apply_async((1,), producer=producer)
+        publish_many([add.s(1)] * 2001, producer=producer)
+    assert broker.queue("q").count() == 2002
+
+
+def test_nothing_is_nothing():
+    assert publish_many([]) == []
+
+
+def test_another_broker_publishes_one_by_one_and_is_not_atomic():
+    other = Celery(broker="memory://", set_as_current=False)
+
+    @other.task(name="add", shared=False)
+    def add(one):
+        pass
+
+    assert len(publish_many([other.tasks["add"].s(1)], app=other)) == 1
+    with pytest.raises(OptionError, match="no transactions"):
+        publish_many([other.tasks["add"].s(1)], atomic=True)
+
+
+# -- enqueue -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fdb(cluster):
+    from kombu_fdb.store.foundationdb.binding import binding
+
+    return binding()
+
+
+@pytest.fixture
+def url(cluster):
+    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def db(fdb, cluster):
+    database = fdb.open(cluster.cluster_file)
+    database.clear_range(b"rows/", b"rows0")
+    return database
+
+
+@pytest.mark.foundationdb
+class TestEnqueue:
+    def test_the_row_and_its_task_are_committed_together(self, fdb, db, add, sent):
+        @fdb.transactional
+        def place(tr):
+            tr[b"rows/1"] = b"order"
+            return enqueue(tr, add, (1, 2))
+
+        result = place(db)
+        ((name, args, _, headers),) = sent()
+        assert (name, args, headers["id"]) == ("add", [1, 2], result.id)
+        assert db[b"rows/1"] == b"order"
+
+    def test_neither_is_if_the_function_fails(self, fdb, db, add, broker):
+        @fdb.transactional
+        def place(tr):
+            tr[b"rows/1"] = b"order"
+            enqueue(tr, add, (1, 2))
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            place(db)
+        assert broker.queue("q").count() == 0
+        assert db[b"rows/1"] is None
+
+    def test_nothing_is_seen_before_the_commit_and_a_waiting_consumer_wakes_after_it(self, db, add, broker):
+        tr = db.create_transaction()
+        enqueue(tr, add, (1,))
+        assert broker.queue("q").count() == 0
+        tr.commit().wait()
+        assert broker.queue("q").take(5) is not None
+
+    def test_a_conflict_runs_again_and_publishes_once(self, fdb, db, add, broker):
+        runs = []
+
+        @fdb.transactional
+        def place(tr):
+            count = int(tr[b"rows/n"].value or b"0")
+            runs.append(count)
+            if len(runs) == 1:
+                db[b"rows/n"] = b"5"  # a rival
+            tr[b"rows/n"] = str(count + 1).encode()
+            enqueue(tr, add, (count,))
+
+        place(db)
+        assert runs == [0, 5]
+        assert broker.queue("q").count() == 1
+
+    def test_several_in_one_transaction_keep_their_order(self, fdb, db, add, sent):
+        @fdb.transactional
+        def place(tr):
+            for number in range(5):
+                enqueue(tr, add, (number,))
+            enqueue(tr, group(add.s(number) for number in range(5, 9)))
+
+        place(db)
+        assert [args for _, args, *_ in sent()] == [[number] for number in range(9)]
+
+    def test_delay_key_priority_and_exchange(self, app, fdb, db, add, broker):
+        app.conf.task_queues = [Queue("q"), Queue("bound", Exchange("x", "topic"), routing_key="a.*")]
+        with app.connection_for_write() as connection:
+            app.amqp.queues["bound"](connection).declare()
+
+        @fdb.transactional
+        def place(tr):
+            enqueue(tr, add, (1,), countdown=3600)
+            enqueue(tr, add, (2,), fair_key="acme")
+            enqueue(tr, add, (3,), priority=9)
+            enqueue(tr, add, (4,), exchange="x", routing_key="a.b")
+
+        place(db)
+        counts = broker.queue("q").stats()
+        assert (counts.ready, counts.delayed) == (2, 1)
+        assert broker.queue("q").keys()["acme"].ready == 1
+        assert broker.queue("bound").count() == 1
+
+    def test_a_dedup_id_makes_a_second_run_harmless(self, fdb, db, add, broker):
+        @fdb.transactional
+        def place(tr):
+            enqueue(tr, add, (1,), dedup_id="order-1")
+
+        place(db)  # say its answer was lost
+        place(db)
+        assert broker.queue("q").count() == 1
+
+    def test_signatures_and_options(self, fdb, db, add, sent):
+        fdb.transactional(lambda tr: enqueue(tr, add.s(2), (1,), task_id="mine"))(db)
+        ((_, args, _, headers),) = sent()
+        assert (args, headers["id"]) == ([1, 2], "mine")
+
+    def test_a_full_key_raises_its_own_error(self, fdb, db, add, broker):
+        broker.queue("q").limit("acme", capacity=1)
+
+        @fdb.transactional
+        def place(tr):
+            enqueue(tr, add, (1,), fair_key="acme")
+
+        place(db)
+        with pytest.raises(CapacityExceeded):
+            place(db)
+
+    def test_errors_of_foundationdb_pass_through(self, fdb, db, add):
+        tr = db.create_transaction()
+        tr.options.set_timeout(1000)
+        tr.cancel()
+        with pytest.raises(fdb.FDBError):
+            enqueue(tr, add, (1,), dedup_id="reads")
+
+    def test_the_database_or_a_snapshot_instead_of_a_transaction(self, db, add):
+        for wrong in (db, db.create_transaction().snapshot, None):
+            with pytest.raises(OptionError, match=r"@fdb\.transactional"):
+                enqueue(wrong, add, (1,))
+
+    def test_a_tenants_transaction(self, db, fdb, add):
+        with pytest.raises(OptionError, match="tenant"):
+            enqueue(db.open_tenant(b"t").create_transaction(), add, (1,))
+
+    def test_another_cluster(self, fdb, db, cluster, app, add, tmp_path):
+        other = tmp_path / "other.cluster"
+        other.write_text(cluster.connection_string.replace("test:", "test:other", 1))
+        with pytest.raises(OptionError, match="another cluster") as raised:
+            enqueue(fdb.open(str(other)).create_transaction(), add, (1,))
+        assert cluster.connection_string.partition("@")[0] not in str(raised.value), "the id is a secret"
+
+    def test_a_broker_on_sqlite(self, db, tmp_path):
+        other = Celery(broker=f"fdb+sqlite:///{tmp_path}/b.db", set_as_current=False)
+
+        @other.task(name="add", shared=False)
+        def add(one):
+            pass
+
+        with pytest.raises(OptionError, match="outbox"):
+            enqueue(db.create_transaction(), other.tasks["add"], (1,))
+        other.close()
+
+
+@pytest.mark.foundationdb
+def test_costs_of_enqueue_are_those_of_a_publish(db, add, broker):
+    """No reads of the store: it never conflicts by itself."""
+    one, two = db.create_transaction(), db.create_transaction()
+    enqueue(one, add, (1,))
+    enqueue(two, add, (2,))
+    one.commit().wait()
+    two.commit().wait()
+    assert broker.queue("q").count() == 2

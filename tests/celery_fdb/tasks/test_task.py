@@ -1,0 +1,302 @@
+"""The options in a task's decorator, over the ways a task is published."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, Task, chain, chord, group
+from celery.exceptions import Retry
+
+from celery_fdb import FdbTask, install
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.limiting import _known
+from kombu_fdb import OptionError
+from kombu_fdb.model import KeyLimits
+
+
+def define(app, **options):
+    @app.task(name="charge", shared=False, **options)
+    def charge(customer_id, order_id=0):
+        return order_id
+
+    return app.tasks["charge"]
+
+
+def keys(messages):
+    return [headers.get("fair_key") for _, _, _, headers in messages]
+
+
+# -- fair keys --------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "delay": lambda task: task.delay("acme", 1),
+    "delay with keywords": lambda task: task.delay(order_id=1, customer_id="acme"),
+    "apply_async": lambda task: task.apply_async(("acme",), countdown=0),
+    "signature": lambda task: task.s("acme").apply_async(),
+    "partial signature": lambda task: task.s(1).apply_async(("acme",)),
+    "signature that was JSON": lambda task: task.app.signature(dict(task.s("acme"))).apply_async(),
+    "chain": lambda task: chain(task.si("acme"), task.si("other")).apply_async(),
+    "group": lambda task: group([task.s("acme")]).apply_async(),
+    "chord": lambda task: chord([task.s("acme"), task.s("acme")])(task.si("other")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fair_key_is_an_argument_whatever_way_it_is_published(app, sent, way):
+    WAYS[way](define(app, fair_key="customer_id"))
+    found = keys(sent())
+    assert found
+    assert set(found) == {"acme"}
+
+
+def test_fair_key_is_a_function_of_args_and_kwargs(app, sent):
+    define(app, fair_key=lambda args, kwargs: f"{args[0]}/{kwargs['order_id']}").delay("acme", order_id=7)
+    assert keys(sent()) == ["acme/7"]
+
+
+def test_an_explicit_key_comes_first(app, sent):
+    task = define(app, fair_key="customer_id")
+    task.apply_async(("acme",), fair_key="globex")
+    task.s("acme").set(fair_key="initech").delay()
+    task.apply_async(("acme",), headers={"fair_key": "hooli", "other": 1}, fair_key="no")
+    assert keys(sent()) == ["globex", "initech", "hooli"]
+
+
+def test_no_value_is_no_key(app, sent):
+    define(app, fair_key="customer_id").delay(None)
+    assert keys(sent()) == [None]
+
+
+def test_the_queue_is_shared_out_by_it(app, broker):
+    task = define(app, fair_key="customer_id")
+    for customer in "aab":
+        task.delay(customer)
+    assert {key: each.ready for key, each in broker.queue("q").keys().items()} == {"a": 2, "b": 1}
+
+
+def test_a_function_that_fails_publishes_nothing(app, broker):
+    with pytest.raises(ZeroDivisionError):
+        define(app, fair_key=lambda args, kwargs: 1 / 0).delay("acme")
+    assert broker.queue("q").count() == 0
+
+
+def test_a_retry_keeps_the_key_of_the_first_attempt(app, sent):
+    task = define(app, fair_key="customer_id", max_in_flight=1)
+    task.apply_async(("acme",), fair_key="explicit")
+    ((_, args, kwargs, headers),) = sent()
+    request = {**headers, "args": args, "kwargs": kwargs, "called_directly": False}
+    task.push_request(**request, headers={"fair_key": headers["fair_key"]})
+    with pytest.raises(Retry):
+        task.retry(countdown=0)
+    assert keys(sent()) == ["explicit/charge"]
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_max_in_flight_holds_for_each_key_of_the_task(app, broker):
+    task = define(app, fair_key="customer_id", max_in_flight=1)
+    for customer in "aab":
+        task.delay(customer)
+    taken = broker.queue("q").take_many(10, 0)
+    assert sorted(job.key for job in taken) == ["a/charge", "b/charge"]
+
+
+def test_without_a_key_the_limit_is_of_the_whole_task(app, broker):
+    task = define(app, max_in_flight=2)
+    for _ in range(3):
+        task.delay("a")
+    assert len(broker.queue("q").take_many(10, 0)) == 2
+
+
+def test_two_tasks_with_different_limits_share_a_queue_and_a_customer(app, broker):
+    one = define(app, fair_key="customer_id", max_in_flight=1)
+
+    @app.task(name="mail", fair_key="customer_id", max_in_flight=2, rate_limit_key="100/m", shared=False)
+    def mail(customer_id):
+        pass
+
+    one.delay("a")
+    app.tasks["mail"].delay("a")
+    limits = {key: each.limits for key, each in broker.queue("q").keys().items()}
+    assert limits == {"a/charge": KeyLimits(max_in_flight=1), "a/mail": KeyLimits(max_in_flight=2, rate=100 / 60)}
+
+
+def test_a_changed_number_takes_effect_and_other_limits_of_the_key_stay(app, url, broker):
+    define(app, fair_key="customer_id", max_in_flight=1).delay("a")
+    queue = broker.queue("q")
+    queue.limit("a/charge", weight=3)
+    _known.clear()  # another process
+    newer = install(Celery("newer", broker=url, set_as_current=False))
+    newer.conf.task_default_queue = "q"
+    define(newer, fair_key="customer_id", max_in_flight=5).delay("a")
+    newer.close()
+    assert queue.keys()["a/charge"].limits == KeyLimits(max_in_flight=5, weight=3)
+
+
+def test_limits_are_set_where_the_message_is_routed_to(app, broker):
+    app.conf.task_routes = {"charge": {"queue": "money"}}
+    define(app, max_in_flight=1).delay("a")
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+
+
+def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
+    task = define(app, max_in_flight=1)
+    task.delay("a")
+    monkeypatch.setattr("celery_fdb.tasks.limiting._limit", lambda *args: pytest.fail("looked again"))
+    task.delay("a")
+
+
+# -- dedup ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dedup_id_publishes_once(app, sent):
+    task = define(app, dedup_id="order_id", dedup_window=60)
+    for _ in range(2):
+        task.delay("acme", order_id=7)
+    task.delay("acme", order_id=8)
+    assert [headers["dedup_id"] for *_, headers in sent()] == ["charge:7", "charge:8"]
+
+
+def test_two_tasks_with_the_same_argument_are_two(app, sent):
+    one = define(app, dedup_id="order_id")
+
+    @app.task(name="mail", dedup_id=lambda args, kwargs: args[0], shared=False)
+    def mail(order_id):
+        pass
+
+    one.delay("acme", order_id=7)
+    app.tasks["mail"].delay(7)
+    assert [name for name, *_ in sent()] == ["charge", "mail"]
+
+
+def test_an_id_may_be_given_at_the_call(app, sent):
+    task = define(app)
+    for _ in range(2):
+        task.apply_async(("acme",), dedup_id="x", dedup_window=9)
+    ((*_, headers),) = sent()
+    assert (headers["dedup_id"], headers["dedup_window"]) == ("x", 9)
+
+
+# -- dead letters and backoff -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "setting", "kept"), [(True, False, True), (False, True, False), (None, True, True)])
+def test_dead_letter_of_the_task_comes_before_the_setting(app, option, setting, kept):
+    task = define(app, dead_letter=option)
+    app.conf.fdb_dead_letter_failures = setting
+    assert failures.keeps_failures(task) is kept
+
+
+def test_the_option_without_install_is_enough():
+    app = Celery("shop", broker="memory://", set_as_current=False)
+
+    @app.task(base=FdbTask, name="one", shared=False)
+    def one():
+        pass
+
+    assert app.tasks["one"].dead_letter is None
+    assert failures.Undertaker not in app.steps["consumer"]
+
+    @app.task(base=FdbTask, name="two", shared=False, dead_letter=True)
+    def two():
+        pass
+
+    assert app.tasks["two"].dead_letter
+    assert failures.Undertaker in app.steps["consumer"]
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("backoff", "retries", "seconds"),
+    [("processing-queue", 0, 60), ("processing-queue", 2, 1500), ("10/30s", 1, 30), ("10/30s", 9, 30)],
+)
+def test_retry_waits_as_long_as_the_backoff_says(app, backoff, retries, seconds):
+    task = define(app, backoff=backoff, max_retries=None)
+    task.push_request(id="i", args=("a",), kwargs={}, retries=retries, called_directly=False)
+    with pytest.raises(Retry) as raised:
+        task.retry()
+    assert raised.value.when == seconds
+
+
+def test_a_countdown_comes_before_the_backoff(app):
+    task = define(app, backoff="1/5/25min")
+    task.push_request(id="i", args=("a",), kwargs={}, retries=0, called_directly=False)
+    with pytest.raises(Retry) as raised:
+        task.retry(countdown=3)
+    assert raised.value.when == 3
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"fairkey": "customer_id"}, "Did you mean fair_key?"),
+        ({"max_inflight": 1}, "Did you mean max_in_flight?"),
+        ({"fair_key": "customer"}, "Did you mean customer_id?"),
+        ({"fair_key": 7}, "the name of an argument"),
+        ({"dedup_id": "zzz"}, "Its arguments: customer_id, order_id."),
+        ({"max_in_flight": 0}, "a whole number of at least 1"),
+        ({"max_in_flight": True}, "a whole number of at least 1"),
+        ({"rate_limit_key": "often"}, "10/s"),
+        ({"dedup_window": -1}, "a number of seconds"),
+        ({"dead_letter": "yes"}, "True or False"),
+        ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
+        ({"backoff": "soon"}, "pauses and a unit"),
+    ],
+)
+def test_a_wrong_option_names_the_fix(app, options, text):
+    with pytest.raises(OptionError) as raised:
+        define(app, **options)
+    assert text in str(raised.value)
+
+
+def test_attributes_of_your_own_are_yours(app):
+    assert define(app, owner="billing", keys=3, rate_limit="1/s").owner == "billing"
+
+
+# -- install ----------------------------------------------------------------------------------------------------------
+
+
+class OwnTask(Task):
+    own = 1
+
+
+def test_install_keeps_a_task_class_of_your_own():
+    app = install(Celery(task_cls=OwnTask, set_as_current=False))
+    task = define(app, fair_key="customer_id")
+    assert isinstance(task, OwnTask)
+    assert isinstance(task, FdbTask)
+    assert type(app.control).__module__ == "celery_fdb.control"
+
+
+def test_install_twice_is_install_once():
+    app = install(install(Celery(set_as_current=False)))
+    assert isinstance(define(app), FdbTask)
+
+
+def test_install_after_the_first_task_is_an_error():
+    app = Celery(set_as_current=False)
+    define(app)
+    with pytest.raises(OptionError, match="right after"):
+        install(app)
+
+
+def test_one_line_in_the_decorator_is_enough(url):
+    app = Celery(broker=url, set_as_current=False)
+    task = define(app, base=FdbTask, fair_key="customer_id")
+    task.delay("acme")
+    app.close()
+
+
+def test_another_broker_ignores_limits(app):
+    other = install(Celery(broker="memory://", set_as_current=False))
+    define(other, max_in_flight=1, fair_key="customer_id").delay("acme")
+    other.close()
+
+
+def test_eager_tasks_run_as_ever():
+    app = install(Celery(set_as_current=False))
+    app.conf.task_always_eager = True
+    assert define(app, max_in_flight=1, fair_key="customer_id", dedup_id="order_id").delay("acme", 3).get() == 3

@@ -1,0 +1,490 @@
+"""What the duties must get done, and what a claim must get through, over any store: a suite to be run once per driver.
+
+As :class:`~kit.conformance.queue.QueueConformance`: a namespace per test, a manual clock, and after each
+test every counter equals a full scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+
+from kit.conformance.invariants import leftovers
+from kit.conformance.queue import Bench, OnBench
+from kombu_fdb.engine.messages import overflow
+from kombu_fdb.engine.messages.deadletter import Policy
+from kombu_fdb.engine.messages.publish import store_ready
+from kombu_fdb.engine.stored.copies import CopiesMissing
+from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.upkeep import delay, sweep
+from kombu_fdb.errors import FormatError, LimitExceeded
+from kombu_fdb.keyspace.codec import decode_record, encode_record
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Death, Delivery, Publication
+from kombu_fdb.process.keeper import TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.round_robin import ASIDE_PAUSE_S
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.protocol import Database, Transaction
+
+__all__ = ["DutiesConformance"]
+
+GRAVES = ("grave-1", "grave-2", "grave-3")
+LARGE = 6_000_000
+
+
+class DutiesConformance(OnBench):
+    """Run over every store."""
+
+    # -- moves of any size -----------------------------------------------------------------------------------------
+
+    def test_a_large_message_dies_into_several_queues(self, bench: Bench) -> None:
+        declare_graves(bench)
+        bench.put(b"x" * LARGE)
+        (delivery,) = bench.take()
+        assert bench.engine.reject([delivery.lease]) == [True]
+        for queue in GRAVES:
+            (letter,) = bench.take(1, queue)
+            assert letter.payload == b"x" * LARGE
+            assert bench.engine.ack([letter.lease]) == [True]
+        assert_nothing_left(bench)
+
+    def test_a_copy_that_nobody_takes_is_cleared(self, bench: Bench) -> None:
+        """Its copier died, and the message was acknowledged meanwhile."""
+        declare_graves(bench)
+        bench.put(b"x" * LARGE)
+        (delivery,) = bench.take()
+        message_id = delivery.message_id
+        bench.engine._copy_part(
+            CopiesMissing(message_id, GRAVES), "grave-1", b"c" * 16, bench.clock.monotonic() + 30, 3
+        )
+        bench.engine.ack([delivery.lease])
+        duties = bench.duties()
+        for _ in range(6):
+            duties.clear_leftovers()
+            bench.later(200)
+        assert_nothing_left(bench)
+
+    def test_whoever_comes_next_goes_on_with_a_copy(self, bench: Bench) -> None:
+        declare_graves(bench)
+        bench.put(b"x" * LARGE)
+        (delivery,) = bench.take()
+        for target in GRAVES[1:]:
+            copy_some(bench, delivery.message_id, target, b"%16s" % target.encode())
+        bench.another().reject([delivery.lease])
+        letters = [bench.take(1, queue)[0] for queue in GRAVES]
+        assert {letter.payload for letter in letters} == {b"x" * LARGE}
+        assert [letter.message_id for letter in letters[1:]] == [b"%16s" % target.encode() for target in GRAVES[1:]]
+        bench.engine.ack([letter.lease for letter in letters])
+        assert_nothing_left(bench)
+
+    def test_a_large_message_from_outside_dies_into_several_queues(self, bench: Bench) -> None:
+        """As a failed task that was acknowledged before it ran."""
+        declare_graves(bench)
+        bench.engine.bury_copy("q", Publication("", "q", b"x" * LARGE, task_id="t"), details={"error": "e"})
+        letters = take_letters(bench)
+        assert [each.payload for each in letters] == [b"x" * LARGE] * 3
+        assert [each.deaths[0].details for each in letters] == [{"error": "e"}] * 3
+        bench.engine.ack([each.lease for each in letters])
+        assert_nothing_left(bench)
+
+    def test_a_large_message_is_refused_into_several_queues(self, bench: Bench) -> None:
+        """Beside another of the same batch, which stays."""
+        declare_graves(bench, **{"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
+        large = Publication("", "q", b"x" * LARGE, dedup_id="d", dedup_window_ms=60_000)
+        assert bench.engine.publish([Publication("", "other", b"a"), large]) == [["other"], ["q"]]
+        assert bench.engine.publish([large]) == [["q"]], "stored once"
+        letters = take_letters(bench)
+        assert [(each.payload, each.deaths[0].reason) for each in letters] == [(b"x" * LARGE, "maxlen")] * 3
+        bench.engine.ack([each.lease for each in letters + bench.take(1, "other")])
+        assert_nothing_left(bench)
+
+    def test_a_large_message_is_refused_by_two_queues_into_the_same(self, bench: Bench) -> None:
+        arguments: dict[str, object] = {"x-max-length": 0, "x-overflow": "reject-publish-dlx"}
+        declare_graves(bench, **arguments)
+        bench.engine.declare_queue(QueueDeclaration("r", arguments={"x-dead-letter-exchange": "graves", **arguments}))
+        bench.engine.declare_exchange(Exchange("both", "fanout"))
+        for queue in "qr":
+            bench.engine.bind(queue, "both", "")
+        bench.engine.publish([Publication("both", "", b"x" * (LARGE // 2))])
+        letters = take_letters(bench) + take_letters(bench)
+        assert sorted(each.deaths[0].queue for each in letters) == ["q"] * 3 + ["r"] * 3
+        assert len({each.message_id for each in letters}) == 6
+        assert {each.payload for each in letters} == {b"x" * (LARGE // 2)}
+        bench.engine.ack([each.lease for each in letters])
+        assert_nothing_left(bench)
+
+    @pytest.mark.parametrize("parts", [0, 1, 6])
+    def test_a_burial_from_outside_that_dies_on_its_way_leaves_nothing(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, parts: int
+    ) -> None:
+        """No letter is there; the chunks are cleared by the duties, row by row."""
+        declare_graves(bench)
+        duties = bench.duties()
+        duties.run_once()
+        begin = message_rows(bench)
+        die_after(monkeypatch, bench, parts)
+        with pytest.raises(Died):
+            bench.engine.bury_copy("q", Publication("", "q", b"x" * LARGE))
+        assert [bench.counts(queue) for queue in GRAVES] == [(0, 0, 0)] * 3
+        assert (message_rows(bench) > begin) == (parts > 0)
+        for _ in range(6):
+            duties.clear_leftovers()
+            bench.later(200)
+        assert message_rows(bench) == begin
+        assert_nothing_left(bench)
+
+    def test_a_dead_session_comes_back_however_large_what_it_held_is(self, bench: Bench) -> None:
+        """BACK-SOON: one message that dies into several queues, and 200 with histories of 64 kB."""
+        declare_graves(bench, **{"x-delivery-limit": 0})
+        bench.put(b"x" * LARGE)
+        store_with_histories(bench, "others", 200)
+        dead = bench.engine.open_session({})
+        held: list[Delivery] = []
+        while part := bench.take(1000, "q", "others", session=dead):
+            held += part
+        assert len(held) == 201
+        sweep_until(bench, lambda: bench.counts("others") == (200, 0, 0))
+        assert [bench.counts(queue) for queue in GRAVES] == [(1, 0, 0)] * 3
+        assert dead not in bench.beats()
+
+    def test_windows_are_settled_however_large_they_are(self, bench: Bench) -> None:
+        store_with_histories(bench, "q", 200)
+        leases = [each.lease for each in take_all(bench)]
+        assert bench.engine.release(leases, due_ms=bench.clock.wall_ms() + 1000) == [True] * 200
+        bench.later(1)
+        bench.engine.promote()
+        assert bench.counts() == (200, 0, 0)
+        leases = [each.lease for each in take_all(bench)]
+        assert bench.engine.reject(leases) == [True] * 200
+        assert bench.counts("q.dead") == (200, 0, 0)
+
+    def test_a_history_never_outgrows_its_record(self, bench: Bench) -> None:
+        deaths = tuple(
+            Death(f"{number}-" + "n" * 240, "rejected", 1, 1, "e" * 200, ("k" * 200,)) for number in range(118)
+        )
+        store(bench, "q", b"a", deaths)
+        (delivery,) = bench.take()
+        assert bench.engine.reject([delivery.lease], traceback="t" * 100_000) == [True]
+        assert bench.counts("q.dead") == (1, 0, 0)
+
+    # -- claims ----------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("key", ["", "k"])
+    def test_large_messages_arrive_whatever_the_window(self, bench: Bench, key: str) -> None:
+        for number in range(6):
+            bench.put(b"%d" % number * 4_000_000, key=key)
+        first = bench.take(64)
+        assert 0 < len(first) < 6, "bounded by bytes"
+        found = first + take_all(bench)
+        assert [each.payload[:1] for each in found] == [b"%d" % number for number in range(6)]
+
+    @pytest.mark.parametrize("key", ["", "k"])
+    def test_a_window_of_many_messages_arrives(self, bench: Bench, key: str) -> None:
+        for _ in range(5):
+            bench.engine.publish([Publication("", "q", b"x" * 2_000, key=key)] * 1_000)
+        assert len(take_all(bench, 4096)) == 5_000
+
+    def test_messages_with_long_histories_arrive(self, bench: Bench) -> None:
+        store_with_histories(bench, "q", 200)
+        assert len(take_all(bench, 200)) == 200
+
+    def test_the_largest_message_arrives_and_leaves(self, database: Database) -> None:
+        bench = Bench(database, Policy(max_message_size=9_000_000))
+        bench.put(b"x" * 9_000_000, b"small")
+        assert [len(each.payload) for each in bench.take(64)] == [9_000_000]
+        assert [len(each.payload) for each in bench.take(64)] == [5]
+        bench.check()
+        bench.clean()
+
+    # -- each in its turn ------------------------------------------------------------------------------------------
+
+    def test_one_message_that_fits_nowhere_keeps_back_nobody_else(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is skipped and stays; the session's others come back, and so do those of sessions behind it."""
+        sessions = [bench.engine.open_session({}) for _ in range(2)]
+        for session in sessions:
+            bench.put(*[b"%d" % number for number in range(5)])
+            bench.take(5, session=session)
+        refuse(monkeypatch, sweep, "put_back", lambda record: record.payload == b"2")
+        sweep_until(bench, lambda: bench.counts() == (8, 0, 2))
+        assert {(each.duty, each.error) for each in bench.engine.asides()} == {("sweep", "over a limit of the store")}
+        monkeypatch.undo()
+        sweep_until(bench, lambda: bench.counts() == (10, 0, 0))
+        assert not set(sessions) & set(bench.beats())
+
+    def test_a_queue_that_can_not_be_promoted_keeps_back_no_other(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        due_ms = bench.clock.wall_ms() + 1000
+        for queue in ("a", "b", "c"):
+            bench.put(b"x", queue=queue, due_ms=due_ms)
+        bench.later(1)
+        refuse(monkeypatch, delay, "_promote_one", lambda queue: queue == "a")
+        duties = bench.duties()
+        assert duties.run_once() > 0, "no busy loop about what can't be done"
+        assert [bench.counts(queue) for queue in ("a", "b", "c")] == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]
+        assert [(each.duty, each.subject, each.times) for each in bench.engine.asides()] == [("promote", "a", 1)]
+        monkeypatch.undo()
+        bench.later(ASIDE_PAUSE_S)
+        duties.run_once()
+        assert bench.counts("a") == (1, 0, 0)
+        assert bench.engine.asides() == []
+
+    def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(self, bench: Bench) -> None:
+        bench.put(b"x", due_ms=bench.clock.wall_ms() + 1000)
+        keys = bench.engine.keys
+        bench.write(lambda tr: tr.set(keys.delayed("q") + b"\x00junk-that-sorts-first", b"junk"))
+        bench.write(lambda tr: tr.add(keys.count("q", "delayed"), 1))
+        bench.later(1)
+        bench.duties().run_once()
+        assert (bench.counts(), bench.counts("q.dead")) == ((1, 0, 0), (1, 0, 0))
+
+    def test_promotion_does_not_wait_for_dedup_ids_that_keep_ending(self, bench: Bench) -> None:
+        keys = bench.engine.keys
+        for first in range(0, 30_000, 1_000):
+            ends = [keys.dedup_end(1, "", "q", f"{first + number}") for number in range(1_000)]
+            bench.write(partial(set_all, ends))
+        bench.put(b"x", due_ms=bench.clock.wall_ms() + 1000)
+        bench.later(1)
+        duties = bench.duties()
+        assert duties.run_once() == 0, "there is more to do"
+        assert bench.counts() == (1, 0, 0)
+        assert bench.engine.rows(keys.dedup_ended(2)), "it came to its turn before the others were done"
+        duties.run_once()
+        assert bench.engine.rows(keys.dedup_ended(2)) == []
+
+    # -- full queues -----------------------------------------------------------------------------------------------
+
+    def test_more_queues_of_dead_letters_than_a_turn_has_transactions(self, bench: Bench) -> None:
+        """Each has its turn, in two rounds, and then the duties rest."""
+        queues = [f"q{number}" for number in range(TURN_TRANSACTIONS + 2)]
+        for queue in queues:
+            bench.put(b"x", queue=queue)
+        bench.engine.reject([delivery.lease for delivery in bench.take(len(queues), *queues)])
+        duties = bench.duties()
+        assert duties.run_once() == 0.0
+        assert duties.run_once() > 0.0
+
+    def test_a_full_queue_with_a_large_head_takes_small_messages(self, bench: Bench) -> None:
+        declare_graves(bench, **{"x-max-length": 1})
+        bench.put(b"x" * LARGE, b"small")
+        assert bench.payloads() == [b"small"]
+        assert [bench.counts(queue) for queue in GRAVES] == [(1, 0, 0)] * 3
+
+    def test_a_head_that_can_not_give_way_refuses_nobody(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1}))
+        bench.put(b"a")
+        refuse(monkeypatch, overflow, "_give_way", lambda *_: True)
+        bench.put(b"b")
+        assert bench.counts() == (2, 0, 0)
+        bench.duties().run_once()
+        assert [(each.duty, each.subject) for each in bench.engine.asides()] == [("trim full queues", "q")]
+        monkeypatch.undo()
+        assert bench.engine.trim_full() == 1
+
+    def test_messages_of_several_calls_in_a_callers_transaction(self, bench: Bench) -> None:
+        """A full queue is not read in the transaction that holds new messages of it."""
+        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 2}))
+        bench.put(b"a", b"b")
+        tr = bench.database.begin(timeout_s=5.0)
+        stamped = 0
+        for payload in (b"c", b"d", b"e"):
+            _, stamped = bench.engine.publish_in(tr, [Publication("", "q", payload)], stamped=stamped)
+        tr.commit()
+        assert (stamped, bench.counts()) == (3, (5, 0, 0))
+        bench.put(b"f")
+        assert bench.payloads() == [b"e", b"f"]
+
+    def test_too_many_copies_for_one_transaction(self, bench: Bench) -> None:
+        bench.engine.declare_exchange(Exchange("wide", "fanout"))
+        for number in range(40):
+            bench.engine.bind(f"q{number}", "wide", "")
+        with pytest.raises(LimitExceeded, match="Publish fewer at once"):
+            bench.engine.publish([Publication("wide", "", b"a")] * 2_000)
+        assert bench.counts("q0") == (0, 0, 0)
+
+    # -- what nobody needs any more --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("key", ["", "k"])
+    def test_expired_messages_that_nobody_claims_are_dropped(self, bench: Bench, key: str) -> None:
+        for number in range(300):
+            bench.put(b"%d" % number, key=key, ttl_ms=1000 if number % 2 else None)
+        bench.later(2)
+        run(bench, bench.duties(), 5)
+        assert bench.counts() == (150, 0, 0)
+        assert len(take_all(bench)) == 150
+
+    def test_one_off_queues_exchanges_and_processes_leave_no_rows(self, bench: Bench) -> None:
+        begin = rows_in(bench)
+        for number in range(20):
+            process = bench.another()
+            session = process.open_session({})
+            process.declare_exchange(Exchange(f"x{number}", "fanout"))
+            process.declare_queue(QueueDeclaration(f"q{number}", auto_delete=True))
+            process.bind(f"q{number}", f"x{number}", "")
+            process.add_consumer(session, f"q{number}", "tag")
+            process.publish(
+                [Publication(f"x{number}", "", b"a", key="k"), Publication("", f"q{number}", b"b", key="k")]
+            )
+            held = process.claim(session, [f"q{number}"], 1)
+            process.delete_queue(f"q{number}")
+            process.delete_exchange(f"x{number}")
+            process.ack([each.lease for each in held])
+            process.close_session(session)
+        assert rows_in(bench) > begin + 20
+        duties = bench.duties()
+        run(bench, duties, 1_300, 10)
+        assert rows_in(bench) <= begin + OWN_ROWS
+
+    def test_purge_leaves_what_comes_meanwhile(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So it comes to its end, however much that is."""
+        bench.engine.publish([Publication("", "q", b"old")] * 1_200)
+        bench.put(b"old", due_ms=bench.clock.wall_ms() + 1000)
+        purge_part = control.purge_part
+
+        def meanwhile(*given: Any) -> tuple[int, bytes]:
+            bench.another().publish([Publication("", "q", b"new")] * 600)
+            return purge_part(*given)
+
+        monkeypatch.setattr(control, "purge_part", meanwhile)
+        assert bench.engine.purge("q") == 1_201
+        assert {each.payload for each in take_all(bench, 4096)} == {b"new"}
+
+
+#: What a process that goes on may have in the store besides: its role, its commit tokens.
+OWN_ROWS = 12
+
+
+def rows_in(bench: Bench) -> int:
+    return len(bench.engine.rows(range_of(bench.engine.keys.prefix)))
+
+
+def run(bench: Bench, duties: Duties, seconds: float, step_s: float = 1.0) -> None:
+    """Let time pass for a process that lives."""
+    for _ in range(int(seconds / step_s)):
+        assert bench.engine.beat(bench.session)
+        duties.run_once()
+        bench.later(step_s)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, verb: str, about: Callable[..., bool]) -> None:
+    """Let a verb raise for what ``about`` is true of: one of its arguments."""
+    original = getattr(module, verb)
+
+    def refusing(*given: Any, **named: Any) -> Any:
+        for each in given:
+            subject = decoded(each) if isinstance(each, bytes) else each
+            try:
+                refused = about(subject)
+            except AttributeError:
+                continue
+            if refused:
+                raise LimitExceeded
+        return original(*given, **named)
+
+    monkeypatch.setattr(module, verb, refusing)
+
+
+def set_all(keys: list[bytes], tr: Transaction) -> None:
+    for key in keys:
+        tr.set(key, b"")
+
+
+def decoded(value: bytes) -> object:
+    try:
+        return decode_record(value)
+    except FormatError:
+        return value
+
+
+def copy_some(bench: Bench, message_id: bytes, target: str, copy_id: bytes) -> None:
+    """Its first chunks, as a burial does that dies then."""
+    bench.engine._copy_part(CopiesMissing(message_id, [target]), target, copy_id, bench.clock.monotonic() + 30, 3)
+
+
+class Died(Exception):
+    """The process, at this point."""
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, bench: Bench, parts: int) -> None:
+    """The engine copies so many parts of a payload, and nothing more."""
+    copy_part, done = bench.engine._copy_part, count(1)
+
+    def copy_or_die(*given: Any) -> bool:
+        if next(done) > parts:
+            raise Died
+        return copy_part(*given)
+
+    monkeypatch.setattr(bench.engine, "_copy_part", copy_or_die)
+
+
+def take_letters(bench: Bench) -> list[Delivery]:
+    """One of each grave."""
+    return [bench.take(1, queue)[0] for queue in GRAVES]
+
+
+def message_rows(bench: Bench) -> int:
+    """Rows of messages, chunks and copies."""
+    keys = bench.engine.keys
+    tags = ("ready", "keyed", "delayed", "lease", "task", "body", "copy")
+    return sum(len(bench.engine.rows(range_of(keys._key(tag)))) for tag in tags)
+
+
+def declare_graves(bench: Bench, **arguments: object) -> None:
+    bench.engine.declare_exchange(Exchange("graves", "fanout"))
+    for queue in GRAVES:
+        bench.engine.bind(queue, "graves", "")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "graves", **arguments}))
+
+
+def store_with_histories(bench: Bench, queue: str, number: int) -> None:
+    """Messages with histories of about 64 kB each."""
+    deaths = tuple(Death(f"dead-{each}", "rejected", 1, 1, details={"traceback": "t" * 15_000}) for each in range(4))
+    for _ in range(number):
+        store(bench, queue, b"a", deaths)
+
+
+def store(bench: Bench, queue: str, payload: bytes, deaths: tuple[Death, ...]) -> None:
+    record = encode_record(bench.engine._ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
+
+    def body(tr: Transaction, tally: Tally) -> None:
+        keys = bench.engine.keys
+        store_ready(tr, keys, tally, queue, "", keys.rank(0), record, task_id="")
+
+    bench.engine._write(body)
+
+
+def take_all(bench: Bench, limit: int = 100, *queues: str) -> list[Delivery]:
+    found: list[Delivery] = []
+    while part := bench.take(limit, *queues):
+        found += part
+    return found
+
+
+def sweep_until(bench: Bench, condition: Callable[[], bool]) -> None:
+    duties = bench.duties()
+    for _ in range(100):
+        if condition():
+            return
+        bench.later(5)
+        assert bench.engine.beat(bench.session)
+        duties.sweep()
+    raise AssertionError("the sweep did not come to its end")
+
+
+def assert_nothing_left(bench: Bench) -> None:
+    keys = bench.engine.keys
+    assert leftovers(bench.engine) == ([] if not bench.engine.bindings() else leftovers_but_bindings(bench))
+    assert bench.engine._read(lambda tr: tr.get_range(*keys.all_copies, snapshot=True)) == []
+
+
+def leftovers_but_bindings(bench: Bench) -> list[bytes]:
+    keys = bench.engine.keys
+    prefixes = keys._key("binding"), keys._key("bound")
+    return [key for key in leftovers(bench.engine) if key.startswith(prefixes)]

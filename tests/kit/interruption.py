@@ -1,0 +1,101 @@
+"""An exception at one chosen moment of a call, as a signal handler raises it; for tests that try every moment in turn.
+
+The call runs in a thread of its own. A trace function may raise where no signal handler can, at ``POP_EXCEPT`` for
+one: CPython then keeps the exception that was being handled on that thread's stack for good, and whatever is raised
+there later has it as its context. So the thread is not used again.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any, Literal
+
+from kombu_fdb.testing.faults import Interrupted
+
+__all__ = ["interrupt", "runs_handlers"]
+
+#: After this time the call is stuck.
+DEADLINE_S = 60.0
+
+
+def interrupt(
+    call: Callable[[], object],
+    moment: int,
+    files: Collection[str],
+    *,
+    per: Literal["line", "opcode"] = "line",
+    strikes: Callable[[FrameType], bool] = lambda _frame: True,
+) -> str:
+    """Raise ``Interrupted`` at the so many-th line or bytecode (from 1) of these source files.
+
+    Moments that do not pass ``strikes`` don't count. Returns where it was; ``""`` if the call ended before. Raises what
+    the call raises of its own, and ``AssertionError`` if it does not end.
+    """
+    attempt = _Attempt(call, moment, files, per, strikes)
+    thread = threading.Thread(target=attempt.run, name="interrupted", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), f"the call does not end after an exception at {attempt.where or 'no line'}"
+    if attempt.failure is not None:
+        raise attempt.failure
+    return attempt.where
+
+
+def runs_handlers(frame: FrameType) -> bool:
+    """Whether Python may run a signal handler at this line.
+
+    Not on the way out of a ``with``, at a ``try:`` (whose own instruction no handler covers), and between a statement
+    without a call and the first line of the function called next.
+    """
+    source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return not source.startswith(("with ", "try:", "callback("))
+
+
+class _Attempt:
+    """One call, in one thread."""
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        moment: int,
+        files: Collection[str],
+        per: str,
+        strikes: Callable[[FrameType], bool],
+    ) -> None:
+        self._call = call
+        self._left = moment
+        self._files = files
+        self._per = per
+        self._strikes = strikes
+        self.where = ""
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            sys.settrace(self._enter)
+            try:
+                self._call()
+            finally:
+                sys.settrace(None)
+        except Interrupted:
+            pass
+        except BaseException as error:
+            self.failure = error
+
+    def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        frame.f_trace_opcodes = self._per == "opcode"
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == self._per and self._strikes(frame):
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} +{frame.f_lasti}"
+                raise Interrupted
+        return self._trace

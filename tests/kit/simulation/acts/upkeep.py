@@ -1,0 +1,47 @@
+"""The duties of a simulated process, whose turns are counted, and may be short. Guarantee: BOUNDED."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kit.simulation.violation import Violation
+from kombu_fdb.engine.facade.budget import Budget
+from kombu_fdb.process.keeper import TURN_TRANSACTIONS, Duties
+
+__all__ = ["SimulatedDuties"]
+
+#: What one transaction of a budget may come to: the step itself, what makes room for it, and its record.
+MOST_COMMITS = 3
+
+
+class Counted(Protocol):
+    """A step whose commits are counted."""
+
+    answered: int
+
+
+class SimulatedDuties(Duties):
+    """The real ones; each turn has ``turn`` transactions, if that is not 0, and all the time there is."""
+
+    def __init__(self, *args: Any, frames: Sequence[Counted], turn: int, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._frames = frames
+        self._most = turn or TURN_TRANSACTIONS
+
+    def _budget(self) -> Budget:
+        return Budget(self._clock, transactions=self._most)
+
+    def _turn(self, number: int) -> None:
+        frame = self._frames[-1]
+        before = frame.answered
+        super()._turn(number)
+        commits = frame.answered - before
+        if commits > MOST_COMMITS * (self._most + 1):
+            name = self._duties[number].name
+            raise Violation("BOUNDED", f"{name!r} took {commits} transactions in a turn of {self._most}")
+
+    def unfinished(self) -> list[str]:
+        """What is due again at once."""
+        now_s = self._clock.monotonic()
+        return [each.name for number, each in enumerate(self._duties) if 0 < self._due_at[number] <= now_s]

@@ -1,0 +1,66 @@
+"""Who is the active consumer of a queue that serves one at a time (ONE-ACTIVE).
+
+Model: ``kombu_fdb/engine/scheduling/single.py``.
+"""
+
+from __future__ import annotations
+
+from kit.simulation.ledgers.rights import SWEEPERS
+from kit.simulation.ledgers.rows import Row
+from kit.simulation.process import Frame
+from kit.simulation.violation import Violation
+from kombu_fdb.engine.scheduling.single import SESSION_BYTES
+from kombu_fdb.keyspace.layout import Keyspace
+
+__all__ = ["SingleLedger"]
+
+
+class SingleLedger:
+    """Books of the active consumers. ``queues``: those that serve one at a time."""
+
+    def __init__(self, keys: Keyspace, queues: frozenset[str]) -> None:
+        self._keys = keys
+        self._queues = queues
+        #: Session of the active consumer; b"" for nobody.
+        self._active: dict[str, bytes] = {}
+        #: Leases by queue and session.
+        self._held: dict[tuple[str, bytes], int] = {}
+        self._claimed: list[Row] = []
+        self._changed: list[tuple[str, bytes]] = []
+
+    def message(self, row: Row, by: int) -> None:
+        """A message row came or went."""
+        if row.state == "leased" and row.queue in self._queues:
+            held = row.queue, row.session
+            self._held[held] = self._held.get(held, 0) + by
+            if by > 0:
+                self._claimed.append(row)
+
+    def note(self, key: bytes, value: bytes | None) -> None:
+        """The record of a queue was set."""
+        named = value[:SESSION_BYTES] if value is not None and len(value) >= SESSION_BYTES else b""
+        self._changed.append((str(self._keys.unpack(key)[1]), named))
+
+    def check(self, author: Frame | None, sessions: set[bytes]) -> None:
+        """Raises ``Violation``."""
+        for queue, named in self._changed:
+            before = self._active.get(queue, b"")
+            if before and before != named and author is not None and author.verb != "drop":
+                self._handed_over(author, queue, before, named, sessions)
+            self._active[queue] = named
+        for row in self._claimed:
+            if self._active.get(row.queue, b"") != row.session:
+                raise Violation("ONE-ACTIVE", f"{row} was claimed by one that stands by")
+        self._claimed, self._changed = [], []
+
+    def _handed_over(self, author: Frame, queue: str, before: bytes, named: bytes, sessions: set[bytes]) -> None:
+        whose = f"of {before.hex()[:4]} in {queue}"
+        if named:
+            raise Violation("ONE-ACTIVE", f"{named.hex()[:4]} took the place {whose}")
+        if author.verb in SWEEPERS:
+            if before in sessions:
+                raise Violation("ONE-ACTIVE", f"the place {whose} was vacated, and its session lives")
+            if self._held.get((queue, before)):
+                raise Violation("ONE-ACTIVE", f"the place {whose} was vacated before its messages were back")
+        elif author.process is None or before not in author.process.sessions:
+            raise Violation("ONE-ACTIVE", f"the place {whose} was vacated by another")

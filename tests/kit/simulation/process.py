@@ -1,0 +1,277 @@
+"""The machinery around an engine in a simulated process: its clock, its link to the store, chance and faults.
+
+A *frame* is one step under way. Frames lie on a stack: while a step commits, others may be carried out whole. Chance,
+faults and the question whose commit this is are always those of the frame on top.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from kit.simulation.acts.upkeep import SimulatedDuties
+from kit.simulation.plan import Step
+from kit.simulation.violation import Violation
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.store.protocol import Watch
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.memory_transaction import MemoryTransaction
+
+__all__ = [
+    "Dice",
+    "Frame",
+    "Killed",
+    "Link",
+    "NoBell",
+    "Process",
+    "ProcessClock",
+    "SimulatedEngine",
+    "SimulatedMembership",
+    "StepFaults",
+]
+
+
+class Killed(BaseException):
+    """The process of this step is no more; not an ``Exception``, so that nobody in it handles it."""
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """A step under way. ``verb`` is what it is doing right now: it decides which changes are its right."""
+
+    step: Step
+    process: Process | None
+    rng: random.Random
+    verb: str
+    #: Whether what it hands back counts as delivered.
+    counted: bool = True
+    #: Whether what it claims is gone with that.
+    no_ack: bool = False
+    begins: int = 0
+    reads: int = 0
+    commits: int = 0
+    #: Writing commits of which it has heard that they happened.
+    answered: int = 0
+    #: Leases that it has settled before it closes: none of these may come back.
+    settled: frozenset[Lease] = frozenset()
+    #: The earliest and the latest its process's wall clock showed in this step: what was due then may be handed out.
+    earliest_ms: int = 2**63
+    latest_ms: int = 0
+    #: What that clock showed when a publication with a dedup id was begun.
+    began_ms: int = 0
+
+    @property
+    def actor(self) -> Process:
+        """Whose step it is."""
+        assert self.process is not None
+        return self.process
+
+    def trouble(self, point: str, number: int) -> tuple[bool, Fault | None]:
+        """Whether something is to go wrong here, and what; (True, None) is death."""
+        for trouble in self.step.troubles:
+            if trouble.point == point and trouble.number == number:
+                return True, trouble.fault
+        return False, None
+
+
+class Dice(random.Random):
+    """The chance of whoever is acting."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self._frames: list[Frame] = frames
+        super().__init__(0)
+
+    def random(self) -> float:
+        return self._frames[-1].rng.random()
+
+    def getrandbits(self, k: int, /) -> int:
+        return self._frames[-1].rng.getrandbits(k)
+
+
+class StepFaults(Faults):
+    """What goes wrong is written in the steps; in an outage, everything."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        super().__init__()
+        self._frames = frames
+        self.outage: Fault | None = None
+
+    def next_at_commit(self, *, can_conflict: bool) -> Fault | None:
+        if self.outage is not None:
+            return self.outage
+        frame = self._frames[-1]
+        struck, fault = frame.trouble("commit", frame.commits - 1)
+        watches = (Fault.WATCH_LOST, Fault.WATCH_FOR_NOTHING)
+        if not struck or fault in watches or (fault is Fault.CONFLICT and not can_conflict):
+            return None
+        return self._count(fault)
+
+    def next_at_read(self) -> Fault | None:
+        if self.outage is not None:
+            return self.outage
+        frame = self._frames[-1]
+        frame.reads += 1
+        struck, fault = frame.trouble("read", frame.reads - 1)
+        return self._count(fault) if struck else None
+
+    def loses_watch(self) -> bool:
+        return self._watch_trouble(Fault.WATCH_LOST)
+
+    def fires_for_nothing(self) -> bool:
+        return self._watch_trouble(Fault.WATCH_FOR_NOTHING)
+
+    def lateness_s(self) -> float | None:
+        rng = self._frames[-1].rng
+        return rng.choice([None, 0.0, rng.uniform(0.0, LATEST_LANDING_S)])
+
+    def _watch_trouble(self, fault: Fault) -> bool:
+        frame = self._frames[-1]
+        struck = frame.trouble("commit", frame.commits - 1) == (True, fault)
+        if struck:
+            self._count(fault)
+        return struck
+
+
+class ProcessClock:
+    """Durations are everybody's; what o'clock it is, each machine has its own opinion."""
+
+    def __init__(self, shared: ManualClock, frames: list[Frame]) -> None:
+        self._shared = shared
+        self._frames = frames
+        self.offset_ms = 0
+
+    def wall_ms(self) -> int:
+        now_ms = self._shared.wall_ms() + self.offset_ms
+        frame = self._frames[-1]
+        frame.latest_ms = max(frame.latest_ms, now_ms)
+        frame.earliest_ms = min(frame.earliest_ms, now_ms)
+        return now_ms
+
+    def monotonic(self) -> float:
+        return self._shared.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._shared.sleep(seconds)
+
+
+class NoBell(Bell):
+    """Rings for nobody: a simulated process has no thread that sleeps."""
+
+    def __init__(self) -> None:
+        """Without sockets."""
+
+    def ring(self) -> None:
+        """Nobody waits."""
+
+
+class SimulatedEngine(Engine):
+    """The real one, that says when it recovers, or ends a session, in the middle of another verb."""
+
+    frames: list[Frame]
+
+    def recover(self, session_id: bytes, first: int) -> int:
+        with self._as("recover"):
+            return super().recover(session_id, first)
+
+    def close_session(self, session_id: bytes) -> int:
+        with self._as("close"):
+            return super().close_session(session_id)
+
+    @contextmanager
+    def _as(self, verb: str) -> Iterator[None]:
+        frame = self.frames[-1]
+        before, frame.verb = frame.verb, verb
+        try:
+            yield
+        finally:
+            frame.verb = before
+
+
+class SimulatedMembership(Membership):
+    """The real one, without threads; what it would log is in the history."""
+
+    def lose(self) -> None:
+        self.lost = True
+
+    def close(self) -> None:
+        if not self.lost:
+            self._engine.close_session(self.session_id)
+
+
+class Link:
+    """A process's way to the store: can be cut, ends with its process, and tells whose each transaction is."""
+
+    commit_may_be_unknown = True
+
+    def __init__(self, database: MemoryDatabase, frames: list[Frame]) -> None:
+        self._database = database
+        self._frames = frames
+        self.cut = False
+
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
+        if timeout_s <= 0.001:
+            raise Violation("BOUNDED", "an attempt was begun after the deadline of its call")
+        frame = self._frames[-1]
+        frame.begins += 1
+        struck, fault = frame.trouble("begin", frame.begins - 1)
+        if struck:
+            raise Killed if fault is None else Interrupted
+        if self.cut:
+            raise StoreUnavailable("the link is cut")
+        transaction = self._database.begin(timeout_s=timeout_s, read_only=read_only)
+        # As it is now: the commit may land when the frame does something else.
+        transaction.author = frame if frame.verb == frame.step.action else replace(frame)
+        return transaction
+
+    def close(self) -> None:
+        """The database is everybody's."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A worker process: an engine, a session, its duties, and what it believes to hold."""
+
+    name: str
+    engine: Engine
+    link: Link
+    clock: ProcessClock
+    membership: Membership
+    duties: SimulatedDuties
+    held: dict[Lease, Delivery] = field(default_factory=dict)
+    last_beat: float = 0.0
+    asleep_until: float = 0.0
+    cut_until: float = 0.0
+    #: What it settled without hearing that it was done: acks, and others that it no longer works on.
+    unsettled: list[tuple[str, list[Lease]]] = field(default_factory=list)
+    #: Which of its threads are in a step.
+    busy: set[str] = field(default_factory=set)
+    watches: list[Watch] = field(default_factory=list)
+    woken: bool = True
+    #: In how many seconds its duties want to be called again.
+    pause_s: float = 0.0
+    waits_until: float = 0.0
+    #: Every session it ever had.
+    sessions: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sessions.add(self.session)
+
+    @property
+    def session(self) -> bytes:
+        return self.membership.session_id
+
+    def wake(self) -> None:
+        self.woken = True
+
+    def stop_waiting(self) -> None:
+        for watch in self.watches:
+            watch.cancel()
+        self.watches, self.woken = [], True

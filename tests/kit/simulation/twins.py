@@ -1,0 +1,319 @@
+"""Broken twins: the engine with one guard taken out. Each must be caught, or the simulation proves nothing.
+
+A twin names the guarantee it breaks and the profile in which it is to be found. Nothing of the engine is changed on
+disk: an attribute is replaced while :func:`twin` is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kit.simulation import wrong
+from kombu_fdb.engine.dead_letters import replay
+from kombu_fdb.engine.facade import budget
+from kombu_fdb.engine.facade.tidying import Tidying
+from kombu_fdb.engine.inspection import cancel
+from kombu_fdb.engine.messages import again, claim, deadletter, dedup, move, overflow, publish, settle
+from kombu_fdb.engine.scheduling import fair, rates, relimit, single
+from kombu_fdb.engine.scheduling.allowance import Allowances
+from kombu_fdb.engine.stored import copies, session
+from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.upkeep import delay, expired, ghosts, regain, sweep
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.store import retry, tokens
+from kombu_fdb.store.protocol import KeyValue, Transaction
+
+__all__ = ["TWINS", "Twin", "twin"]
+
+
+class Twin(NamedTuple):
+    """``attribute`` of ``owner`` is replaced."""
+
+    guarantee: str
+    profile: str
+    owner: Any
+    attribute: str
+    replacement: Any
+
+
+class _NoConflictKeys:
+    """A transaction that forgets the conflict keys and ranges it is given."""
+
+    def __init__(self, inner: Transaction) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        del key
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        del begin, end
+
+
+class _SnapshotReads(_NoConflictKeys):
+    """Moreover, all its reads are snapshots."""
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        del snapshot
+        return self._inner.get(key, snapshot=True)
+
+    def get_many(self, keys: list[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        del snapshot
+        return self._inner.get_many(keys, snapshot=True)
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]:
+        del snapshot
+        return self._inner.get_range(begin, end, limit=limit, reverse=reverse, snapshot=True)
+
+    def get_ranges(self, ranges: list[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        del snapshot
+        return self._inner.get_ranges(ranges, snapshot=True)
+
+
+def _blind(module: Any, verb: str) -> tuple[Any, str, Any]:
+    """The verb without its conflict keys; what it reads serializably it reads at snapshot."""
+    original = getattr(module, verb)
+    return module, verb, lambda tr, *args, **kwargs: original(_SnapshotReads(tr), *args, **kwargs)
+
+
+def _careless(step: str, scheduler: Any = fair._Scheduler) -> tuple[Any, str, Any]:
+    """The same for a step of the fair scheduler."""
+    original = getattr(scheduler, step)
+
+    def careless(self: Any, *args: Any) -> Any:
+        careful, self._tr = self._tr, _SnapshotReads(self._tr)
+        try:
+            return original(self, *args)
+        finally:
+            self._tr = careful
+
+    return scheduler, step, careless
+
+
+def _without(owner: Any, attribute: str, result: Any = None) -> tuple[Any, str, Any]:
+    """The step is not done at all."""
+    return owner, attribute, lambda *_args, **_kwargs: result
+
+
+class _Unexpected(Exception):
+    """Caught by nobody."""
+
+
+_commit = retry.Retry._commit
+_fence, _insert, _bury = session.fence, fair._Scheduler._insert, deadletter._way
+_store_ready, _release_part = publish.store_ready, sweep.release_part
+
+
+def _require_nothing(tr: Transaction, _keys: object, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
+    return tr.get_many(and_read, snapshot=True)
+
+
+def _forgetful_fence(tr: Transaction, keys: Keyspace, session_id: bytes, **given: Any) -> bool:
+    tr.clear(keys.beat(session_id))
+    return _fence(tr, keys, session_id, **given)
+
+
+def _believe(_run: object, tr: Transaction, *_args: object) -> None:
+    try:
+        tr.commit()
+    except CommitUnknown:
+        return
+
+
+def _forget_attempts(_run: object, tr: Transaction, *_args: object) -> None:
+    tr.commit()
+
+
+def _at_once(
+    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, _due_ms: int, rank: bytes, record: bytes, *, task_id: str
+) -> None:
+    _store_ready(tr, keys, tally, queue, "", rank, record, task_id=task_id)
+
+
+def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes, bytes]:
+    prefix = keys.delayed(queue)
+    return prefix, prefix + b"\xff"
+
+
+def _first_grave(*args: Any) -> Any:
+    way = _bury(*args)
+    return way._replace(queues=way.queues[:1])
+
+
+def _same_turn(scheduler: Any, key: str, items: bytes, _round: int, stamp: bytes, allowance: Any) -> Any:
+    return _insert(scheduler, key, items, 0, stamp, allowance)
+
+
+def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
+    run.clock.sleep(seconds)
+    return True
+
+
+_ready = Tally.ready
+
+
+def _silent_ready(tally: Tally, queue: str, size: int) -> None:
+    bells = set(tally._bells)
+    _ready(tally, queue, size)
+    tally._bells &= bells
+
+
+def _open_to_all(_tr: Transaction, _keys: object, queues: Sequence[str], *_: object) -> list[str]:
+    return list(queues)
+
+
+def _hand_over(
+    tr: Transaction, graves: deadletter.Graves, tally: Tally, session_id: bytes, *args: Any, **given: Any
+) -> tuple[int, bytes]:
+    if tr.get(graves.keys.session(session_id)) is None:
+        single.leave_all(tr, graves.keys, session_id)
+    return _release_part(tr, graves, tally, session_id, *args, **{**given, "limit": 1})
+
+
+_take_message = claim._take
+
+
+def _careless_without_lease(tr: Transaction, *args: Any, leased: bool, **given: Any) -> Any:
+    seen: Any = tr if leased else _SnapshotReads(tr)
+    return _take_message(seen, *args, leased=leased, **given)
+
+
+def _only_look(run: retry.Retry, tr: Transaction, doubt: tokens.Doubt[Any]) -> bytes | None:
+    return run._landed(tr, doubt)
+
+
+def _commit_blindly(run: retry.Retry, tr: Transaction, *args: Any) -> None:
+    _commit(run, _NoConflictKeys(tr), *args)
+
+
+TWINS: dict[str, Twin] = {
+    # Answers that are lost, commits that land late
+    "a recovery does not fence": Twin("DURABLE", "late", *_without(session, "seal")),
+    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "_suspect")),
+    "a suspect is never recovered": Twin("DURABLE", "late", *_without(Membership, "recover")),
+    "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(again.Doubts, "take")),
+    "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
+    "a commit does not conflict on its token": Twin("ONE-PLACE", "late", retry.Retry, "_commit", _commit_blindly),
+    "a claim without leases does not conflict": Twin("COUNTS", "claims", claim, "_take", _careless_without_lease),
+    "an answer that comes too late is none": Twin("DURABLE", "stops", retry.Retry, "_commit", wrong.only_in_time),
+    "an exception leaves its transaction open": Twin(
+        "BOUNDED", "interrupts", retry.Retry, "_attempt", wrong.leave_open
+    ),
+    # Messages
+    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "_take")),
+    "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
+    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
+    "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
+    "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "drop")),
+    "a retry does not ask whether it has happened": Twin(
+        "ONE-PLACE", "outages", retry.Retry, "_commit", _forget_attempts
+    ),
+    "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", _believe),
+    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", deadletter, "_way", _first_grave),
+    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
+    "closing settles a part": Twin("NOT-TWICE", "stops", Client, "_end", wrong.settle_a_part),
+    # Owners
+    "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),
+    "a claim does not conflict with the end of its session": Twin("ONE-OWNER", "sessions", *_blind(session, "require")),
+    "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
+    "an outage counts as silence": Twin("NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s),
+    "fencing ignores the last beat": Twin(
+        "NOT-TWICE", "sessions", session, "fence", lambda tr, keys, session_id, **_: _fence(tr, keys, session_id)
+    ),
+    "nobody goes on where a dead sweeper stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
+    "nobody is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
+    "delayed messages are not asked whether they are due": Twin(
+        "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
+    ),
+    "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "store_delayed", _at_once),
+    # Poison
+    "nobody counts deliveries": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
+    "nobody looks at the delivery limit": Twin(
+        "POISON-ENDS", "poison", *_without(deadletter.Graves, "over_limit", False)
+    ),
+    "malformed bytes are not expected": Twin("POISON-ENDS", "poison", claim, "FormatError", _Unexpected),
+    # Keys
+    "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
+    "a door is answered at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
+    "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
+    "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Tally, "spared")),
+    "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
+    "claims of one limited key do not exclude each other": Twin(
+        "KEY-LIMIT", "one key", *_careless("_exclude_rivals", Allowances)
+    ),
+    "a claim does not conflict with how its queues are worked on": Twin(
+        "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
+    ),
+    "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
+    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
+    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),
+    # Single active consumers
+    "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
+    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
+    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_all")),
+    "nobody asks who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
+    "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", sweep, "release_part", _hand_over),
+    # Publishing once
+    "two publishers of one dedup id do not conflict": Twin(
+        "ONCE-PUBLISHED", "repeats", *_blind(publish, "without_duplicates")
+    ),
+    "a dedup id is cleared without a look at who has published it since": Twin(
+        "ONCE-PUBLISHED", "repeats", *_blind(dedup, "clear_ended")
+    ),
+    "a dedup id is cleared by the clock of whoever clears it": Twin(
+        "ONCE-PUBLISHED", "clocks", Tidying, "clear_dedup_part", wrong.clear_at_once
+    ),
+    # Clocks
+    "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(dedup, "decode_end", 2**62)),
+    "a message that comes back lives anew": Twin("SKEW", "clocks", settle, "redelivered", wrong.live_anew),
+    "nobody looks at the time to live": Twin("SKEW", "clocks", claim, "_deliver", wrong.never_expired),
+    "a rate counts its time twice": Twin("SKEW", "rates", rates, "refilled", wrong.fill_twice),
+    "a rate counts by the clock of whoever looks": Twin("SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock),
+    "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(rates.Sightings, "unchanged_ms", 0)),
+    # Tasks and letters
+    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(cancel, "take_back")),
+    "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
+    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
+    "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(replay, "_take")),
+    # Numbers and bounds
+    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
+    "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),
+    "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
+    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(deadletter, "trim", 0)),
+    "what a queue grew by other than publishing stays": Twin("BOUNDED", "full", *_without(overflow, "trim", 0)),
+    # Duties
+    "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(budget.Budget, "spend", False)),
+    "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(budget.Budget, "spend", True)),
+    "nobody observes their neighbours": Twin("BACK-SOON", "sessions", *_without(session, "neighbours", [])),
+    "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
+    "what has expired is not looked at": Twin("COUNTS", "", *_blind(expired, "drop_part")),
+    "a ghost is not looked at": Twin("DURABLE", "", *_blind(ghosts, "clear_queue")),
+    "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
+    "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(regain, "part")),
+    "a ready message rings no bell": Twin("BOUNDED", "claims", Tally, "ready", _silent_ready),
+    "without a key a message of a fair queue wakes nobody": Twin(
+        "BOUNDED", "fair", publish, "store_ready", wrong.wake_for_keys
+    ),
+}
+
+
+@contextmanager
+def twin(name: str) -> Iterator[Twin]:
+    """The engine without one of its guards."""
+    chosen = TWINS[name]
+    original = vars(chosen.owner)[chosen.attribute]
+    setattr(chosen.owner, chosen.attribute, chosen.replacement)
+    try:
+        yield chosen
+    finally:
+        setattr(chosen.owner, chosen.attribute, original)

@@ -1,0 +1,165 @@
+"""No verb costs more with 1,000,000 ready, 1,000,000 delayed messages and 1,000,000 keys than in a small store.
+
+The rows of the large store are written past the engine, as a million publications would have left them; that they are
+what the engine writes is shown by the verbs, which find their way through them.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import Cost, CountingDatabase
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.keyspace.codec import encode_record
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import pack_stamp
+from kombu_fdb.model import Lease, Publication
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+MILLION = 1_000_000
+LATER_MS = 2**41
+#: Keys enough for every claim of the test; the small store has no others.
+KEYS = 4_000
+
+#: One test for all verbs: its store takes most of a minute to write, several on a busy machine, and each process of a
+#: run would write its own.
+pytestmark = pytest.mark.timeout(1200)
+
+
+def stamp(number: int) -> bytes:
+    return pack_stamp(number.to_bytes(10, "big") + bytes(2))
+
+
+def record(number: int, key: str = "") -> bytes:
+    return encode_record(
+        number.to_bytes(16, "big"), b"a", published_ms=0, expires_ms=0, key=key, task_id=f"task-{number}"
+    )
+
+
+def plain(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
+    """Ready and delayed messages of the queue "q", as many of each, and what goes with them."""
+    ready, rank = keys.ready("q"), keys.rank(0)
+    delayed = keys.delayed_prefix("q", LATER_MS, rank)[:-1]
+    for each in range(number):
+        yield ready + rank + stamp(each), record(each)
+        yield keys.task(f"task-{each}") + stamp(each), (ready + rank)[len(keys.prefix) :] + stamp(each)[:1]
+        yield delayed + stamp(each), record(MILLION + each)
+    yield keys.waiting("q"), b""
+    for state in ("ready", "delayed"):
+        yield keys.count("q", state), number.to_bytes(8, "little")
+
+
+def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys of the queue "fair" with one message each, at which no consumer has looked yet."""
+    rank = keys.rank(0)
+    for each in range(number):
+        key = f"customer-{each}"
+        yield keys.items("fair", key, rank) + stamp(each), record(each, key)
+        yield keys.door("fair", key, rank), b""
+        yield keys.backlog("fair", key), (1).to_bytes(8, "little")
+    yield keys.fair("fair"), b""
+    yield keys.count("fair", "ready"), number.to_bytes(8, "little")
+
+
+@pytest.fixture(scope="module")
+def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Bench]]:
+    """The same in a small store and in a large one."""
+    folder = tmp_path_factory.mktemp("million")
+    opened = [_bench(folder / "small.db", 2_000, KEYS), _bench(folder / "large.db", MILLION, MILLION)]
+    yield opened[0], opened[1]
+    for bench in opened:
+        bench.database.close()
+    (folder / "large.db").unlink()
+
+
+def _bench(path: Path, messages: int, keys: int) -> Bench:
+    bench = Bench(CountingDatabase(SqliteDatabase.open(str(path))))
+    bench.database.commit_may_be_unknown = True  # as on FoundationDB, with commit tokens
+    bench.engine.declare_queue(QueueDeclaration("q"))
+    connection = sqlite3.connect(path)
+    with connection:
+        for rows in (plain(bench.engine.keys, messages), keyed(bench.engine.keys, keys)):
+            connection.executemany("INSERT OR REPLACE INTO kv VALUES (?, ?)", rows)
+        connection.execute("UPDATE kv SET v = ? WHERE k = 0", (MILLION + 1,))
+    connection.close()
+    return bench
+
+
+def cost(bench: Bench, verb: Callable[[Bench], object]) -> Cost:
+    bench.database.reset()
+    verb(bench)
+    paid = bench.database.total()
+    paid.bytes_written = 0  # stamps and counters have other digits
+    return paid
+
+
+def leases(bench: Bench, queue: str = "q", limit: int = 8) -> list[Lease]:
+    return [delivery.lease for delivery in bench.take(limit, queue)]
+
+
+VERBS: dict[str, Callable[[Bench], object]] = {
+    "publish": lambda bench: bench.put(b"a", task_id="t"),
+    "publish urgent": lambda bench: bench.put(b"a", priority=9),
+    "publish delayed": lambda bench: bench.put(b"a", due_ms=LATER_MS),
+    "publish keyed": lambda bench: bench.put(b"a", queue="fair", key="customer-7"),
+    "dedup": lambda bench: bench.engine.publish([Publication("", "q", b"a", dedup_id="d", dedup_window_ms=1)]),
+    "claim": leases,
+    "claim and ack": lambda bench: bench.engine.ack(leases(bench)),
+    "claim and release": lambda bench: bench.engine.release(leases(bench)),
+    "claim and delay": lambda bench: bench.engine.release(leases(bench), due_ms=LATER_MS),
+    "claim and reject": lambda bench: bench.engine.reject(leases(bench)),
+    "replay": lambda bench: bench.engine.replay("q", 5),
+    "arm": lambda bench: bench.engine.arm(["q"]),
+    "promote": lambda bench: bench.engine.promote(),
+    "peek": lambda bench: bench.engine.peek("q", 10),
+    "find": lambda bench: bench.engine.find_task("task-1900"),
+    "cancel": lambda bench: bench.engine.take_back("task-1900"),
+    "counts": lambda bench: bench.engine.counts("q"),
+    "beat": lambda bench: bench.engine.beat(bench.session),
+    "sweep": lambda bench: bench.duties().sweep(),
+    "facts": lambda bench: bench.engine.facts(["q", "fair"]),
+    "page of keys": lambda bench: bench.engine.key_page("fair", after="customer-1", limit=10),
+    "delayed": lambda bench: bench.engine.delayed("q", 10),
+    "move": lambda bench: bench.engine.move("q", "elsewhere", 5),
+}
+
+
+def test_a_million_messages_and_keys_change_no_cost(benches: tuple[Bench, Bench], subtests: pytest.Subtests) -> None:
+    for name, verb in VERBS.items():
+        with subtests.test(name):
+            small, large = (cost(bench, verb) for bench in benches)
+            assert small.round_trips
+            assert large == small
+    with subtests.test("a million keys"):
+        check_keys(benches)
+    with subtests.test("the large store is what it says"):
+        check_size(benches)
+
+
+def check_keys(benches: tuple[Bench, Bench]) -> None:
+    """Claim after claim: the keys are met, come into the ring, have their turns and leave it."""
+
+    def serve(bench: Bench) -> list[Cost]:
+        bench.engine._rng = random.Random(3)
+        return [cost(bench, lambda bench: bench.engine.ack(leases(bench, "fair"))) for _ in range(60)]
+
+    small, large = map(serve, benches)
+    assert max(paid.rows for paid in large) <= max(paid.rows for paid in small)
+    assert max(paid.round_trips for paid in large) <= max(paid.round_trips for paid in small)
+    assert max(paid.writes for paid in large) <= max(paid.writes for paid in small)
+    assert max(paid.conflict_keys for paid in large) <= max(paid.conflict_keys for paid in small)
+
+
+def check_size(benches: tuple[Bench, Bench]) -> None:
+    engine: Engine = benches[1].engine
+    assert engine.counts("q").delayed >= MILLION
+    assert engine.counts("fair").ready >= MILLION - KEYS
+    assert [found.state for found in engine.find_task("task-999999")] == ["ready"]
+    assert engine.peek("q", 1)[0].payload == b"a"

@@ -1,0 +1,139 @@
+"""A queue's end and a message that comes meanwhile, over every store: what is published is never lost or stranded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.model import Publication
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+
+STORES = ["memory", "sqlite", pytest.param("foundationdb", marks=pytest.mark.foundationdb)]
+
+
+@pytest.fixture(params=STORES)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    opened: Database
+    if request.param == "foundationdb":
+        opened = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
+    else:
+        opened = MemoryDatabase() if request.param == "memory" else SqliteDatabase.open(str(tmp_path / "broker.db"))
+    yield opened
+    opened.close()
+
+
+class Interrupted:
+    """A way to the store on which something happens just before a transaction begins, or before it commits."""
+
+    def __init__(self, inner: Database) -> None:
+        self._inner = inner
+        self.commit_may_be_unknown = inner.commit_may_be_unknown
+        self.before_begin: Callable[[], object] = bool
+        self.before_commit: Callable[[], object] = bool
+
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> Any:
+        self.before_begin()
+        return _Transaction(self._inner.begin(timeout_s=timeout_s, read_only=read_only), self)
+
+    def close(self) -> None:
+        """The store is the test's."""
+
+
+class _Transaction:
+    def __init__(self, inner: Any, way: Interrupted) -> None:
+        self._inner = inner
+        self._way = way
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def commit(self) -> object:
+        self._way.before_commit()
+        return self._inner.commit()
+
+
+@pytest.fixture
+def bench(database: Database) -> Iterator[Bench]:
+    bench = Bench(database)
+    yield bench
+    bench.check()
+    bench.clean()
+
+
+@pytest.fixture
+def other(bench: Bench, database: Database) -> Bench:
+    """Another process in the same namespace, which can be interrupted."""
+    other = Bench(Interrupted(database))
+    other.namespace = bench.namespace
+    other.clock = bench.clock
+    other.engine = other.another()
+    return other
+
+
+def everything(bench: Bench) -> list[bytes]:
+    return [payload for _ in range(3) for payload in bench.payloads()]
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench: Bench, other: Bench, moment: int) -> None:
+    """Before each transaction of the expiry, of which the first that deletes anything deletes all."""
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    bench.put(b"old")
+    ((_, last_use, _),) = bench.engine.expiring_queues()
+    way = other.database
+    assert isinstance(way, Interrupted)
+    begun: list[bool] = []
+
+    def publish() -> None:
+        if len(begun) == moment:
+            bench.put(b"new" if bench.engine.queue("q") is None else b"late")
+        begun.append(True)
+
+    way.before_begin = publish
+    assert other.engine.expire_queue("q", last_use)
+    if len(begun) <= moment:
+        bench.put(b"new")
+    assert everything(bench) == [b"new"] * (moment > 0)
+
+
+def test_a_queue_that_is_used_meanwhile_does_not_expire(bench: Bench, other: Bench) -> None:
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    bench.put(b"a")
+    ((_, last_use, _),) = bench.engine.expiring_queues()
+    way = other.database
+    assert isinstance(way, Interrupted)
+    way.before_begin = once(lambda: bench.engine.touch("q"))
+    assert not other.engine.expire_queue("q", last_use)
+    assert bench.payloads() == [b"a"]
+
+
+def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
+    bench: Bench, other: Bench, request: pytest.FixtureRequest
+) -> None:
+    """Between the deletion's reads and its commit. SQLite lets nobody in there, so there it comes just before."""
+    bench.put(b"old", key="a")
+    way = other.database
+    assert isinstance(way, Interrupted)
+    interruption = once(lambda: bench.engine.publish([Publication("", "q", b"new", key="b")]))
+    if "sqlite" in request.node.name:
+        way.before_begin = interruption
+    else:
+        way.before_commit = interruption
+    deleted = other.engine.delete_queue("q")
+    left = bench.counts()[0]
+    assert deleted is not None
+    assert deleted + left == 2
+    assert len(everything(bench)) == left, "nothing is stranded"
+
+
+def once(event: Callable[[], object]) -> Callable[[], object]:
+    waiting = [event]
+    return lambda: waiting.pop()() if waiting else None

@@ -1,0 +1,187 @@
+"""What the duties cost, and whom they delay, in transactions."""
+
+from __future__ import annotations
+
+import math
+import threading
+from itertools import pairwise
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
+
+from kombu_fdb.engine.facade.budget import Budget, Portion
+from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb.model import Publication
+from kombu_fdb.process import keeper
+from kombu_fdb.process.ring import LIVING
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    return Bench(counted)
+
+
+@pytest.mark.parametrize("fleet", [20, 500])
+def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDatabase, fleet: int) -> None:
+    for _ in range(fleet):
+        bench.engine.open_session({})
+    duties = bench.duties()
+    counted.reset()
+    duties.sweep()
+    assert counted.total().rows <= 2 * LIVING + 1
+
+
+def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
+    """BACK-SOON, with the bound that ``ring.py`` states."""
+    dead = [bench.engine.open_session({}, ttl_s=30.0) for _ in range(200)]
+    bench.engine.publish([Publication("", "q", b"a")] * len(dead))
+    for session in dead:
+        bench.take(1, session=session)
+    duties, died_at = bench.duties(), bench.clock.monotonic()
+    while bench.counts() != (200, 0, 0):
+        bench.later(5)
+        bench.engine.beat(bench.session)
+        duties.sweep()
+    assert bench.clock.monotonic() - died_at <= 30 + 5 * (math.log2(200 / LIVING) + 2)
+    assert set(bench.beats()) == {bench.session}
+
+
+def test_a_live_fleet_ends_nobody(bench: Bench) -> None:
+    engines = [bench.another() for _ in range(30)]
+    sessions = [engine.open_session({}) for engine in engines]
+    duties = [bench.duties(session) for session in sessions]
+    for _ in range(20):
+        bench.later(5)
+        assert all(engine.beat(session) for engine, session in zip(engines, sessions, strict=True))
+        assert bench.engine.beat(bench.session)
+        assert sum(each.sweep() for each in duties) == 0
+        assert max(each._sweep._window for each in duties) <= 4 * LIVING
+    assert len(bench.beats()) == 31
+    assert {each._sweep._window for each in duties} == {LIVING}
+
+
+def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatabase) -> None:
+    keys = bench.engine.keys
+    bench.write(lambda tr: [tr.set(keys.token(b"%d" % number, 1), b"old") for number in range(4_000)])
+    duties = bench.duties()
+    for _ in range(5):
+        duties.clear_leftovers()
+        bench.later(200)
+    counted.reset()
+    duties.clear_leftovers()
+    assert len(counted.transactions) <= 15
+    assert len(bench.engine.tokens()) <= 2
+
+
+def test_promotion_waits_for_one_turn_of_one_duty(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of everything there is to do."""
+    monkeypatch.setattr(keeper, "TURN_TRANSACTIONS", 5)
+    keys = bench.engine.keys
+    bench.write(lambda tr: [tr.set(keys.dedup_end(1, "", "q", f"{number}"), b"") for number in range(10_000)])
+    for queue in ("a.dead", "b.dead"):
+        bench.engine.publish([Publication("", queue, b"a", ttl_ms=1)] * 2_000)
+    bench.later(1)
+    order: list[str] = []
+    promote = bench.engine.due_queues
+    monkeypatch.setattr(bench.engine, "due_queues", lambda: order.append(str(len(counted.transactions))) or promote())
+    counted.reset()
+    duties = bench.duties()
+    while duties.run_once() == 0:
+        pass
+    looks = [0, *map(int, order)]
+    assert max(later - earlier for earlier, later in pairwise(looks)) <= 2 * 5 + 10
+    assert bench.engine.rows(keys.dedup_ended(2)) == []
+
+
+def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(bench.engine, "due_queues", away)
+    bench.engine.publish([Publication("", "a.dead", b"a", ttl_ms=1)])
+    bench.later(1)
+    duties = bench.duties()
+    for _ in range(12):
+        with pytest.raises(StoreUnavailable):
+            duties.run_once()
+    assert bench.counts("a.dead") == (0, 0, 0)
+
+
+def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: CountingDatabase) -> None:
+    """Neither with each other nor with those who make room; what gives way is not more than it must be."""
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 50}))
+    bench.engine.publish([Publication("", "q", b"a")] * 50)
+    publishers = 24
+
+    def publish(number: int) -> None:
+        engine = bench.another()
+        for _ in range(20):
+            engine.publish([Publication("", "q", b"%d" % number)], timeout_s=60.0)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(publishers)]
+    counted.reset()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 50 <= bench.counts()[0] <= 50 + publishers
+    bench.engine.trim_full()
+    assert bench.counts() == (50, 0, 0)
+    bench.check()
+
+
+def test_a_budget_ends_by_time_or_by_number() -> None:
+    clock = ManualClock()
+    by_number = Budget(clock, transactions=2)
+    assert [by_number.spend() for _ in range(3)] == [True, True, False]
+    by_time = Budget(clock, seconds=1.0)
+    assert by_time.spend()
+    assert not by_time.is_spent
+    clock.advance(1.0)
+    assert not by_time.spend()
+    assert by_number.is_spent
+    assert by_time.is_spent
+
+
+def test_a_portion_is_halved_and_grows_again() -> None:
+    portion, tried = Portion(100), []
+
+    def part(most: int) -> int:
+        tried.append(most)
+        if most > 20:
+            raise LimitExceeded
+        return most
+
+    assert (portion.run(part), tried) == (12, [100, 50, 25, 12])
+    with pytest.raises(StoreUnavailable):
+        portion.run(lambda _: (_ for _ in ()).throw(StoreUnavailable()))
+    assert portion.run(part, 3) == 3
+    with pytest.raises(LimitExceeded):
+        portion.run(lambda _: (_ for _ in ()).throw(LimitExceeded()))
+
+
+def test_whoever_has_no_role_reads_little(bench: Bench, counted: CountingDatabase) -> None:
+    """Its neighbours at each sweep, and the role each second: a fleet of workers costs what they are."""
+    holder = bench.duties()
+    holder.run_once()
+    other = bench.engine.open_session({})
+    duties = bench.duties(other)
+    duties.run_once()
+    holder.run_once()
+    bench.later(1)
+    counted.reset()
+    duties.run_once()
+    assert (len(counted.transactions), counted.total().round_trips) == (1, 2)

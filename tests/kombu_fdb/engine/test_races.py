@@ -1,0 +1,451 @@
+"""Two calls at once, case by case: the second runs between the reads and the commit of the first.
+
+Each race is run as it is, and with the guard it depends on taken out (``simulation.TWINS``), which must break it: else
+the race would prove nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+from kit.conformance.invariants import check_counts, messages
+from kit.conformance.newer import make_newer, upgraded
+from kit.conformance.queue import Bench
+from kit.simulation import twin
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.claim import Window
+from kombu_fdb.engine.stored.copies import CopiesMissing
+from kombu_fdb.errors import LeaseLost
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Delivery, KeyLimits, Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+Race = Callable[[Bench], None]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def during(bench: Bench, first: Callable[[], object], second: Callable[[], object]) -> object:
+    """Run ``second`` once, just before the first writing commit of ``first``."""
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+
+    def once() -> None:
+        database.before_commit = None
+        second()
+
+    database.before_commit = once
+    return first()
+
+
+def two_claims(bench: Bench) -> None:
+    bench.put(b"a")
+    taken: list[object] = []
+    other, session = bench.another(), bench.engine.open_session({})
+    during(bench, lambda: taken.extend(bench.take()), lambda: taken.extend(other.claim(session, ["q"], 1)))
+    assert len(taken) == 1
+    check_counts(bench.engine)
+
+
+def claim_while_the_session_ends(bench: Bench) -> None:
+    bench.put(b"a")
+    with pytest.raises(LeaseLost):
+        during(bench, bench.take, lambda: bench.another().close_session(bench.session))
+    assert bench.counts() == (1, 0, 0)
+
+
+def ack_while_swept(bench: Bench) -> None:
+    bench.put(b"a")
+    (delivery,) = bench.take()
+    acked = during(
+        bench, lambda: bench.engine.ack([delivery.lease]), lambda: bench.another().close_session(bench.session)
+    )
+    assert acked == [False]
+    assert bench.counts() == (1, 0, 0)
+    check_counts(bench.engine)
+
+
+def sweep_while_acked(bench: Bench) -> None:
+    bench.put(b"a")
+    (delivery,) = bench.take()
+    bench.engine.fence(bench.session, bench.beats()[bench.session])
+    during(
+        bench,
+        lambda: bench.engine.release_session(bench.session),
+        lambda: bench.another().ack([delivery.lease]),
+    )
+    assert messages(bench.engine) == {}
+    check_counts(bench.engine)
+
+
+def fence_while_beating(bench: Bench) -> None:
+    stale = bench.beats()[bench.session]
+    fenced = during(
+        bench, lambda: bench.engine.fence(bench.session, stale), lambda: bench.another().beat(bench.session)
+    )
+    assert fenced is False
+    assert bench.engine.beat(bench.session)
+
+
+def two_promoters(bench: Bench) -> None:
+    bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
+    bench.later(1)
+    during(bench, bench.engine.promote, bench.another().promote)
+    assert bench.counts() == (1, 0, 0)
+    assert len(messages(bench.engine)) == 1
+
+
+def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
+    """The promoter clears the note that the queue has delayed messages, having seen none left."""
+    bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
+    bench.later(1)
+    due_ms = bench.clock.wall_ms() + 1000
+    during(bench, bench.engine.promote, lambda: bench.put(b"b", due_ms=due_ms))
+    bench.later(2)
+    bench.engine.promote()
+    assert bench.payloads() == [b"a", b"b"]
+
+
+def consume_while_the_queue_expires(bench: Bench) -> None:
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    ((_, last_use, _),) = bench.engine.expiring_queues()
+    during(
+        bench,
+        lambda: bench.engine.expire_queue("q", last_use),
+        lambda: bench.another().add_consumer(bench.session, "q", "tag"),
+    )
+    assert bench.engine.queue("q") is not None
+
+
+def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messages(bench: Bench) -> None:
+    """What is stored after a queue was deleted belongs to the next queue of that name."""
+    bench.put(b"old")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    ((_, last_use, _),) = bench.engine.expiring_queues()
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    commits: list[None] = []
+
+    def publish_after_the_first() -> None:
+        commits.append(None)
+        if len(commits) == 2:
+            bench.another().publish([Publication("", "q", b"new")])
+
+    database.before_commit = publish_after_the_first
+    assert bench.engine.expire_queue("q", last_use)
+    database.before_commit = None
+    if len(commits) == 1:
+        bench.put(b"new")
+    assert bench.payloads() == [b"new"]
+
+
+def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
+    """Its door must not be cleared with those of the queue that is gone."""
+    bench.put(b"old", key="a")
+    during(bench, lambda: bench.engine.delete_queue("q"), lambda: bench.another().publish(one_of("b")))
+    assert_nothing_is_stranded(bench)
+
+
+def one_of(key: str) -> list[Publication]:
+    return [Publication("", "q", b"new", key=key)]
+
+
+def claim_while_purged(bench: Bench) -> None:
+    bench.put(b"a")
+    taken: list[object] = []
+    other, session = bench.another(), bench.engine.open_session({})
+    purged = during(bench, lambda: bench.engine.purge("q"), lambda: taken.extend(other.claim(session, ["q"], 1)))
+    assert (purged, len(taken)) == (0, 1)
+    check_counts(bench.engine)
+
+
+def two_keys(bench: Bench) -> Delivery:
+    """b, then a, have their turns, and one message of a is leased."""
+    for key in "ba":
+        bench.put(b"1", b"2", key=key)
+    _, leased = bench.take(2)
+    return leased
+
+
+def claim_second_turn(bench: Bench) -> list[bytes]:
+    """As a consumer with rivals does: leave the first turn to another."""
+    engine = bench.another()
+    engine._contention["q",] = SecondSlice()  # type: ignore[assignment]  # a stub of the one method a claim calls
+    return [delivery.payload for delivery in engine.claim(bench.session, ["q"], 1)]
+
+
+def assert_nothing_is_stranded(bench: Bench) -> None:
+    """What is ready can be claimed, without any other event that would ring for it."""
+    while bench.take():
+        pass
+    assert bench.counts()[0] == 0
+
+
+class SecondSlice:
+    def begin(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+    def next_slice(self) -> int:
+        return 1
+
+
+def release_while_the_key_is_emptied(bench: Bench) -> None:
+    """The message goes back in front of the one that is taken, and its door is answered before the key goes idle."""
+    leased = two_keys(bench)
+
+    def meanwhile() -> None:
+        bench.engine.release([leased.lease], counted=False)
+        assert [each.key for each in bench.take(1)] == ["b"]
+
+    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    assert_nothing_is_stranded(bench)
+
+
+def ack_while_the_key_is_parked(bench: Bench) -> None:
+    """The slot is free, and its bell is answered, before the key is parked for want of one."""
+    leased = two_keys(bench)
+    bench.engine.limit("q", "a", KeyLimits(max_in_flight=1))
+
+    def meanwhile() -> None:
+        bench.engine.ack([leased.lease])
+        assert [each.key for each in bench.take(1)] == ["b"]
+
+    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    assert_nothing_is_stranded(bench)
+
+
+def two_claims_of_a_limited_key(bench: Bench) -> None:
+    """Of different ranks, so that they meet in no turn."""
+    bench.put(b"1", b"2", b"3", key="a", priority=9)
+    bench.put(b"4", key="a")
+    bench.take(1)
+    bench.engine.limit("q", "a", KeyLimits(max_in_flight=2))
+    taken: list[object] = []
+    other = bench.another()
+    during(
+        bench,
+        lambda: taken.extend(claim_second_turn(bench)),
+        lambda: taken.extend(other.claim(bench.session, ["q"], 1)),
+    )
+    assert len(taken) == 1
+
+
+def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
+    """The claim does not look at limits: no key has any."""
+    bench.put(b"1", b"2")
+    taken: list[object] = []
+    limits = KeyLimits(paused=True)
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().limit("q", "", limits))
+    assert not taken
+
+
+def pause_while_claimed(bench: Bench) -> None:
+    bench.put(b"1")
+    taken: list[object] = []
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().change_control("q", paused=True))
+    assert not taken
+
+
+def door_while_a_rival_answers_it(bench: Bench) -> None:
+    """Both find the door of a rung; the rival serves it and gives it its next turn."""
+    bench.put(b"1", b"2", key="c")
+    bench.take(1)
+    bench.put(b"3", b"4", key="a")
+    during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    keys = bench.engine.keys
+    ring = bench.engine._read(lambda tr: tr.get_range(*range_of(keys.ring("q"))))
+    turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
+    assert len(set(turns)) == len(turns), "two turns for one key"
+
+
+class Consumers:
+    """Two of a queue of which one is active."""
+
+    def __init__(self, bench: Bench) -> None:
+        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+        self.engine = bench.engine
+        self.sessions = {tag: bench.engine.open_session({}) for tag in ("one", "two")}
+        self.engines = {"one": bench.engine, "two": bench.another()}
+
+    def take(self, tag: str) -> list[Delivery]:
+        return self.engines[tag].claim(self.sessions[tag], ["q"], 1, consumers={"q": tag})
+
+    def cancel(self, tag: str) -> None:
+        self.engines[tag].remove_consumer(self.sessions[tag], "q", tag)
+
+    @property
+    def active(self) -> str:
+        found = self.engine.active_consumer("q")
+        return "" if found is None else found[1]
+
+
+def two_consumers_become_active(bench: Bench) -> None:
+    """The first one finds no message that they could meet at."""
+    consumers = Consumers(bench)
+
+    def meanwhile() -> None:
+        bench.put(b"a", b"b")
+        assert len(consumers.take("two")) == 1
+
+    during(bench, lambda: consumers.take("one"), meanwhile)
+    assert consumers.active == "two"
+
+
+def cancel_while_another_takes_over(bench: Bench) -> None:
+    consumers = Consumers(bench)
+    consumers.take("one")
+
+    def meanwhile() -> None:
+        consumers.engines["two"].leave(consumers.sessions["one"], ["one"])
+        consumers.take("two")
+
+    during(bench, lambda: consumers.cancel("one"), meanwhile)
+    assert consumers.active == "two"
+
+
+def session_ends_while_another_takes_over(bench: Bench) -> None:
+    consumers = Consumers(bench)
+    consumers.take("one")
+    bench.engine.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
+
+    def meanwhile() -> None:
+        consumers.engines["two"].remove_consumer(consumers.sessions["one"], "q", "one")
+        consumers.take("two")
+
+    during(bench, lambda: bench.engine.release_session(consumers.sessions["one"]), meanwhile)
+    assert consumers.active == "two"
+
+
+def expired_while_moved(bench: Bench) -> None:
+    """By somebody whose clock is behind."""
+    bench.put(b"a", ttl_ms=1)
+    bench.later(1)
+    during(bench, lambda: bench.engine.drop_expired_part("q"), lambda: bench.another().move("q", "elsewhere"))
+    check_counts(bench.engine)
+
+
+def ghost_while_it_comes_back(bench: Bench) -> None:
+    bench.put(b"a", key="k")
+    held = bench.take()
+    bench.engine.delete_queue("q")
+    bench.engine.ack([each.lease for each in held])
+    ((kind, name), bell), *_ = bench.engine.ghosts().items()
+    during(bench, lambda: bench.engine.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
+    assert bench.payloads() == [b"b"]
+
+
+def burial_while_its_copy_is_cleared(bench: Bench) -> None:
+    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    for queue in ("one", "two"):
+        bench.engine.bind(queue, "dlx", "")
+    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+    bench.put(b"x" * 3_000_000)
+    (held,) = bench.take()
+    missing = CopiesMissing(held.message_id, ["two"])
+    while not bench.engine._copy_part(missing, "two", b"c" * 16, bench.clock.monotonic() + 30, 16):
+        pass
+    (copy,) = bench.engine.rows(bench.engine.keys.all_copies)
+    during(bench, lambda: bench.engine.reject([held.lease]), lambda: bench.another().clear_copy(copy))
+    assert [len(each.payload) for each in bench.take(2, "one", "two")] == [3_000_000] * 2
+
+
+def newer_messages_brought_back_by_two(bench: Bench) -> None:
+    bench.put(b"a")
+    make_newer(bench)
+    bench.take()
+    with upgraded():
+        during(bench, bench.engine.regain_part, lambda: take_it(bench, bench.another()))
+        assert bench.counts() == (0, 0, 1)
+        check_counts(bench.engine)
+
+
+def take_it(bench: Bench, other: Engine) -> None:
+    """Another process brings it back, and one of its consumers has it."""
+    assert other.regain_part() == 1
+    assert len(bench.take()) == 1
+
+
+GUARDS: dict[Race, str] = {
+    two_consumers_become_active: "consumers become active without a look at each other",
+    cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
+    session_ends_while_another_takes_over: "a session leaves without a look at who is active",
+    release_while_the_key_is_emptied: "a key goes idle without a look at its whole range",
+    ack_while_the_key_is_parked: "a key is parked without a look at what ends meanwhile",
+    two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",
+    first_limit_of_a_queue_while_claimed: "a claim does not conflict with how its queues are worked on",
+    pause_while_claimed: "a claim does not conflict with how its queues are worked on",
+    door_while_a_rival_answers_it: "a door is answered at snapshot",
+    two_claims: "a claim does not conflict on what it takes",
+    claim_while_the_session_ends: "a claim does not conflict with the end of its session",
+    ack_while_swept: "an acknowledgement does not conflict on the lease",
+    sweep_while_acked: "the sweep does not conflict on the leases",
+    fence_while_beating: "fencing ignores the last beat",
+    two_promoters: "two promoters do not conflict",
+    delay_while_the_last_delayed_is_promoted: "two promoters do not conflict",
+    consume_while_the_queue_expires: "a queue expires under its consumer",
+    claim_while_purged: "a purge does not conflict with claims",
+    expired_while_moved: "what has expired is not looked at",
+    ghost_while_it_comes_back: "a ghost is not looked at",
+    burial_while_its_copy_is_cleared: "a copy is taken without a look at who clears it",
+    newer_messages_brought_back_by_two: "two that bring newer messages back do not conflict",
+}
+races = pytest.mark.parametrize("race", GUARDS, ids=lambda race: race.__name__)
+
+
+@races
+def test_race(bench: Bench, race: Race) -> None:
+    race(bench)
+
+
+@races
+def test_without_its_guard_the_race_is_lost(bench: Bench, race: Race) -> None:
+    with twin(GUARDS[race]), pytest.raises((AssertionError, pytest.fail.Exception)):
+        race(bench)
+
+
+def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number given twice would overwrite a lease, and lose its message."""
+    bench, numbers = Bench(MemoryDatabase()), list[range]()
+
+    def note(
+        _tr: object, _graves: object, _tally: object, _queues: object, window: Window, **_: object
+    ) -> list[object]:
+        numbers.append(range(window.next_number, window.next_number + window.limit))
+        return []
+
+    def claim_often() -> None:
+        for _ in range(50):
+            bench.take(1000)
+
+    monkeypatch.setattr(claim, "claim", note)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=claim_often) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({number for block in numbers for number in block}) == sum(map(len, numbers)) == 8 * 50 * 1000
+
+
+def test_estimates_of_rivals_are_bounded() -> None:
+    """BOUNDED: a process that consumes from ever new reply queues."""
+    bench = Bench(MemoryDatabase())
+    for number in range(1100):
+        bench.take(1, f"reply-{number}")
+    assert len(bench.engine._contention) <= 1000

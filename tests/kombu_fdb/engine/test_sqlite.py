@@ -1,0 +1,53 @@
+"""The queue's conformance suite over the embedded store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.conformance.duties import DutiesConformance
+from kit.conformance.limits import LimitsConformance
+from kit.conformance.newer import NewerConformance
+from kit.conformance.queue import QueueConformance
+from kit.conformance.turns import TurnsConformance
+
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+
+@pytest.fixture(scope="module")
+def module_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteDatabase]:
+    path: Path = tmp_path_factory.mktemp("queue") / "broker.db"
+    database = SqliteDatabase.open(str(path))
+    yield database
+    database.close()
+
+
+class TestSqlite(QueueConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteLimits(LimitsConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteDuties(DutiesConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteNewer(NewerConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteTurns(TurnsConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database

@@ -1,0 +1,79 @@
+"""The sweep's parts: how many at once, whose, and what it says of a lease that nobody can read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
+
+from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    return Bench(counted)
+
+
+def fence(bench: Bench) -> None:
+    assert bench.engine.fence(bench.session, bench.beats()[bench.session])
+
+
+def test_a_session_that_is_not_fenced_keeps_its_messages(bench: Bench) -> None:
+    bench.put(b"a")
+    bench.take()
+    assert bench.engine.release_session(bench.session) == 0
+    assert bench.counts() == (0, 0, 1)
+
+
+def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LEASES_PER_TRANSACTION", 3)
+    bench.put(*(b"%d" % number for number in range(7)))
+    bench.take()
+    fence(bench)
+    counted.reset()
+    assert bench.engine.release_session(bench.session) == 7
+    moving = [cost for cost in counted.transactions if cost.rows]
+    assert [cost.rows for cost in moving] == [3, 3, 1]
+    assert all(cost.conflict_ranges == 0 for cost in moving)
+
+
+def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
+    bench.write(lambda tr: tr.set(bench.engine.keys.lease(bench.session, 5), b"\xff"))
+    fence(bench)
+    assert bench.engine.release_session(bench.session) == 1
+    (letter,) = bench.engine.peek("unreadable.dead", 1)
+    (death,) = letter.deaths
+    assert (death.queue, death.reason) == ("unreadable", "malformed")
+    assert death.details["error"]
+    assert death.details["error"] != "None"
+
+
+def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.Observer[str]:
+    """One that has looked at an unchanged value at these times."""
+    observer = sweep.Observer[str]()
+    for now in looks_s:
+        observer.look([("a", b"same", ttl_s)], now)
+    return observer
+
+
+def test_half_silent_is_half_of_the_time_to_live_and_no_less() -> None:
+    assert not observer(0, 1.5, 3).is_half_silent("a")
+    assert observer(0, 2, 4).is_half_silent("a")
+
+
+def test_when_the_next_one_is_silent() -> None:
+    assert observer().next_silent_s() == math.inf
+    assert observer(0, 2, 4).next_silent_s() == 4
+    silent = observer(0, 2, 4, 6, 8)
+    assert silent.silent() == [("a", b"same")]
+    assert silent.next_silent_s() == math.inf, "it is silent already"

@@ -1,0 +1,113 @@
+"""What is published inside of a block is stored with something else in one transaction, or not at all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
+
+from kombu_fdb.engine.messages import together
+from kombu_fdb.errors import MessageTooLarge
+from kombu_fdb.model import Publication
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.memory import MemoryDatabase
+
+KEY = b"a key of somebody else"
+
+
+def mark(tr: Transaction) -> None:
+    assert tr.get(KEY) is None
+    tr.set(KEY, b"")
+
+
+def marked(bench: Bench) -> bool:
+    return bool(bench.database.items(KEY, KEY + b"\0"))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def bench(faults: Faults) -> Bench:
+    return Bench(MemoryDatabase(faults=faults))
+
+
+def test_all_in_one_transaction(bench: Bench) -> None:
+    counted = CountingDatabase(bench.database)
+    engine = Bench(counted).engine
+    counted.reset()
+    with engine.atomically(mark):
+        assert engine.publish([Publication("", "q", b"a")]) == [["q"]]
+        engine.publish([Publication("", "r", b"b")])
+        assert sum(cost.commits for cost in counted.transactions) == 0
+    assert [cost.commits for cost in counted.transactions if cost.commits] == [1]
+    assert engine.counts("q").ready == engine.counts("r").ready == 1
+
+
+def test_nothing_after_an_exception_in_the_block(bench: Bench) -> None:
+    with pytest.raises(ZeroDivisionError), bench.engine.atomically(mark):
+        bench.put(b"a")
+        raise ZeroDivisionError
+    assert not marked(bench)
+    assert bench.engine.counts("q").ready == 0
+
+
+def test_nothing_if_the_verb_refuses(bench: Bench) -> None:
+    def refuse(_: Transaction) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), bench.engine.atomically(refuse):
+        bench.put(b"a")
+    assert bench.engine.counts("q").ready == 0
+    bench.put(b"b")
+    assert bench.engine.counts("q").ready == 1
+
+
+def test_a_block_that_publishes_nothing_runs_the_verb(bench: Bench) -> None:
+    with bench.engine.atomically(mark):
+        pass
+    assert marked(bench)
+
+
+@pytest.mark.parametrize("fault", [Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT])
+def test_a_lost_answer_changes_nothing(bench: Bench, faults: Faults, fault: Fault) -> None:
+    with bench.engine.atomically(mark):
+        bench.put(b"a")
+        faults.at_commits(fault)
+    assert marked(bench)
+    assert bench.engine.counts("q").ready == 1
+
+
+def test_a_message_that_is_too_large_is_refused_at_once(bench: Bench) -> None:
+    with bench.engine.atomically(mark):
+        with pytest.raises(MessageTooLarge):
+            bench.put(b"a" * (bench.policy.max_message_size + 1))
+        bench.put(b"b")
+    assert bench.engine.counts("q").ready == 1
+
+
+def test_others_are_not_gathered(bench: Bench) -> None:
+    """Another thread, another engine, a block inside of the block."""
+    other = bench.another()
+    with bench.engine.atomically(mark):
+        thread = threading.Thread(target=bench.put, args=(b"thread",))
+        thread.start()
+        thread.join()
+        other.publish([Publication("", "q", b"engine")])
+        with bench.engine.atomically(lambda tr: None):
+            bench.put(b"inner")
+        assert bench.engine.counts("q").ready == 3
+        assert not marked(bench)
+    assert marked(bench)
+
+
+def test_what_no_transaction_holds_goes_in_front() -> None:
+    publications = [Publication("", "q", b"x" * 1_500_000)] * 5
+    assert [len(part) for part in together.parts(publications)] == [2, 2, 1]
+    assert [len(part) for part in together.parts([Publication("", "q", b"")] * 4_100)] == [2_000, 2_000, 100]
+    assert together.parts([]) == [[]]

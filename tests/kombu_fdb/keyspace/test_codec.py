@@ -1,0 +1,176 @@
+"""Records come back as they were written, and unreadable ones are an error of ours."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    Record,
+    chunks_of,
+    decode_lease,
+    decode_record,
+    due_from,
+    encode_lease,
+    encode_record,
+    head_of_lease,
+    is_newer,
+    names_of,
+    outline_of,
+    published_at,
+    redelivered,
+    size_of,
+)
+from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp
+from kombu_fdb.model import Death
+from kombu_fdb.primitives.ranges import MOST
+
+message_ids = st.binary(min_size=16, max_size=16)
+moments = st.integers(0, 2**63)
+deaths = st.lists(
+    st.builds(
+        Death,
+        queue=st.text(),
+        reason=st.sampled_from(["rejected", "expired", "delivery_limit", "malformed"]),
+        count=st.integers(1, 1000),
+        time_ms=st.integers(0, MOST),
+        exchange=st.text(),
+        routing_keys=st.lists(st.text(), max_size=3).map(tuple),
+        details=st.dictionaries(st.text(), st.text(), max_size=3),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(
+    message_ids,
+    st.binary(max_size=INLINE_BYTES),
+    moments,
+    moments,
+    st.integers(0, 0xFFFF),
+    deaths,
+    st.text(),
+    st.integers(0, 10**9),
+    st.text(max_size=60),
+    st.integers(0, 9),
+)
+def test_records_round_trip(  # noqa: PLR0917
+    message_id: bytes,
+    payload: bytes,
+    published: int,
+    expires: int,
+    count: int,
+    history: tuple[Death, ...],
+    key: str,
+    ttr_ms: int,
+    task_id: str,
+    priority: int,
+) -> None:
+    value = encode_record(
+        message_id,
+        payload,
+        published_ms=published,
+        expires_ms=expires,
+        redeliveries=count,
+        deaths=history,
+        key=key,
+        ttr_ms=ttr_ms,
+        task_id=task_id,
+        priority=priority,
+    )
+    record = decode_record(value)
+    head = (message_id, published, expires, count, 0, len(payload), payload)
+    assert record == (*head, history, key, ttr_ms, task_id, priority)
+    assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
+
+
+places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12, max_size=12))
+
+
+@given(st.text(max_size=200), places, st.booleans(), st.binary(max_size=100))
+def test_leases_round_trip(queue: str, parts: tuple[str, int, bytes], keyed: bool, record: bytes) -> None:
+    key, rank, stamp = parts
+    place = (pack(key) if keyed else b"") + pack_int(rank) + pack_stamp(stamp)
+    assert decode_lease(encode_lease(queue, place, record)) == (queue, place, record)
+
+
+@pytest.mark.parametrize("size", [0, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
+def test_chunks_join_to_the_payload(size: int) -> None:
+    payload = bytes(range(256)) * (size // 256 + 1)
+    payload = payload[:size]
+    chunks = chunks_of(payload)
+    record = decode_record(encode_record(bytes(16), payload, published_ms=0, expires_ms=0))
+    assert record.chunks == len(chunks)
+    assert record.size == size
+    assert (b"".join(chunks) or record.payload) == payload
+
+
+def test_golden_bytes() -> None:
+    """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
+    value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
+    assert value.hex() == (
+        "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
+    )
+    assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"
+
+
+@pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
+def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
+    death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
+    head = encode_record(bytes(16), b"", published_ms=1, expires_ms=2)
+    extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
+    at = struct.calcsize(">BHHHB")
+    record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
+    assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})
+
+
+#: A record as version 2 may write it: number, redeliveries, chunks; lengths of key, task id and what follows; size,
+#: moments, id, key, task id; the rest is its own affair.
+HEAD = bytes.fromhex("02 0003 0001 0003 04 00000009 0001e240 0000000000000007 0000000000000008")
+NEWER = HEAD + b"i" * 16 + b"keytask?!"
+
+
+def test_what_every_version_of_a_record_keeps() -> None:
+    """Golden bytes: an older process reads this much of each record to come, for ever."""
+    assert is_newer(NEWER)
+    outline = outline_of(NEWER)
+    assert outline == Record(b"i" * 16, 7, 8, 3, 1, 123_456, b"", (), "key", task_id="task")
+    assert (size_of(NEWER), published_at(NEWER, 0), names_of(NEWER)) == (123_456, 7, ("key", "task"))
+    assert outline_of(redelivered(NEWER)) == outline._replace(redeliveries=4)
+    assert outline_of(due_from(NEWER, 99)) == outline._replace(published_ms=99)
+    assert redelivered(NEWER)[-2:] == b"?!"
+    with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
+        decode_record(NEWER)
+
+
+def test_what_every_version_of_a_lease_keeps() -> None:
+    place = pack("key") + pack_int(4) + pack_stamp(bytes(12))
+    lease = b"\x02\x00\x01\x00" + bytes([len(place)]) + b"q" + place + b"?!"
+    assert head_of_lease(lease) == ("q", place)
+    with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
+        decode_lease(lease)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x02",
+        b"\x02garbage",
+        b"\x00" + NEWER[1:],
+        b"\x20" + NEWER[1:],
+        b'{"some": "text", "that": "is", "as": "long as the head of a record"}',
+        NEWER[:5] + b"\xff" + NEWER[6:],
+        NEWER.replace(b"key", b"k\xffy"),
+        encode_record(bytes(16), b"ours", published_ms=1, expires_ms=0),
+    ],
+)
+def test_what_is_no_newer_record(value: bytes) -> None:
+    assert not is_newer(value)

@@ -1,0 +1,176 @@
+"""What an encoder accepts its decoder reads, and what can't be read again is not accepted."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_fdb.migration import portable
+from celery_fdb.results import chords, records
+from celery_fdb.results.chords import Chord
+from kombu_fdb.engine.messages import dedup
+from kombu_fdb.errors import FormatError, OptionError, QueueError
+from kombu_fdb.keyspace import codec
+from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp, unpack
+from kombu_fdb.model import Death, KeyLimits, Publication, QueueControl, StoredMessage
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, MOST, check_control, check_limits, check_publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.just(10**400))
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+moments, durations, counts = st.integers(0, LATEST_MS), st.integers(0, LONGEST_MS), st.integers(0, MOST)
+deaths = st.lists(
+    st.builds(Death, texts, texts, counts, counts, texts, st.lists(texts).map(tuple), st.dictionaries(texts, texts)),
+    max_size=3,
+).map(tuple)
+stamps = st.binary(min_size=12, max_size=12)
+ids = st.binary(min_size=16, max_size=16)
+KEYS = Keyspace("d")
+quick = settings(deadline=None, max_examples=200)
+
+
+@quick
+@given(st.lists(st.one_of(st.integers(-1, 2**70), st.text(), st.binary())))
+def test_elements_of_a_key(elements: list[Any]) -> None:
+    with suppress(FormatError):
+        packed = pack(*elements)
+        assert unpack(packed) == tuple(elements)
+
+
+@given(texts.filter(bool), st.integers(0, 9), stamps)
+def test_places(key: str, priority: int, stamp: bytes) -> None:
+    rank = KEYS.rank(priority)
+    assert split_place(rank + pack_stamp(stamp)) == ("", rank)
+    assert split_place(pack(key) + rank + pack_stamp(stamp)) == (key, rank)
+    assert KEYS.split_ring("q", KEYS.ring_entry("q", rank, 5, stamp, key)) == (rank, 5, stamp, key)
+    assert KEYS.split_door(KEYS.door("q", key, rank)) == (key, rank)
+    assert KEYS.split_freed(KEYS.freed("q", key)) == key
+
+
+@quick
+@given(moments, st.integers(0, 9), stamps)
+def test_delayed(due_ms: int, priority: int, stamp: bytes) -> None:
+    key = KEYS.delayed_prefix("q", due_ms, KEYS.rank(priority)) + stamp
+    assert KEYS.split_delayed("q", key) == (due_ms, KEYS.rank(priority))
+
+
+@quick
+@given(st.builds(KeyLimits, st.booleans(), *[numbers] * 6))
+def test_limits(limits: KeyLimits) -> None:
+    try:
+        check_limits(limits)
+    except OptionError:
+        return
+    assert codec.decode_limits(codec.encode_limits(limits)) == limits
+
+
+@quick
+@given(st.builds(QueueControl, st.booleans(), st.sampled_from(["next", "first", "x"]), ageing=numbers))
+def test_control(control: QueueControl) -> None:
+    try:
+        check_control(control)
+    except OptionError:
+        return
+    assert codec.decode_control(codec.encode_control(control)) == control
+
+
+@quick
+@given(st.data())
+def test_records_of_publications(data: Any) -> None:
+    names = ("priority", "due_ms", "ttl_ms", "expires_ms", "ttr_ms", "dedup_window_ms", "once_window_ms")
+    odd = {name: data.draw(st.one_of(numbers, durations)) for name in data.draw(st.lists(st.sampled_from(names)))}
+    publication = Publication("", "q", b"", key=data.draw(st.text()), task_id=data.draw(st.text()))._replace(**odd)
+    try:
+        check_publication(publication)
+    except (OptionError, QueueError):
+        return
+    record = codec.decode_record(
+        codec.encode_record(
+            bytes(16),
+            b"",
+            published_ms=0,
+            expires_ms=publication.expires_ms,
+            key=publication.key,
+            ttr_ms=publication.ttr_ms,
+            task_id=publication.task_id,
+            priority=publication.priority,
+        )
+    )
+    assert (record.expires_ms, record.ttr_ms, record.key) == (
+        publication.expires_ms,
+        publication.ttr_ms,
+        publication.key,
+    )
+    pack_int(publication.due_ms + (publication.ttl_ms or 0) + publication.dedup_window_ms)
+
+
+@quick
+@given(
+    st.builds(
+        StoredMessage,
+        *(texts, st.sampled_from(["ready", "delayed"]), st.binary(), st.integers(0, 9), moments, texts, st.booleans()),
+        *(ids, moments, moments, st.integers(0, 65_535), counts, texts, deaths, st.integers(0, 9), st.booleans()),
+    )
+)
+def test_an_exported_message(message: StoredMessage) -> None:
+    ((_kind, fields),) = portable._encode(message).items()
+    assert portable._stored_message(fields) == message
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Exchange("e", "topic", True, False, {"a": [1]}),
+        QueueDeclaration("q", True, False, True, {"x-expires": 5}),
+        portable.Binding("e", "q", "a.#"),
+        portable.Control("q", QueueControl(paused=True, every_key=KeyLimits(rate=0.5), ageing=2.0)),
+        portable.Limits("q", "k", KeyLimits(capacity=0)),
+        portable.Dedup("e", "k", "d", 5),
+    ],
+    ids=lambda entry: type(entry).__name__,
+)
+def test_an_exported_entry(entry: Any) -> None:
+    ((kind, fields),) = portable._encode(entry).items()
+    assert portable._DECODE[kind](fields) == entry
+
+
+class Written:
+    """What a transaction was told to set."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self.rows[key] = value
+
+
+@given(texts, st.binary(), moments)
+def test_results(state: str, payload: bytes, expires_ms: int) -> None:
+    tr = Written()
+    records.write(tr, b"k", state, payload, expires_ms=expires_ms)  # type: ignore[arg-type]  # all that is asked of it
+    assert records.decode(tr.rows[b"k"])[:3] == (state, payload, expires_ms)
+
+
+@given(
+    st.builds(
+        Chord,
+        *(moments, moments, moments, st.none() | counts, st.lists(texts).map(tuple)),
+        st.none() | st.tuples(st.integers(0, 2**63), texts),
+    )
+)
+def test_chords(chord: Chord) -> None:
+    tr = Written()
+    chords._write(tr, chords.ResultKeys("d"), "g", chord)  # type: ignore[arg-type]  # all that is asked of it
+    assert [chords._decode(value) for value in tr.rows.values()] == [chord]
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_nobody_wrote(value: bytes) -> None:
+    for decode in (records.decode, chords._decode, codec.decode_round, codec.decode_count, dedup.decode_end):
+        with suppress(FormatError):
+            decode(value)

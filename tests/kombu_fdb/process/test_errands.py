@@ -1,0 +1,204 @@
+"""What another thread does later (Client.later): what finalizers leave, and what a store did that was away."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kombu_fdb import Broker
+from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb.model import Lease
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.process.errands import Attendant, Errands
+from kombu_fdb.testing.faults import Interrupted
+from kombu_fdb.testing.stores import MemoryStores
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def errands() -> Errands:
+    return Errands()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with MemoryStores(), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
+        yield broker
+
+
+class Errand:
+    """Tells when it was begun, ends when it is told to, and counts."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+        self.begun.set()
+        assert self.may_end.wait(DEADLINE_S)
+
+
+def start(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def end(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(LimitExceeded(), ["second"], id="a hopeless one delays no other"),
+        pytest.param(StoreUnavailable(), [], id="nothing is tried while the store is away"),
+    ],
+)
+def test_an_errand_that_fails(errands: Errands, error: Exception, expected: list[str]) -> None:
+    done: list[str] = []
+    errors = [error]
+
+    def fails_once() -> None:
+        if errors:
+            raise errors.pop()
+        done.append("first")
+
+    errands.add(fails_once)
+    errands.add(lambda: done.append("second"))
+    with pytest.raises(type(error)):
+        errands.run()
+    assert done == expected
+    errands.run()
+    assert sorted(done) == ["first", "second"]
+    assert not errands
+
+
+def test_two_threads_run_each_errand_once(errands: Errands) -> None:
+    """After a fence there are two duties threads for a while."""
+    first, second = Errand(), Errand()
+    second.may_end.set()
+    errands.add(first)
+    errands.add(second)
+    slow = start(errands.run)
+    assert first.begun.wait(DEADLINE_S)
+    end(start(errands.run))
+    assert (first.times, second.times) == (1, 1)
+    assert errands, "the first one is still under way"
+    first.may_end.set()
+    end(slow)
+    assert (first.times, second.times) == (1, 1)
+    assert not errands
+
+
+def test_an_errand_that_is_interrupted_is_run_again(errands: Errands) -> None:
+    def interrupted() -> None:
+        raise Interrupted
+
+    errands.add(interrupted)
+    with pytest.raises(Interrupted):
+        errands.run()
+    assert errands
+    with pytest.raises(Interrupted):
+        errands.run()
+
+
+def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that saw one more message than there is kept those it had taken out of the list."""
+
+    class Raced(deque[Lease]):
+        def __bool__(self) -> bool:
+            return True
+
+    released: list[Lease] = []
+
+    def release(leases: list[Lease], **_: Any) -> list[bool]:
+        released.extend(leases)
+        return [True] * len(leases)
+
+    monkeypatch.setattr(broker.engine, "release", release)
+    monkeypatch.setattr(broker.client, "_returns", Raced([Lease(b"s", 1)]))
+    broker.client._hand_back()
+    assert released == [Lease(b"s", 1)]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, LimitExceeded, Interrupted])
+def test_what_can_not_be_handed_back_now_is_kept(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    leases = [Lease(b"s", number) for number in range(700)]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.engine, "release", fail)
+        broker.client._returns.extend(leases)
+        with pytest.raises(error):
+            broker.client._hand_back()
+        assert list(broker.client._returns) == leases
+        broker.client._returns.clear()
+        with pytest.raises(error):
+            broker.client.release(leases)
+        assert list(broker.client._returns) == leases
+    broker.client._hand_back()
+    assert not broker.client._returns
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["with a session", "without"])
+def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None:
+    """And gives it the store until it is done."""
+    own, errand, counts = broker.client, Errand(), []
+    membership = own.membership() if session else None
+
+    def work() -> None:
+        errand()
+        counts.append(own.engine.counts("q").ready)
+
+    own.later(work)
+    assert errand.begun.wait(DEADLINE_S)
+    closing = start(own.close)
+    if membership is not None:
+        assert membership._stopped.wait(DEADLINE_S)
+    errand.may_end.set()
+    end(closing)
+    assert counts == [0]
+    assert not own._errands
+
+
+def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
+    counts: list[int] = []
+    own = broker.client
+    own._errands.add(lambda: counts.append(own.engine.counts("q").ready))
+    own.close()
+    assert counts == [0]
+
+
+def test_an_end_with_a_hopeless_errand(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    def hopeless() -> None:
+        raise LimitExceeded
+
+    broker.client._errands.add(hopeless)
+    broker.client.close()
+    assert "1 thing(s) that were left for later are not done" in caplog.text
+    assert broker.client._opened is None
+
+
+def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer has just asked for it when the client closes its store."""
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr("_thread.start_new_thread", lambda begin, _arguments: asked.append(begin))
+    attendant = Attendant(lambda: None)
+    attendant.call()
+    assert not attendant.stop(0.01)
+    monkeypatch.undo()
+    asked[0]()
+    assert attendant.stop(60)

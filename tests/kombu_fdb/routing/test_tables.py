@@ -1,0 +1,151 @@
+"""Routing tables of several processes, each with its cache, against a plain model of exchanges and bindings."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from kit.conformance.queue import Bench
+
+from kombu_fdb.errors import ExchangeNotFound, NotEquivalent
+from kombu_fdb.model import Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+
+WORDS = ("a", "b")
+ROUTING_KEYS = [".".join(words) for length in range(4) for words in product(WORDS, repeat=length)]
+BINDING_KEYS = ["", "a", "a.b", "*", "#", "a.*", "*.b", "a.#", "#.b", "*.*", "#.a.#", "a.#.b", "*.#", "#.*.b"]
+
+
+def keys_reached(binding: str) -> set[str]:
+    """All routing keys of up to three words that RabbitMQ's rules let through: put words in for the wildcards.
+
+    https://www.rabbitmq.com/tutorials/tutorial-five-python: ``*`` is exactly one word, ``#`` zero or more.
+    """
+    choices = {"*": [[word] for word in WORDS], "#": [key.split(".") if key else [] for key in ROUTING_KEYS]}
+    parts = [choices.get(word, [[word]]) for word in binding.split(".")] if binding else []
+    return {".".join(word for part in chosen for word in part) for chosen in product(*parts)} & {*ROUTING_KEYS}
+
+
+REACHED = {binding: keys_reached(binding) for binding in BINDING_KEYS}
+
+
+def reaches(kind: str, binding: str, key: str) -> bool:
+    return kind == "fanout" or (binding == key if kind == "direct" else key in REACHED[binding])
+
+
+processes = st.integers(0, 2)
+exchanges = st.sampled_from(["e", "f", "amq.topic"])
+queues = st.sampled_from(["p", "q", "r"])
+kinds = st.sampled_from(["direct", "topic", "topic", "fanout"])
+binding_keys = st.sampled_from(BINDING_KEYS)
+
+
+class Tables(RuleBasedStateMachine):
+    """Three processes. What one changes, the others know with their next look."""
+
+    database: Database
+
+    def __init__(self) -> None:
+        super().__init__()
+        bench = Bench(self.database)
+        self.bench = bench
+        self.engines = [bench.engine, bench.another(), bench.another()]
+        self.kinds = {"amq.topic": "topic"}
+        self.bindings: set[tuple[str, str, str]] = set()
+
+    @rule(by=processes, name=st.sampled_from(["e", "f"]), kind=kinds)
+    def declare(self, by: int, name: str, kind: str) -> None:
+        if self.kinds.setdefault(name, kind) == kind:
+            self.engines[by].declare_exchange(Exchange(name, kind))
+        else:
+            with pytest.raises(NotEquivalent):
+                self.engines[by].declare_exchange(Exchange(name, kind))
+
+    @rule(by=processes, queue=queues, name=exchanges, key=binding_keys)
+    def bind(self, by: int, queue: str, name: str, key: str) -> None:
+        if name in self.kinds:
+            self.engines[by].bind(queue, name, key)
+            self.bindings.add((name, queue, key))
+        else:
+            with pytest.raises(ExchangeNotFound):
+                self.engines[by].bind(queue, name, key)
+
+    @rule(by=processes, queue=queues, name=exchanges, key=binding_keys)
+    def unbind(self, by: int, queue: str, name: str, key: str) -> None:
+        self.engines[by].unbind(queue, name, key)
+        self.bindings.discard((name, queue, key))
+
+    @rule(by=processes, number=st.integers(0, 100))
+    def unbind_what_is_bound(self, by: int, number: int) -> None:
+        if self.bindings:
+            name, queue, key = sorted(self.bindings)[number % len(self.bindings)]
+            self.unbind(by, queue, name, key)
+
+    @rule(by=processes, queue=queues)
+    def declare_and_delete_queue(self, by: int, queue: str) -> None:
+        self.engines[by].declare_queue(QueueDeclaration(queue))
+        self.engines[by].delete_queue(queue)
+        self.bindings = {each for each in self.bindings if each[1] != queue}
+
+    @rule(by=processes, name=st.sampled_from(["e", "f"]), if_unused=st.booleans())
+    def delete_exchange(self, by: int, name: str, if_unused: bool) -> None:
+        bound = {each for each in self.bindings if each[0] == name}
+        refused = if_unused and bool(bound)
+        assert self.engines[by].delete_exchange(name, if_unused=if_unused) is not refused
+        if not refused:
+            self.kinds.pop(name, None)
+            self.bindings -= bound
+
+    @rule(by=processes, name=exchanges, key=st.sampled_from(ROUTING_KEYS), publishes=st.booleans())
+    def route(self, by: int, name: str, key: str, publishes: bool) -> None:
+        engine = self.engines[by]
+        if name not in self.kinds:
+            with pytest.raises(ExchangeNotFound):
+                engine.route(name, key)
+            return
+        expected = {
+            queue
+            for exchange, queue, binding in self.bindings
+            if exchange == name and reaches(self.kinds[name], binding, key)
+        }
+        reached = engine.publish([Publication(name, key, b"")])[0] if publishes else engine.route(name, key)
+        assert sorted(reached) == sorted(expected)
+
+    def teardown(self) -> None:
+        assert set(self.bench.engine.bindings()) == self.bindings
+        self.bench.clean()
+
+
+def test_tables_in_memory() -> None:
+    class InMemory(Tables):
+        database = MemoryDatabase()
+
+    check(InMemory, 60)
+
+
+def test_tables_in_sqlite() -> None:
+    with TemporaryDirectory() as folder:
+        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
+
+        class InSqlite(Tables):
+            database = database_
+
+        check(InSqlite, 12)
+        database_.close()
+
+
+def check(machine: type[Tables], examples: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.parametrize(("binding", "number"), [("#", 15), ("*", 2), ("a.#", 7), ("", 1), ("*.#.b", 6)])
+def test_the_model_knows_the_rules(binding: str, number: int) -> None:
+    assert len(keys_reached(binding)) == number

@@ -1,0 +1,167 @@
+"""What is wrong with a store's place is said in one line that names the fix."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kit.processes import Program
+
+from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
+
+
+def open_and_fail(path: Path | str, match: str) -> None:
+    with pytest.raises(StoreUnavailable, match=match) as caught:
+        SqliteDatabase.open(str(path), timeout_s=0.2)
+    assert "\n" not in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    open_and_fail(tmp_path / "no" / "broker.db", f"mkdir -p {tmp_path}/no")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    open_and_fail(tmp_path, "path of a file")
+
+
+@pytest.mark.parametrize("path", ["", ":memory:"])
+def test_no_file_at_all(path: str) -> None:
+    open_and_fail(path, "Give it a path")
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"dear diary, " * 1000)
+    open_and_fail(tmp_path / "notes.txt", "not a SQLite database.*another path")
+    assert (tmp_path / "notes.txt").read_bytes() == b"dear diary, " * 1000
+
+
+def test_an_applications_own_database(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "db.sqlite3") as connection:
+        connection.execute("CREATE TABLE auth_user (id INTEGER)")
+    connection.close()
+    open_and_fail(tmp_path / "db.sqlite3", "belongs to another program.*file of its own")
+
+
+def test_a_damaged_database(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    database = SqliteDatabase.open(str(path))
+    tr = database.begin(timeout_s=5)
+    for i in range(200):
+        tr.set(b"%d" % i, bytes(1000))
+    tr.commit()
+    database.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+    with (
+        pytest.raises(StoreUnavailable, match=r"damaged.*recover"),
+        closing(SqliteDatabase.open(str(path))) as database,
+    ):
+        tr = database.begin(timeout_s=5)
+        tr.get_range(b"", b"\xff")
+
+
+def test_an_unknown_durability(tmp_path: Path) -> None:
+    with pytest.raises(OptionError):
+        SqliteDatabase.open(str(tmp_path / "broker.db"), synchronous="off")
+
+
+def test_a_closed_database(tmp_path: Path) -> None:
+    database = SqliteDatabase.open(str(tmp_path / "broker.db"))
+    database.close()
+    with pytest.raises(StoreUnavailable):
+        database.begin(timeout_s=1)
+
+
+# FoundationDB
+
+OPEN = """
+    import sys
+    from kombu_fdb.errors import StoreUnavailable
+    from kombu_fdb.store.foundationdb.database import FoundationDatabase
+    try:
+        FoundationDatabase.open(sys.argv[1], timeout_s=0.3)
+    except StoreUnavailable as error:
+        print(error)
+"""
+
+
+def opened_with(packages: Path | None, cluster_file: str) -> str:
+    env = {"PYTHONPATH": os.pathsep.join([*([str(packages)] if packages else []), str(Path.cwd())])}
+    with Program(OPEN, cluster_file, env=env) as program:
+        return program.hear()
+
+
+@pytest.fixture
+def copied_binding(tmp_path: Path) -> Path:
+    """The installed binding, copied to where a test may break it."""
+    fdb = pytest.importorskip("fdb", reason="the FoundationDB binding is not installed")
+    shutil.copytree(Path(fdb.__file__).parent, tmp_path / "packages" / "fdb")
+    return tmp_path / "packages"
+
+
+def test_a_library_that_can_not_be_loaded(copied_binding: Path) -> None:
+    name = "libfdb_c.dylib" if sys.platform == "darwin" else "libfdb_c.so"
+    (copied_binding / "fdb" / name).write_bytes(b"no library")
+    line = opened_with(copied_binding, "/nowhere")
+    assert "client library can't be loaded" in line
+    assert "foundationdb-clients" in line
+
+
+def test_a_missing_library(copied_binding: Path) -> None:
+    impl = copied_binding / "fdb" / "impl.py"
+    impl.write_text(impl.read_text().replace('"libfdb_c', '"libfdb_absent'))
+    impl.write_text(impl.read_text().replace('find_library("fdb_c")', 'find_library("fdb_absent")'))
+    line = opened_with(copied_binding, "/nowhere")
+    assert "Unable to locate" in line
+    assert "foundationdb-clients" in line
+
+
+def test_a_missing_binding(tmp_path: Path) -> None:
+    (tmp_path / "fdb").mkdir()
+    (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
+    assert "pip install foundationdb" in opened_with(tmp_path, "/nowhere")
+
+
+def test_a_binding_newer_than_the_library(copied_binding: Path) -> None:
+    needs_library()
+    (copied_binding / "fdb" / "apiversion.py").write_text("LATEST_API_VERSION = 99900\n")
+    line = opened_with(copied_binding, "/nowhere")
+    assert "don't fit" in line
+    assert "pip install 'foundationdb==7." in line
+
+
+def test_a_missing_cluster_file(tmp_path: Path) -> None:
+    needs_library()
+    assert "there is no cluster file" in opened_with(None, str(tmp_path / "fdb.cluster"))
+
+
+def test_a_malformed_cluster_file(tmp_path: Path) -> None:
+    needs_library()
+    (tmp_path / "fdb.cluster").write_text("http://10.0.0.1\n")
+    assert "description:id@host:port" in opened_with(None, str(tmp_path / "fdb.cluster"))
+
+
+def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+    needs_library()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        (tmp_path / "fdb.cluster").write_text(f"test:test@127.0.0.1:{silent.getsockname()[1]}\n")
+        line = opened_with(None, str(tmp_path / "fdb.cluster"))
+    assert "does not answer" in line
+    assert f"fdbcli -C {tmp_path}/fdb.cluster --exec status" in line
+
+
+def needs_library() -> None:
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)

@@ -1,0 +1,159 @@
+"""The store's conformance suite over a real FoundationDB."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
+
+from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
+from kombu_fdb.store.foundationdb.errors import ClusterBusy, explain_commit
+from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+
+pytestmark = pytest.mark.foundationdb
+
+
+@pytest.fixture(scope="module")
+def database(cluster: SingleNodeCluster) -> Iterator[Database]:
+    database = FoundationDatabase.open(cluster.cluster_file)
+    yield database
+    database.close()
+
+
+class TestFoundationDB(StoreConformance):
+    @pytest.fixture
+    def second_handle(self, cluster: SingleNodeCluster) -> Iterator[Database]:
+        other = FoundationDatabase.open(connection_string=cluster.connection_string)
+        yield other
+        other.close()
+
+    def aged(self, database: Database, key: bytes) -> Transaction:
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        version = tr._tr.get_read_version().wait()
+        tr.cancel()
+        old = database.begin(timeout_s=TIMEOUT_S)
+        old._tr.set_read_version(max(version - 50_000_000, 1))  # 50 s
+        return old
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[SingleNodeCluster]:
+    """One that a test may stop."""
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    with SingleNodeCluster() as cluster:
+        yield cluster
+
+
+def test_a_cluster_that_stops_and_comes_back(own_cluster: SingleNodeCluster) -> None:
+    database = FoundationDatabase.open(own_cluster.cluster_file)
+    commit(database, lambda tr: tr.set(b"kept", b"1"))
+    _, fired = arm(database, b"bell")
+    own_cluster.stop()
+    reading = database.begin(timeout_s=0.2)
+    with pytest.raises(StoreUnavailable, match="within the deadline"):
+        reading.get(b"kept")
+    writing = database.begin(timeout_s=0.2)
+    writing.set(b"lost", b"1")
+    with pytest.raises(CommitUnknown) as unknown:
+        writing.commit()
+    assert unknown.value.in_flight
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        FoundationDatabase.open(own_cluster.cluster_file, timeout_s=0.2)
+    own_cluster.start()
+    assert read(database, b"kept") == b"1"
+    commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert fired.wait(TIMEOUT_S)
+    database.close()
+
+
+def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluster) -> None:
+    database = FoundationDatabase.open(own_cluster.cluster_file)
+    os.kill(own_cluster.pid, signal.SIGSTOP)
+    tr = database.begin(timeout_s=0.2)
+    with pytest.raises(StoreUnavailable):
+        tr.get_range(b"", b"\xff", limit=1)
+    retry = retry_on(database, b"t/")
+    with pytest.raises((StoreUnavailable, CommitUnknown)):
+        retry(lambda tr: tr.add(b"n", 1), timeout_s=0.2)
+    os.kill(own_cluster.pid, signal.SIGCONT)
+    commit(database, lambda tr: tr.set(b"a", b"1"))
+    database.close()
+
+
+def test_what_the_errors_of_a_commit_mean() -> None:
+    fdb = pytest.importorskip("fdb")
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    for code, expected, in_flight in (
+        (1007, TransactionTooOld, None),
+        (1020, Conflict, None),
+        (1021, CommitUnknown, False),
+        (1031, CommitUnknown, True),
+        (1039, CommitUnknown, True),
+        (1009, ClusterBusy, None),
+        (1037, ClusterBusy, None),
+        (1213, ClusterBusy, None),
+        (2101, LimitExceeded, None),
+        (2108, StoreUnavailable, None),
+    ):
+        error = explain_commit(fdb.FDBError(code))
+        assert type(error) is expected
+        assert error.attributes.get("in_flight") == in_flight
+        assert type(pickle.loads(pickle.dumps(error))) is expected
+
+
+def test_closing_cancels_the_watches(cluster: SingleNodeCluster) -> None:
+    database = FoundationDatabase.open(cluster.cluster_file)
+    _, silent = arm(database, b"bell/close")
+    assert database.armed_watches == 1
+    database.close()
+    database.close()
+    assert database.armed_watches == 0
+    other = FoundationDatabase.open(cluster.cluster_file)
+    _, fired = arm(other, b"bell/close")
+    commit(other, lambda tr: tr.set_versionstamped_value(b"bell/close"))
+    assert fired.wait(TIMEOUT_S)
+    assert not silent.is_set()
+    with pytest.raises(StoreUnavailable):
+        database.begin(timeout_s=1)
+    other.close()
+
+
+def test_a_watch_that_the_client_refuses_fires(cluster: SingleNodeCluster) -> None:
+    """So that its owner looks by itself, instead of waiting for a change that nobody will report."""
+    database = FoundationDatabase.open(connection_string=cluster.connection_string)
+    database._handle.options.set_max_watches(1)
+    _, first = arm(database, b"bell/one")
+    _, refused = arm(database, b"bell/two")
+    assert refused.wait(TIMEOUT_S)
+    assert not first.is_set()
+    database.close()
+
+
+def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> None:
+    """A callback that fails must not hurt FoundationDB's network thread, which serves everybody."""
+    database = FoundationDatabase.open(cluster.cluster_file)
+    tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+    watch = tr.watch(b"bell/broken")
+    tr.commit()
+    called = threading.Event()
+
+    def broken() -> None:
+        called.set()
+        raise ZeroDivisionError
+
+    watch.on_fire(broken)
+    commit(database, lambda tr: tr.set_versionstamped_value(b"bell/broken"))
+    assert called.wait(TIMEOUT_S)
+    commit(database, lambda tr: tr.set(b"a", b"1"))
+    database.close()

@@ -1,0 +1,313 @@
+"""The retry loop over a store whose commits fail, or happen without an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.conformance.store import number, read
+from kit.costs import CountingDatabase
+
+from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.process.duties import LEFT_TTL_S
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import LONGEST_DOUBT_S, CommitTokens, Doubt
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
+from kombu_fdb.testing.memory import MemoryDatabase
+
+N = b"n"
+LOST = (Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED)
+RETRYABLE = (Fault.CONFLICT, Fault.TOO_OLD, *LOST)
+
+
+class Bench:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.clock = ManualClock()
+        self.database = MemoryDatabase(clock=self.clock, faults=self.faults)
+        self.counted = CountingDatabase(self.database)
+        tokens = CommitTokens(lambda number: b"token/%d" % number)
+        self.retry = Retry(self.counted, self.clock, tokens, random.Random(0))
+        self.runs = 0
+
+    def add_one(self, tr: Transaction) -> int:
+        """Not idempotent, on purpose: its effect and its result are wrong if it happens twice."""
+        self.runs += 1
+        value = number(tr.get(N)) + 1
+        tr.set(N, struct.pack("<q", value))
+        return value
+
+    def count(self) -> int:
+        self.faults.stop()
+        return number(read(self.database, N))
+
+
+@given(st.lists(st.lists(st.sampled_from(RETRYABLE), max_size=5), max_size=6))
+@settings(deadline=None)
+def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]]) -> None:
+    bench = Bench()
+    for i, faults in enumerate(script):
+        bench.faults.at_commits(*faults, None)
+        assert bench.retry(bench.add_one, timeout_s=60) == i + 1
+        bench.faults.stop()
+    assert bench.count() == len(script)
+
+
+@pytest.mark.parametrize("fault", RETRYABLE)
+def test_what_may_happen_twice_runs_again_without_a_token(fault: Fault) -> None:
+    bench = Bench()
+    bench.faults.at_commits(fault, fault)
+
+    def set_once(tr: Transaction) -> bool:
+        if tr.get(N) is None:
+            tr.set(N, struct.pack("<q", 1))
+        return True
+
+    assert bench.retry.repeat(set_once, timeout_s=60)
+    assert bench.count() == 1
+    assert [key for key, _ in bench.database.items()] == [N]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_long_life_among_faults(seed: int) -> None:
+    rates = dict.fromkeys((*RETRYABLE, Fault.TOO_OLD), 0.15)
+    bench = Bench(Faults(random.Random(seed), rates))
+    results = [bench.retry(bench.add_one, timeout_s=60) for _ in range(100)]
+    assert results == list(range(1, 101))
+    assert bench.count() == 100
+    assert all(bench.faults.struck[fault] for fault in RETRYABLE)
+
+
+def test_a_lost_answer_is_found_again_without_running_the_body() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 1
+
+
+def test_an_earlier_lost_run_is_recognised_after_later_failures() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 3
+    assert bench.count() == 1
+
+
+def test_a_run_lost_before_another_one_was_lost() -> None:
+    """The first one happened, the check after it was cut off, and nothing may run the body a second time."""
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    bench.faults.at_reads(None, Fault.TOO_OLD)
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    assert bench.runs == 1
+    assert bench.count() == 1
+
+
+def test_a_commit_that_may_still_happen_goes_to_the_caller() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.COMMIT_LATE)
+    with pytest.raises(CommitUnknown) as unknown:
+        bench.retry(bench.add_one, timeout_s=60)
+    assert unknown.value.in_flight
+    assert bench.runs == 1
+    # Its token may still be written late, so the next call must not use it.
+    assert bench.retry(bench.add_one, timeout_s=60) in (1, 2)
+    assert {key for key, _ in bench.database.items(b"token/", b"token0")} >= {b"token/2"}
+
+
+def test_the_deadline_ends_it() -> None:
+    """BOUNDED."""
+    bench = Bench(Faults(rates={Fault.CONFLICT: 1.0}))
+    with pytest.raises(StoreUnavailable) as ended:
+        bench.retry(bench.add_one, timeout_s=10)
+    assert isinstance(ended.value.__cause__, Conflict)
+    assert ended.value.attempts > 5
+    assert 9 <= bench.clock.monotonic() - 1000 <= 10
+
+
+def test_the_deadline_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+    bench = Bench(Faults(rates={Fault.ANSWER_LOST_NOT_APPLIED: 1.0}))
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=1)
+
+
+def test_a_failure_for_good_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+    bench = Bench()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED, Fault.UNAVAILABLE)
+    bench.faults.at_reads(None, Fault.UNAVAILABLE)
+    with pytest.raises(CommitUnknown) as caught:
+        bench.retry(bench.add_one, timeout_s=60)
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE])
+def test_what_is_not_retryable_is_not_retried(fault: Fault) -> None:
+    bench = Bench()
+    bench.faults.at_commits(fault)
+    with pytest.raises(StoreUnavailable):
+        bench.retry(bench.add_one, timeout_s=60)
+    assert bench.runs == 1
+
+
+def test_limits_are_not_retried() -> None:
+    bench = Bench()
+    with pytest.raises(LimitExceeded):
+        bench.retry(lambda tr: tr.set(b"k", bytes(100_001)), timeout_s=60)
+    assert len(bench.counted.transactions) == 1
+
+
+def test_a_token_costs_one_blind_write_and_nothing_when_only_reading() -> None:
+    bench = Bench()
+    bench.retry(bench.add_one, timeout_s=60)
+    cost = bench.counted.last
+    assert (cost.point_reads, cost.conflict_keys, cost.sets, cost.round_trips) == (1, 2, 2, 3)
+    bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
+    cost = bench.counted.last
+    assert (cost.point_reads, cost.sets, cost.round_trips, cost.commits) == (1, 0, 2, 0)
+
+
+def test_reads_that_fail_are_retried() -> None:
+    bench = Bench()
+    bench.faults.at_reads(Fault.TOO_OLD, Fault.TOO_OLD)
+    assert bench.retry.read(lambda tr: tr.get(N), timeout_s=60) is None
+    bench.faults.at_reads(Fault.UNAVAILABLE)
+    with pytest.raises(StoreUnavailable):
+        bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
+
+
+def test_a_transaction_is_always_ended() -> None:
+    bench = Bench()
+
+    def body(tr: Transaction) -> None:
+        tr.get(N)
+        raise TransactionTooOld
+
+    with pytest.raises(StoreUnavailable):
+        bench.retry(body, timeout_s=1)
+    assert not bench.database._readers
+
+
+# -- doubts ------------------------------------------------------------------------------------------------------------
+
+
+def doubtful(bench: Bench, lands_s: float | None) -> Doubt[int]:
+    doubt: Doubt[int] = Doubt()
+    bench.faults.at_commits(Fault.COMMIT_LATE)
+    bench.faults.at_landings(lands_s)
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    assert doubt.is_open
+    return doubt
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize(("lands_s", "happened"), [(None, False), (0.0, True), (0.5, True), (3.0, False)])
+def test_a_doubt_is_settled_for_good(used_before: bool, lands_s: float | None, happened: bool) -> None:
+    bench = Bench()
+    before = bench.retry(bench.add_one, timeout_s=60) if used_before else 0
+    doubt = doubtful(bench, lands_s)
+    bench.clock.advance(1)
+    assert bench.retry.resolve(doubt, timeout_s=60) is happened
+    assert doubt.result == (before + 1 if happened else None)
+    bench.clock.advance(10)
+    assert bench.count() == before + happened, "what has not happened never does"
+    assert bench.retry.resolve(doubt, timeout_s=60) is happened
+
+
+@pytest.mark.parametrize("fault", [*RETRYABLE, Fault.COMMIT_LATE])
+def test_settling_a_doubt_may_be_repeated(fault: Fault) -> None:
+    bench = Bench()
+    doubt = doubtful(bench, 3.0)
+    bench.faults.at_commits(fault)
+    bench.faults.at_landings(1.0)
+    with contextlib.suppress(CommitUnknown):
+        bench.retry.resolve(doubt, timeout_s=60)
+    bench.clock.advance(2)
+    assert bench.retry.resolve(doubt, timeout_s=60) is False
+    bench.clock.advance(10)
+    assert bench.count() == 0
+
+
+def test_an_exception_after_the_commit_leaves_a_doubt() -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.faults.at_commits(Fault.INTERRUPTED)
+    with pytest.raises(Interrupted):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    assert bench.retry.resolve(doubt, timeout_s=60) is True
+    assert doubt.result == bench.count() == 1
+
+
+@pytest.mark.parametrize("lands_s", [None, 0.0, 0.5])
+def test_a_call_that_goes_on_with_a_doubt_has_its_effect_once(lands_s: float | None) -> None:
+    """As a publish does that first copies what it pushes out of a full queue."""
+    bench = Bench()
+    doubt = doubtful(bench, lands_s)
+    if lands_s == 0.0:
+        bench.clock.advance(1)
+    assert bench.retry(bench.add_one, timeout_s=60, doubt=doubt) == 1
+    bench.clock.advance(10)
+    assert bench.count() == 1
+    assert not doubt.is_open
+    bench.retry(bench.add_one, timeout_s=60)
+    assert len(bench.database.items(b"token/", b"token0")) == 1, "its token is used again"
+
+
+def test_a_settled_doubt_is_not_used_again() -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+    with pytest.raises(AssertionError):
+        bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
+
+
+@pytest.mark.parametrize("fault", [Fault.CONFLICT, Fault.UNAVAILABLE])
+def test_what_was_refused_leaves_none(fault: Fault) -> None:
+    bench, doubt = Bench(), Doubt[int]()
+    bench.faults.at_commits(fault)
+    with pytest.raises(StoreUnavailable):
+        bench.retry(bench.add_one, timeout_s=0.001, doubt=doubt)
+    assert not doubt.may_have_happened
+
+
+def test_whoever_is_too_late_is_told_so() -> None:
+    """A machine that slept: others may have cleared its tokens."""
+    bench = Bench()
+    doubt = doubtful(bench, None)
+    bench.clock.advance(LONGEST_DOUBT_S + 1)
+    assert bench.retry.resolve(doubt, timeout_s=60) is None
+    assert doubt.is_open
+    assert LEFT_TTL_S >= 2 * LONGEST_DOUBT_S
+
+
+@pytest.mark.parametrize("clocks_stop", [False, True])
+def test_a_token_that_was_cleared_proves_nothing(clocks_stop: bool) -> None:
+    """In the pause after a lost answer the machine sleeps, and others clear its tokens, as those of a dead process."""
+
+    class Sleeper(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds if clocks_stop else 1_000)
+            for key, _ in bench.database.items(b"token/", b"token0"):
+                tr = bench.database.begin(timeout_s=5)
+                tr.clear(key)
+                tr.commit()
+
+    bench = Bench()
+    assert bench.retry(bench.add_one, timeout_s=60) == 1
+    bench.retry.clock = Sleeper()
+    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    with pytest.raises(CommitUnknown):
+        bench.retry(bench.add_one, timeout_s=60_000)
+    assert bench.count() == 2
+
+
+def test_a_token_nobody_used_for_long_is_left_to_the_sweepers() -> None:
+    bench = Bench()
+    for pause_s in (1, LONGEST_DOUBT_S + 1, 1):
+        bench.retry(bench.add_one, timeout_s=60)
+        bench.clock.advance(pause_s)
+    assert [key for key, _ in bench.database.items(b"token/", b"token0")] == [b"token/1", b"token/2"]

@@ -1,0 +1,104 @@
+"""The store's conformance suite over SQLite, in one process with two handles."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from kit.conformance.store import TIMEOUT_S, Capability, StoreConformance, lacks
+from kit.sqlite_apart import open_apart
+
+from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.sqlite import files as sqlite_files
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.store.sqlite.wakeups import listener as sqlite_bell
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "broker.db")
+
+
+class TestSqlite(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def no_second_chance(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The comparison that makes good a killed writer's lost news would hide what else gets lost."""
+        monkeypatch.setattr(sqlite_bell, "CHECK_S", 3600)
+
+    optimistic: ClassVar[Capability] = lacks("SQLite lets one writer in at a time, so nobody can come in between")
+    hides_stamps: ClassVar[Capability] = lacks("the version is taken at its first use, when nobody else can write")
+    ages: ClassVar[Capability] = lacks("a snapshot is kept as long as it is open")
+
+    @pytest.fixture
+    def database(self, path: str) -> Iterator[Database]:
+        database = SqliteDatabase.open(path)
+        yield database
+        database.close()
+
+    @pytest.fixture
+    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+        other = SqliteDatabase.open(path)
+        yield other
+        other.close()
+
+    def aged(self, database: Database, key: bytes) -> Transaction:
+        tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+        tr.get(key)
+        return tr
+
+
+class TestSqliteOfAnotherProcess(TestSqlite):
+    @pytest.fixture
+    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+        other = open_apart(path)
+        yield other
+        other.close()
+
+
+def test_messages_of_the_size_of_celerys_share_pages(path: str) -> None:
+    messages, size = 200, 1500
+
+    write(path, {number.to_bytes(2, "big"): bytes(size) for number in range(messages)})
+
+    assert Path(path).stat().st_size < 2 * messages * size
+
+
+def test_a_file_with_pages_of_another_size_serves_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_files, "PAGE_BYTES", 4096)
+        write(path, {b"old": b"1"})
+
+    write(path, {b"new": b"2"})
+
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA page_size").fetchone() == (4096,)
+        assert connection.execute("SELECT k, v FROM kv WHERE typeof(k) = 'blob' ORDER BY k").fetchall() == [
+            (b"new", b"2"),
+            (b"old", b"1"),
+        ]
+
+
+def write(path: str, values: dict[bytes, bytes]) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        for key, value in values.items():
+            tr.set(key, value)
+        tr.commit()
+
+
+def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        write = database.begin(timeout_s=TIMEOUT_S)
+        write.clear_range(b"", b"\xff")
+        write.set_versionstamped_value(b"stamp")
+        write.commit()
+        read = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+        assert [key for key, _ in read.get_range(b"", b"\xff")] == [b"stamp"]
+        assert read.get(b"") is None
+        read.cancel()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)

@@ -1,0 +1,351 @@
+"""SQLite's own locks on the database stand as long as a process has it open, whatever else the process does.
+
+They are POSIX locks, which a process loses with the first descriptor of the file that it closes
+(https://www.sqlite.org/howtocorrupt.html, 2.2). The next process that closes the database then believes to be the last,
+and deletes the log with all that was committed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.conformance.store import TIMEOUT_S, arm, commit, read
+from kit.processes import Program, in_child
+from kit.sqlite_apart import open_apart
+
+from kombu_fdb import doctor
+from kombu_fdb.api.broker import Broker
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.process.client import close_clients
+from kombu_fdb.process.connect import open_store
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+#: Where SQLite locks (https://www.sqlite.org/fileformat2.html#the_lock_byte_page, src/os_unix.c): a byte of ``-shm``
+#: that says "in use", and the shared bytes of the file.
+IN_USE = 128
+SHARED = 0x40000002
+
+needs_proc = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux's /proc/locks")
+
+
+def locks(path: str) -> set[int]:
+    """The first bytes of this process's POSIX locks on a file."""
+    status = Path(path).stat()
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = set()
+    for line in Path("/proc/locks").read_text().splitlines():
+        _, kind, _, _, pid, inode, start, *_ = line.replace("-> ", "").split()
+        if kind == "POSIX" and int(pid) == os.getpid() and inode == file:
+            found.add(int(start))
+    return found
+
+
+def assert_locked(path: str) -> None:
+    assert IN_USE in locks(f"{path}-shm")
+    assert SHARED in locks(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "broker.db")
+
+
+@pytest.fixture
+def database(path: str) -> Iterator[SqliteDatabase]:
+    database = SqliteDatabase.open(path)
+    yield database
+    database.close()
+    close_clients()
+
+
+def second_handle(database: SqliteDatabase) -> None:
+    SqliteDatabase.open(database.path)
+
+
+def second_handle_with_other_options(database: SqliteDatabase) -> None:
+    with contextlib.closing(SqliteDatabase.open(database.path, synchronous="full")) as other:
+        assert_locked(database.path)
+        commit(other, lambda tr: tr.set(b"full", b"1"))
+
+
+def second_handle_closed(database: SqliteDatabase) -> None:
+    SqliteDatabase.open(database.path).close()
+
+
+def relative_path(database: SqliteDatabase) -> None:
+    SqliteDatabase.open(os.path.relpath(database.path)).close()
+
+
+def symbolic_link(database: SqliteDatabase) -> None:
+    link = Path(f"{database.path}-link")
+    link.symlink_to(database.path)
+    SqliteDatabase.open(str(link)).close()
+
+
+def hard_link(database: SqliteDatabase) -> None:
+    second = Path(f"{database.path}-2")
+    second.hardlink_to(database.path)
+    with pytest.raises(StoreUnavailable, match="more than one name"):
+        SqliteDatabase.open(str(second))
+    second.unlink()
+
+
+def write(database: SqliteDatabase) -> None:
+    commit(database, lambda tr: tr.set(b"a", b"1"))
+
+
+def write_and_cancel(database: SqliteDatabase) -> None:
+    tr = database.begin(timeout_s=TIMEOUT_S)
+    tr.set(b"a", b"1")
+    tr.cancel()
+
+
+def read_a_value(database: SqliteDatabase) -> None:
+    tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+    tr.get(b"a")
+    tr.commit()
+
+
+def watch(database: SqliteDatabase) -> None:
+    watch, fired = arm(database, b"bell")
+    assert_locked(database.path)
+    commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert fired.wait(TIMEOUT_S)
+    watch.cancel()
+
+
+def fork(database: SqliteDatabase) -> None:
+    def child() -> None:
+        own = SqliteDatabase.open(database.path)
+        assert_locked(database.path)
+        SqliteDatabase.open(database.path).close()
+        assert_locked(database.path)
+        own.close()
+
+    in_child(child)
+    read(database, b"a")  # opens it again
+
+
+def examine(database: SqliteDatabase) -> None:
+    found = list(doctor.examine(f"fdb+sqlite:///{database.path}", {}, {}))
+    assert not [finding for finding in found if finding.level == "fail"]
+
+
+def opened_as_a_client_does(database: SqliteDatabase) -> None:
+    options = parse_options()
+    open_store(locate(parse_url(f"fdb+sqlite:///{database.path}"), options, {}), options, timeout_s=5).database.close()
+
+
+def brokers_with_different_options(database: SqliteDatabase) -> None:
+    url = f"fdb+sqlite:///{database.path}"
+    with Broker.open(url) as broker:
+        broker.queue("q").put(b"1")
+        assert_locked(database.path)
+        with Broker.open(url, synchronous="full", namespace="other") as other:
+            other.queue("q").put(b"1")
+            assert_locked(database.path)
+        assert_locked(database.path)
+
+
+OPERATIONS: list[Callable[[SqliteDatabase], None]] = [
+    second_handle,
+    second_handle_with_other_options,
+    second_handle_closed,
+    relative_path,
+    symbolic_link,
+    hard_link,
+    write,
+    write_and_cancel,
+    read_a_value,
+    watch,
+    fork,
+    examine,
+    opened_as_a_client_does,
+    brokers_with_different_options,
+]
+
+
+@needs_proc
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_sqlites_locks_stand(
+    database: SqliteDatabase, operation: Callable[[SqliteDatabase], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(database.path).parent)
+    write(database)
+    assert_locked(database.path)
+    operation(database)
+    assert_locked(database.path)
+
+
+@needs_proc
+def test_the_last_handle_gives_the_locks_back(path: str) -> None:
+    handles = [SqliteDatabase.open(path) for _ in range(3)]
+    for handle in handles:
+        assert_locked(path)
+        handle.close()
+    assert locks(path) == set()
+
+
+@pytest.mark.process
+def test_what_was_confirmed_after_another_handle_closed_is_there_for_the_next_process(path: str) -> None:
+    """The review's case: two handles, one other process that opens and closes, a hundred publishes."""
+    database = SqliteDatabase.open(path)
+    SqliteDatabase.open(path, synchronous="full").close()
+    with Program(
+        """
+        import sys
+        from kombu_fdb.store.sqlite.database import SqliteDatabase
+        SqliteDatabase.open(sys.argv[1]).close()
+        """,
+        path,
+    ) as other:
+        assert other.end() == 0
+    for number in range(100):
+        commit(database, lambda tr: tr.set(b"%d" % number, b""))  # noqa: B023
+    with Program(
+        """
+        import sys
+        from kombu_fdb.store.sqlite.database import SqliteDatabase
+        database = SqliteDatabase.open(sys.argv[1])
+        print(len(database.begin(timeout_s=5).get_range(b"", bytes([255]))))
+        """,
+        path,
+    ) as other:
+        assert other.hear() == "100"
+    database.close()
+
+
+# One file, whatever the way to it
+
+
+def test_handles_of_one_file_share_it(path: str, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(path)
+    handles = [SqliteDatabase.open(each) for each in (path, tmp_path / "link.db", f"{tmp_path}/./broker.db")]
+    assert len({id(handle.file) for handle in handles}) == 1
+    handles[0].close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        handles[0].begin(timeout_s=1)
+    commit(handles[1], lambda tr: tr.set(b"a", b"1"))
+    assert read(handles[2], b"a") == b"1"
+    for handle in handles[1:]:
+        handle.close()
+    again = SqliteDatabase.open(path)
+    assert again.file is not handles[0].file
+    again.close()
+
+
+def test_what_stands_beside_the_file_is_shared_through_a_link(path: str, tmp_path: Path) -> None:
+    SqliteDatabase.open(path).close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "link.db").symlink_to(path)
+    SqliteDatabase.open(str(tmp_path / "other" / "link.db")).close()
+    assert [each.name for each in (tmp_path / "other").iterdir()] == ["link.db"]
+
+
+def test_durability_belongs_to_the_handle(path: str) -> None:
+    normal = SqliteDatabase.open(path)
+    full = SqliteDatabase.open(path, synchronous="full")
+    for database, expected in ((normal, 1), (full, 2), (normal, 1)):
+        commit(database, lambda tr: tr.set(b"a", b"1"))
+        assert database.file._writer is not None
+        assert database.file._writer.execute("PRAGMA synchronous").fetchone() == (expected,)
+    normal.close()
+    full.close()
+
+
+def test_a_closed_handles_watches_never_fire(path: str) -> None:
+    stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
+    _, fired = arm(stays, b"bell")
+    _, silent = arm(goes, b"bell")
+    goes.close()
+    assert stays.armed_watches == 1
+    commit(stays, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert fired.wait(TIMEOUT_S)
+    assert not silent.is_set()
+    stays.close()
+
+
+# Files that go away while they are open
+
+
+@pytest.mark.parametrize("victim", ["broker.db", "broker.db-wal"])
+def test_a_commit_into_a_file_that_lost_its_name_is_refused(database: SqliteDatabase, victim: str) -> None:
+    write(database)
+    lost = Path(database.path).with_name(victim)
+    lost.rename(lost.with_name("elsewhere"))
+    with pytest.raises(StoreUnavailable, match=rf"deleted or replaced.*{victim}'.*Put it back"):
+        commit(database, lambda tr: tr.set(b"b", b"1"))
+    lost.with_name("elsewhere").rename(lost)
+    commit(database, lambda tr: tr.set(b"c", b"1"))
+    assert read(database, b"b") is None
+
+
+def test_a_file_that_was_replaced_is_another_one(database: SqliteDatabase) -> None:
+    write(database)
+    for each in Path(database.path).parent.glob("broker.db*"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    with contextlib.closing(SqliteDatabase.open(database.path)) as other:
+        commit(other, lambda tr: tr.set(b"new", b"1"))
+        for work in (write, read_a_value):
+            with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+                work(database)
+        assert read(other, b"new") == b"1"
+        assert read(other, b"a") is None
+
+
+def test_the_directory_goes(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    database = SqliteDatabase.open(str(tmp_path / "gone" / "broker.db"))
+    write(database)
+    shutil.rmtree(tmp_path / "gone")
+    for work in (write, read_a_value):
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+            work(database)
+    database.close()
+
+
+def test_a_pipe_is_not_a_database(path: str) -> None:
+    os.mkfifo(path)
+    with pytest.raises(StoreUnavailable, match="not a regular file"):
+        SqliteDatabase.open(path, timeout_s=1)
+
+
+def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
+    """Whoever adds an ``open`` in the driver has to say here that it is not of the database."""
+    root = Path(__file__).parents[3] / "kombu_fdb" / "store" / "sqlite"
+    opens = {
+        (path.name, line.strip())
+        for path in root.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if any(call in line for call in (" open(", "os.open(", "sqlite3.connect(", ".read_bytes(", "shutil."))
+        and not line.strip().startswith(("def ", "#"))
+    }
+    assert opens == {
+        ("files.py", "connection = sqlite3.connect("),
+        (
+            "files.py",
+            "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open",
+        ),
+        ("sidecars.py", "return os.open(name, flags, dir_fd=directory)"),
+        ("sidecars.py", "return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)"),
+        ("sidecars.py", "descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)"),
+        ("sidecars.py", "descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)"),
+    }
+
+
+@pytest.mark.process
+def test_openings_apart_do_not_harm_each_other(path: str) -> None:
+    """What the tests do to play another process; SQLite itself keeps count of its openings."""
+    database = SqliteDatabase.open(path)
+    other = open_apart(path)
+    commit(other, lambda tr: tr.set(b"a", b"1"))
+    other.close()
+    assert read(database, b"a") == b"1"
+    database.close()

@@ -1,0 +1,305 @@
+"""What stands beside the database: for whoever may use it, and never somebody else's file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.conformance.store import TIMEOUT_S, arm, commit, read
+from kit.processes import Program, in_child
+from kit.sqlite_apart import open_apart
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+SECRET = b"ssh-ed25519 AAAA"
+ALICE, BOB, MALLORY = 54321, 54322, 54666
+TEAM = 54999
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as other users")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not pytest's own, which lets nobody else in."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def victim(folder: Path) -> Path:
+    victim = folder / "authorized_keys"
+    victim.write_bytes(SECRET)
+    victim.chmod(0o600)
+    return victim
+
+
+def refused(folder: Path, name: str) -> None:
+    """The error names the file in the way, and what to do."""
+    path = folder / name
+    with pytest.raises(StoreUnavailable, match=rf"in the way.*'{path}'.*ls -ld {path}"):
+        SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
+
+
+def as_user(user: int, work: Callable[[], object], *, groups: tuple[int, ...] = (), group: int | None = None) -> None:
+    def child() -> None:
+        os.setgroups(list(groups))
+        os.setresgid(*[user if group is None else group] * 3)
+        os.setresuid(user, user, user)
+        os.umask(0o022)
+        work()
+
+    in_child(child)
+
+
+def use(path: Path, *, key: bytes = b"a") -> None:
+    """All that a worker does with a store: write, wait, be woken."""
+    database = SqliteDatabase.open(str(path))
+    commit(database, lambda tr: tr.set(key, b"1"))
+    _, fired = arm(database, b"bell")
+    other = open_apart(os.path.realpath(path))
+    commit(other, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert fired.wait(TIMEOUT_S)
+    other.close()
+    database.close()
+
+
+# Links, pipes and folders in the way
+
+
+@pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-bells/generation"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "socket", "other kind"])
+def test_nothing_else_is_followed_opened_or_written(folder: Path, victim: Path, name: str, kind: str) -> None:
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    if kind == "link":
+        place.symlink_to(victim)
+    elif kind == "hard link":
+        os.link(victim, place)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(place))
+    elif name == "b.db-bells":
+        place.touch()
+    else:
+        place.mkdir()
+    before = victim.stat()
+    refused(folder, name)
+    assert victim.read_bytes() == SECRET
+    assert (victim.stat().st_mode, victim.stat().st_uid) == (before.st_mode, before.st_uid)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "file", "link to a pipe"])
+def test_a_bell_that_is_no_pipe_is_not_rung(folder: Path, victim: Path, kind: str) -> None:
+    database = SqliteDatabase.open(str(folder / "b.db"))
+    bell = folder / "b.db-bells" / "1-x.bell"
+    if kind == "link":
+        bell.symlink_to(victim)
+    elif kind == "hard link":
+        os.link(victim, bell)
+    elif kind == "file":
+        bell.touch()
+    else:
+        os.mkfifo(folder / "pipe")
+        bell.symlink_to(folder / "pipe")
+    with (folder / "b.db-bells" / "generation").open("ab") as generation:
+        generation.write(b".")
+    commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert victim.read_bytes() == SECRET
+    assert kind == "link to a pipe" or bell.stat().st_size in {0, len(SECRET)}
+    database.close()
+
+
+def test_another_folder_in_the_place_of_the_bells_gets_nothing(folder: Path, victim: Path) -> None:
+    database = SqliteDatabase.open(str(folder / "b.db"))
+    (folder / "b.db-bells").rename(folder / "old")
+    (folder / "trap").mkdir()
+    (folder / "trap" / "generation").symlink_to(victim)
+    (folder / "b.db-bells").symlink_to(folder / "trap")
+    _, fired = arm(database, b"bell")
+    commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
+    assert fired.wait(TIMEOUT_S)
+    assert [each.name for each in (folder / "trap").iterdir()] == ["generation"]
+    assert victim.read_bytes() == SECRET
+    database.close()
+
+
+# Strangers
+
+
+@as_root
+@pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal"])
+@pytest.mark.parametrize("mode", [0o600, 0o666], ids=oct)
+@pytest.mark.parametrize("user", [ALICE, 0], ids=["user", "root"])
+def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(
+    folder: Path, name: str, mode: int, user: int
+) -> None:
+    folder.chmod(0o1777)
+
+    def squat() -> None:
+        if name == "b.db-bells":
+            (folder / name).mkdir(mode=0o777)
+        else:
+            (folder / name).touch()
+            (folder / name).chmod(mode)
+
+    def open_it() -> None:
+        with pytest.raises(StoreUnavailable, match=rf"another user.*'{folder}/{name}'.*folder of your own"):
+            SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
+
+    as_user(MALLORY, squat)
+    as_user(user, open_it)
+
+
+@as_root
+def test_a_strangers_link_is_not_followed_by_root(folder: Path, victim: Path) -> None:
+    folder.chmod(0o1777)
+    as_user(MALLORY, lambda: (folder / "b.db-lock").symlink_to(victim))
+    refused(folder, "b.db-lock")
+    assert victim.stat().st_uid == 0
+    assert victim.read_bytes() == SECRET
+
+
+def test_files_that_let_everybody_in_are_closed(folder: Path) -> None:
+    for name in ("b.db-gate", "b.db-lock"):
+        (folder / name).touch()
+        (folder / name).chmod(0o666)
+    (folder / "b.db-bells").mkdir()
+    (folder / "b.db-bells").chmod(0o777)
+    SqliteDatabase.open(str(folder / "b.db")).close()
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.glob("b.db*")}
+    assert modes == {"b.db": 0o600, "b.db-gate": 0o600, "b.db-lock": 0o600, "b.db-bells": 0o700}
+
+
+# Sharing with a group
+
+
+def open_to_team(path: Path) -> None:
+    os.chown(path, -1, TEAM)
+    path.chmod(0o660)
+
+
+@as_root
+@pytest.mark.parametrize("setgid", [True, False], ids=["setgid folder", "plain folder"])
+@pytest.mark.parametrize("supplementary", [True, False], ids=["supplementary group", "primary group"])
+def test_sharing_with_a_group(folder: Path, setgid: bool, supplementary: bool) -> None:
+    """As SECURITY.md says: open the file to the group; what lies beside follows."""
+    shared, path = folder / "shared", folder / "shared" / "b.db"
+    shared.mkdir()
+    os.chown(shared, ALICE, TEAM)
+    shared.chmod(0o2770 if setgid else 0o770)
+    who = {"groups": (TEAM,)} if supplementary else {"group": TEAM}
+
+    def first() -> None:
+        use(path)
+        open_to_team(path)
+        use(path)  # what lies beside was made for alice alone
+
+    as_user(ALICE, first, **who)  # type: ignore[arg-type]  # one of two shapes
+    for user in (BOB, ALICE, BOB):
+        as_user(user, lambda: use(path), **who)  # type: ignore[arg-type]
+    bells = path.with_name("b.db-bells").stat()
+    assert stat.S_IMODE(bells.st_mode) == 0o2770
+    assert {path.with_name(f"b.db-{name}").stat().st_gid for name in ("gate", "lock", "bells")} == {TEAM}
+
+
+@as_root
+@pytest.mark.parametrize("supplementary", [True, False])
+def test_two_users_of_a_group_at_the_same_time(folder: Path, supplementary: bool) -> None:
+    """Bob comes first, so SQLite's log is his; alice owns the database."""
+    path = folder / "b.db"
+
+    def too_early() -> None:
+        with pytest.raises(StoreUnavailable, match=rf"open to a group.*{path}-(bells|gate).*once as its owner"):
+            SqliteDatabase.open(str(path))
+
+    os.chown(folder, ALICE, TEAM)
+    folder.chmod(0o770)
+    who = {"groups": (TEAM,)} if supplementary else {"group": TEAM}
+    as_user(ALICE, lambda: (SqliteDatabase.open(str(path)).close(), open_to_team(path)), **who)  # type: ignore[arg-type]
+    as_user(BOB, too_early, **who)  # type: ignore[arg-type]
+    as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close(), **who)  # type: ignore[arg-type]
+
+    def bob() -> None:
+        database = SqliteDatabase.open(str(path))
+        _, fired = arm(database, b"bell")
+        opened.set()
+        assert fired.wait(TIMEOUT_S)
+        database.close()
+
+    def alice() -> None:
+        assert opened.wait(TIMEOUT_S)
+        database = SqliteDatabase.open(str(path))
+        commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
+        assert read(database, b"bell")
+        database.close()
+
+    opened = multiprocessing.get_context("fork").Event()
+    failures: list[BaseException] = []
+
+    def run(user: int, work: Callable[[], None]) -> None:
+        try:
+            as_user(user, work, **who)  # type: ignore[arg-type]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=each) for each in ((BOB, bob), (ALICE, alice))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert not failures
+
+
+HOLDER = """
+    import sys
+    from kombu_fdb.store.sqlite.database import SqliteDatabase
+    database = SqliteDatabase.open(sys.argv[1])
+    print("open")
+    sys.stdin.readline()
+"""
+
+
+@as_root
+@pytest.mark.parametrize("name", ["b.db", "b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal", "b.db-shm"])
+def test_the_error_names_the_file_that_is_in_the_way(folder: Path, name: str) -> None:
+    """Left at 0600 by root, or by an older version: never blame the database for it."""
+    path = folder / "b.db"
+    os.chown(folder, BOB, BOB)
+
+    def bob() -> None:
+        with pytest.raises(StoreUnavailable, match=rf"path='{folder}/{name}'.*another user's") as caught:
+            SqliteDatabase.open(str(path), timeout_s=1)
+        assert f"'{path}'" not in str(caught.value) or name == "b.db"
+
+    with Program(HOLDER, str(path)) as holder:
+        assert holder.hear() == "open"
+        for each in folder.rglob("*"):
+            os.chown(each, BOB, BOB)
+        os.chown(folder / name, 0, 0)
+        (folder / name).chmod(0o700 if name == "b.db-bells" else 0o600)
+        as_user(BOB, bob)
+
+
+@as_root
+def test_what_root_makes_belongs_to_the_owner_of_the_database(folder: Path) -> None:
+    path = folder / "b.db"
+    os.chown(folder, ALICE, ALICE)
+    as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close())
+    for name in ("gate", "lock"):
+        path.with_name(f"b.db-{name}").unlink()
+    shutil.rmtree(path.with_name("b.db-bells"))
+    use(path)  # as root, the first
+    as_user(ALICE, lambda: use(path))

@@ -1,0 +1,556 @@
+"""What an abandoned connection held goes back: one that was collected without being closed, or that nobody drains.
+
+RabbitMQ returns the messages of a connection when its socket is gone, so also when its object was collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.interruption import interrupt, runs_handlers
+from kombu import Connection, Exchange, Queue
+from kombu.asynchronous import Hub
+from kombu.mixins import ConsumerMixin
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.process import errands
+from kombu_fdb.process.client import Client
+from kombu_fdb.transport import channel as channel_module
+from kombu_fdb.transport import dispatch as dispatch_module
+from kombu_fdb.transport import transport as transport_module
+
+DEADLINE_S = 60.0
+#: Seconds after which a connection counts as not drained, where a test waits for that.
+SOON_S = 0.2
+
+
+@pytest.fixture
+def url(any_store: str) -> str:
+    return any_store
+
+
+@pytest.fixture
+def watcher(connect: Any) -> Connection:
+    """Another process, in all but the pid: a session of its own."""
+    connection: Connection = connect(ack_delay_ms=2.5)
+    connection.connect()
+    return connection
+
+
+@pytest.fixture
+def engine(watcher: Connection) -> Engine:
+    found: Engine = watcher.default_channel.engine
+    return found
+
+
+@pytest.fixture
+def abandoned(url: str) -> Callable[..., Connection]:
+    """A connection that no fixture closes."""
+    return lambda **options: Connection(url, transport_options={"session_ttl": 60.0, "sweep_interval": 0.5, **options})
+
+
+def fill(connection: Connection, number: int, queue: str = "q", first: int = 0) -> None:
+    producer = connection.Producer(auto_declare=False)
+    with producer.batch():
+        for each in range(first, first + number):
+            producer.publish(each, routing_key=queue)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def collect() -> None:
+    """A cycle may hang on another one's finalizer."""
+    for _ in range(3):
+        gc.collect()
+
+
+def placed(engine: Engine, queue: str = "q") -> tuple[int, int]:
+    counts = engine.counts(queue)
+    return counts.ready, counts.leased
+
+
+def drain(connection: Connection) -> None:
+    while True:
+        try:
+            connection.drain_events(timeout=0)
+        except TimeoutError:
+            return
+
+
+def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool]]:
+    """Payload of each message that is ready, and whether it counts as redelivered."""
+    found = []
+    while (message := connection.default_channel.basic_get(queue)) is not None:
+        found.append((message.payload, message.delivery_info["redelivered"]))
+        message.ack()
+    return found
+
+
+def let_the_receiver_turn(connection: Connection) -> None:
+    """It carries out cancels between two claims, and whoever cancels waits for it."""
+    connection.default_channel.basic_cancel(connection.default_channel.basic_consume("other", False, print))
+
+
+class TestBeforeTheFirstDrain:
+    def test_nothing_is_claimed(self, connection: Connection, watcher: Connection, engine: Engine) -> None:
+        fill(watcher, 10)
+        with connection.Consumer([Queue("q")], on_message=print):
+            let_the_receiver_turn(connection)
+            let_the_receiver_turn(connection)
+            assert placed(engine) == (10, 0)
+            assert [payload for payload, _ in everything(watcher)] == list(range(10))
+
+    def test_the_first_drain_finds_all(self, connection: Connection, watcher: Connection) -> None:
+        fill(watcher, 10)
+        received: list[Any] = []
+        with connection.Consumer([Queue("q")], on_message=received.append):
+            let_the_receiver_turn(connection)
+            drain(connection)
+        assert [message.payload for message in received] == list(range(10))
+
+    def test_an_event_loop_counts(self, connection: Connection, engine: Engine, until: Any) -> None:
+        fill(connection, 10)
+        hub = Hub()
+        connection.register_with_event_loop(hub)
+        with connection.Consumer([Queue("q")], on_message=print):
+            until(lambda: placed(engine) == (0, 10))
+            connection.transport._leave_loop()
+        hub.close()
+
+    def test_a_single_active_consumer_is_active_from_its_first_drain(
+        self, connection: Connection, watcher: Connection
+    ) -> None:
+        queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
+        received: list[Any] = []
+        with connection.Consumer([queue], on_message=print):
+            let_the_receiver_turn(connection)
+            fill(watcher, 3)
+            with watcher.Consumer([queue], on_message=received.append):
+                watcher.drain_events(timeout=DEADLINE_S)
+        assert received[0].payload == 0
+
+
+class TestCollected:
+    @pytest.fixture(autouse=True)
+    def _what_was_there_before(self) -> Iterator[None]:
+        """Is left out of each collection: after thousands of tests there is so much that looking for an end is slow."""
+        gc.collect()
+        gc.freeze()
+        yield
+        gc.unfreeze()
+
+    def test_its_messages_go_back_in_order_and_uncounted(
+        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        fill(watcher, 10)
+
+        def forget() -> None:
+            connection, held = abandoned(), []
+            connection.Consumer([Queue("q")], on_message=held.append).consume()
+            connection.drain_events(timeout=DEADLINE_S)
+            until(lambda: placed(engine) == (0, 10))
+
+        forget()
+        until(lambda: collect() is None and placed(engine) == (10, 0))
+        assert everything(watcher) == [(number, False) for number in range(10)]
+
+    @pytest.mark.parametrize("drained", [False, True], ids=["not drained", "drained"])
+    def test_nothing_refers_to_it(self, abandoned: Any, watcher: Connection, until: Any, drained: bool) -> None:
+        fill(watcher, 10)
+
+        def forget() -> list[weakref.ref[Any]]:
+            connection: Connection = abandoned()
+            # With a time to run, and as a queue with one active consumer: these have timers and tags of their own.
+            arguments = {"x-consumer-timeout": 3_600_000, "x-single-active-consumer": True}
+            queues = [Queue("q", queue_arguments=arguments), Queue("empty")]
+            consumer = connection.Consumer(queues, on_message=print)
+            consumer.consume()
+            if drained:
+                drain(connection)
+                drain(connection)
+                connection.default_channel.basic_get("q")
+            transport = connection.transport
+            return [weakref.ref(each) for each in (connection, transport, connection.default_channel, consumer)]
+
+        references = forget()
+        collect()
+        until(lambda: collect() is None and [each() for each in references] == [None] * 4)
+
+    def test_its_messages_in_the_programs_hands_keep_it(
+        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        fill(watcher, 1)
+
+        def forget() -> Any:
+            return abandoned().default_channel.basic_get("q")
+
+        message = forget()
+        collect()
+        message.ack()
+        assert placed(engine) == (0, 0)
+
+    def test_its_consumers_end(self, abandoned: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        single = Queue("single", queue_arguments={"x-single-active-consumer": True})
+        fill(watcher, 3, "single")
+
+        def forget() -> None:
+            connection = abandoned()
+            queues = [Queue("passing", auto_delete=True), Queue("own", exclusive=True), single]
+            connection.Consumer(queues, on_message=lambda _: None).consume()
+            drain(connection)
+
+        forget()
+        assert engine.queue("passing")
+        assert placed(engine, "single") == (0, 3)
+        until(lambda: collect() is None and engine.queue("passing") is None and engine.queue("own") is None)
+        received: list[Any] = []
+        with watcher.Consumer([single], on_message=received.append):
+            until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 3)
+        assert [message.payload for message in received] == [0, 1, 2]
+
+    def test_fifty_leave_nothing_behind(
+        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(watcher, 200)
+        with watcher.Consumer([Queue("warm")]):  # what the first consumer of a store opens, and keeps
+            drain(watcher)
+        keeper = abandoned()
+        with keeper.Consumer([Queue("warm")]):
+            drain(keeper)
+        collect()
+        threads, files = set(threading.enumerate()), open_files()
+
+        def forget() -> None:
+            connection = abandoned()
+            connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=4).consume()
+            connection.drain_events(timeout=DEADLINE_S)
+
+        gc.disable()
+        try:
+            for _ in range(50):
+                forget()
+        finally:
+            gc.enable()
+        until(lambda: collect() is None and placed(engine) == (200, 0))
+        until(lambda: collect() is None and not set(threading.enumerate()) - threads)
+        until(lambda: open_files() <= files + 10)  # SQLite's store keeps a few connections
+        client = keeper.default_channel.client
+        until(lambda: len(client.membership().consumed) == 1)
+        assert client.membership().known == set()
+        assert len(client._users) == 1
+        keeper.close()
+        until(lambda: client._membership is None)
+
+    @pytest.mark.parametrize("store", ["answers", "is away for a while"])
+    def test_one_that_only_published_closes_the_store(
+        self, abandoned: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch, store: str
+    ) -> None:
+        def forget() -> Client:
+            connection = abandoned()
+            connection.default_channel.queue_declare("own", exclusive=True)
+            fill(connection, 1)
+            found: Client = connection.transport.store
+            return found
+
+        client = forget()
+        if store != "answers":
+            monkeypatch.setattr(errands, "RETRY_S", 0.01)
+            delete, failures = client.engine.delete_queue, [1, 2]
+
+            def away_for_a_while(*args: Any, **given: Any) -> Any:
+                return _unavailable(failures.pop()) if failures else delete(*args, **given)
+
+            monkeypatch.setattr(client.engine, "delete_queue", away_for_a_while)
+        until(lambda: collect() is None and client._opened is None)
+        assert engine.queue("own") is None
+        assert placed(engine) == (1, 0)
+        until(lambda: not any(thread.name == "kombu-fdb-errands" for thread in threading.enumerate()))
+
+    def test_in_a_forked_child_nothing_happens(
+        self, request: Any, url: str, abandoned: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        if url.startswith("fdb+memory"):
+            pytest.skip("a store in memory belongs to one process")
+        fill(watcher, 3)
+        kept = [abandoned()]
+        kept[0].Consumer([Queue("q")], on_message=lambda _: None).consume()
+        drain(kept[0])
+        pid = os.fork()
+        if pid == 0:
+            kept.clear()
+            collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        let_the_receiver_turn(kept[0])
+        assert placed(engine) == (0, 3)
+        kept[0].close()
+
+
+class TestUndrained:
+    def test_what_waits_goes_back_and_no_more_is_claimed(
+        self, connect: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        connection, held = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 10)
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=DEADLINE_S)
+            until(lambda: placed(engine) == (9, 1))
+            until(lambda: not connection.transport.receiver.attendance.given)
+            fill(watcher, 1, first=10)
+            let_the_receiver_turn(connection)
+            assert everything(watcher) == [(number, False) for number in range(1, 11)]
+            assert placed(engine) == (0, 1), "what was handed out stays"
+            held.pop().ack()
+            until(lambda: placed(engine) == (0, 0))
+
+    def test_goes_on_with_the_next_drain(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        connection, held = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 10)
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            for handed in (1, 2):
+                connection.drain_events(timeout=DEADLINE_S)
+                until(lambda handed=handed: placed(engine) == (10 - handed, handed))
+            drain(connection)
+            assert [message.payload for message in held] == list(range(10))
+            assert not any(message.delivery_info["redelivered"] for message in held)
+
+    def test_a_sleeping_receiver_asks_the_store_for_nothing(
+        self, connect: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection = connect(undrained_timeout=SOON_S, poll_interval=0.01)
+        with connection.Consumer([Queue("q")], on_message=print):
+            drain(connection)
+            receiver = connection.transport.receiver
+            until(lambda: not receiver.attendance.given and receiver._asleep)
+            turns: list[None] = []
+            monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
+            fill(watcher, 1)  # rings no bell of its
+            let_the_receiver_turn(watcher)
+            assert len(turns) <= 1
+
+    def test_an_event_loop_that_is_blocked(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        """Celery's solo pool: a task of an hour runs inside the loop."""
+        connection, hub = connect(undrained_timeout=SOON_S), Hub()
+        fill(watcher, 10)
+        seen: list[Any] = []
+        elsewhere: list[Any] = []
+
+        def on_message(message: Any) -> None:
+            if not seen:
+                until(lambda: placed(engine) == (9, 1))
+                elsewhere.extend(everything(watcher)[:9])
+                fill(watcher, 3, first=10)
+            seen.append(message.payload)
+            message.ack()
+
+        connection.register_with_event_loop(hub)
+        with connection.Consumer([Queue("q")], on_message=on_message, prefetch_count=10):
+            until(lambda: placed(engine) == (0, 10))
+            until(lambda: hub.run_once() or len(seen) == 4)
+            connection.transport._leave_loop()
+        hub.close()
+        assert elsewhere == [(number, False) for number in range(1, 10)]
+        assert seen == [0, 10, 11, 12]
+        assert connection.default_channel.client.lost_acks == 0
+
+    def test_a_callback_that_works_for_an_hour(
+        self, connect: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        connection = connect(undrained_timeout=SOON_S)
+        fill(watcher, 5)
+        seen: list[Any] = []
+
+        def on_message(message: Any) -> None:
+            if not seen:
+                until(lambda: placed(engine) == (4, 1))
+            seen.append(message.payload)
+            message.ack()
+
+        with connection.Consumer([Queue("q")], on_message=on_message):
+            until(lambda: connection.drain_events(timeout=DEADLINE_S) or len(seen) == 5)
+        assert seen == [0, 1, 2, 3, 4]
+        until(lambda: placed(engine) == (0, 0))
+
+    def test_what_no_longer_fits_goes_back(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        """One consumer's messages that can't be handed out do not stay, however busily the connection is drained."""
+        connection, held = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 8)
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=8) as consumer:
+            connection.drain_events(timeout=DEADLINE_S)
+            until(lambda: placed(engine) == (0, 8))
+            consumer.qos(prefetch_count=1)
+            until(lambda: drain(connection) is None and placed(engine) == (7, 1))
+
+    def test_one_active_consumer_gives_way(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
+        connection, received = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 3)
+        with connection.Consumer([queue], on_message=lambda message: message.ack()):
+            connection.drain_events(timeout=DEADLINE_S)
+            with watcher.Consumer([queue], on_message=received.append):
+                until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 2)
+        assert [message.payload for message in received] == [1, 2]
+
+    def test_one_active_consumer_keeps_its_place_while_it_works(
+        self, connect: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        """The order of the queue depends on it."""
+        queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
+        connection, held = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 3)
+        with connection.Consumer([queue], on_message=held.append):
+            connection.drain_events(timeout=DEADLINE_S)
+            until(lambda: placed(engine) == (2, 1))
+            let_the_receiver_turn(connection)
+            with watcher.Consumer([queue], on_message=print), pytest.raises(TimeoutError):
+                watcher.drain_events(timeout=0)
+            held.pop().ack()
+
+    def test_an_outage_meanwhile(
+        self, connect: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection, held = connect(undrained_timeout=SOON_S), []
+        fill(watcher, 5)
+        with connection.Consumer([Queue("q")], on_message=held.append):
+            connection.drain_events(timeout=DEADLINE_S)
+            until(lambda: placed(engine) == (0, 5))
+            own = connection.default_channel.engine
+            with monkeypatch.context() as patch:
+                patch.setattr(own, "release", _unavailable)
+                until(lambda: connection.transport.receiver.failed)
+            until(lambda: placed(engine) == (4, 1))
+
+
+def _unavailable(*_: Any, **__: Any) -> Any:
+    from kombu_fdb.errors import StoreUnavailable
+
+    raise StoreUnavailable("the test switched it off")
+
+
+class TestInterrupted:
+    """An exception between the inbox and the callback: from a signal handler, a soft time limit, a greenlet's end."""
+
+    def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
+        connection = connect(delivery_limit=None)  # the same messages come back at each line
+        files = {str(each.__file__) for each in (transport_module, dispatch_module, channel_module)}
+        received: list[Any] = []
+        fill(connection, 3)
+        places: list[str] = []
+        with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=3):
+            until(lambda: drain(connection) is None and len(received) == 3)
+            for line in range(1, 200):
+                received.pop(0).requeue()
+                until(lambda: connection.transport.receiver.arrived.wait(DEADLINE_S))
+                hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
+                places += filter(None, [hit])
+                until(lambda: drain(connection) is None and len(received) == 3)
+                assert len(connection.default_channel.inbox) == 0, places
+                assert len(connection.default_channel.qos) == 3, places
+                if not hit:
+                    break
+            else:
+                pytest.fail("a drain has more lines than that")
+        assert len(set(places)) > 20
+
+
+class TestTwoThreads:
+    def test_closing_ends_a_drain(self, connection: Connection, until: Any) -> None:
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                connection.transport.drain_events(connection.transport)
+            except BaseException as error:
+                raised.append(error)
+
+        with connection.Consumer([Queue("q")], on_message=print):
+            transport = connection.transport
+            thread = threading.Thread(target=wait)
+            thread.start()
+            until(lambda: transport.receiver.attendance.given)
+            transport.close_connection(transport)
+            thread.join(10)
+        assert not thread.is_alive()
+        assert isinstance(raised[0], connection.connection_errors)
+
+    def test_each_message_is_handed_out_once(self, connection: Connection, until: Any) -> None:
+        fill(connection, 400)
+        received: list[Any] = []
+
+        def work() -> None:
+            while len(received) < 400:
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.05)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        with connection.Consumer(
+            [Queue("q")],
+            on_message=lambda message: (received.append(message.payload), message.ack()),
+            prefetch_count=16,
+        ):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        assert sorted(received) == list(range(400))
+
+    def test_the_channel_is_closed_in_a_callback(self, connection: Connection, engine: Engine, until: Any) -> None:
+        fill(connection, 10)
+        channel = connection.channel()
+
+        def on_message(_: Any) -> None:
+            channel.close()
+
+        channel.basic_consume("q", False, on_message)
+        connection.drain_events(timeout=DEADLINE_S)
+        drain(connection)
+        until(lambda: placed(engine) == (10, 0))
+
+
+class TestPrograms:
+    def test_a_consumer_mixin_that_is_dropped(
+        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
+    ) -> None:
+        fill(watcher, 10)
+
+        class Worker(ConsumerMixin):  # type: ignore[misc] # kombu has no types
+            def __init__(self) -> None:
+                self.connection = abandoned()
+                self.received: list[Any] = []
+
+            def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
+                return [consumer([Queue("q")], on_message=self.received.append)]
+
+        def forget() -> None:
+            worker = Worker()
+            events = worker.consume(limit=None)
+            while not worker.received:
+                next(events)
+            worker.connection = None
+
+        forget()
+        until(lambda: collect() is None and placed(engine) == (10, 0))
+
+    def test_a_dropped_reply_consumer(self, abandoned: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+        """As ``Celery.control.inspect`` uses it."""
+        exchange = Exchange("reply.pidbox", type="direct", delivery_mode=1)
+
+        def forget() -> None:
+            connection = abandoned()
+            queue = Queue("reply", exchange, "reply", auto_delete=True)
+            connection.Consumer([queue], on_message=print, no_ack=True).consume()
+            drain(connection)
+
+        forget()
+        assert engine.queue("reply")
+        until(lambda: collect() is None and engine.queue("reply") is None)

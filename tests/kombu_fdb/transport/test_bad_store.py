@@ -1,0 +1,119 @@
+"""A store that can't be used, as a Celery or kombu user meets it: the right class of error, and the fix in its text."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from kombu import Connection, Message, Queue
+from kombu.exceptions import OperationalError
+
+from kombu_fdb.errors import FormatError
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+#: kombu tries to connect three times by default.
+ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
+
+
+def written_by_a_newer_version(url: str) -> None:
+    with Connection(url) as connection:
+        key = connection.default_channel.engine.keys.format
+    database = SqliteDatabase.open(url.removeprefix("fdb+sqlite://"))
+    tr = database.begin(timeout_s=5)
+    tr.set(key, b"999")
+    tr.commit()
+    database.close()
+
+
+def test_a_store_written_by_a_newer_version(url: str) -> None:
+    written_by_a_newer_version(url)
+    with Connection(url) as connection:
+        with pytest.raises(FormatError, match="Upgrade celery-fdb"):
+            connection.ensure_connection(max_retries=1)
+        assert issubclass(FormatError, connection.channel_errors), "not to be retried: waiting does not help"
+
+
+def test_delay_on_it(url: str) -> None:
+    written_by_a_newer_version(url)
+    app = Celery("bad", broker=url)
+    with pytest.raises(FormatError, match="Upgrade celery-fdb"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    app = Celery("bad", broker=f"fdb+sqlite:///{tmp_path}/missing/broker.db")
+    app.conf.broker_transport_options = ONCE
+    with pytest.raises(OperationalError, match="mkdir"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, " * 100)
+    app = Celery("bad", broker=f"fdb+sqlite:///{path}")
+    app.conf.broker_transport_options = ONCE
+    with pytest.raises(OperationalError, match=r"not a (SQLite )?database"):
+        app.send_task("anything", retry=False)
+    assert path.read_text().startswith("not a database")
+
+
+def test_an_option_nobody_knows(url: str) -> None:
+    app = Celery("bad", broker=url)
+    app.conf.broker_transport_options = {"sesion_ttl": 5}
+    with pytest.raises(ValueError, match="session_ttl"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_cluster_nobody_answers_from() -> None:
+    """Within the deadline, with FoundationDB's client or without it."""
+    app = Celery("bad", broker="fdb://test:test@127.0.0.1:9")
+    app.conf.broker_connection_timeout = 1
+    with pytest.raises(OperationalError, match=r"doctor|fdbserver|libfdb_c|cluster"):
+        app.send_task("anything", retry=False)
+
+
+def test_a_full_disk_loses_nothing_and_work_goes_on(tmp_path: Path) -> None:
+    """Publishing is refused; what was confirmed is consumed, and when there is space again publishing works."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
+    try:
+        publish_and_consume(f"fdb+sqlite:///{disk}/broker.db", disk / "ballast")
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def publish_and_consume(url: str, ballast: Path) -> None:
+    confirmed: list[int] = []
+    with Connection(url) as connection, Connection(url) as consuming:
+        producer = connection.Producer()
+        queue = Queue("q")(connection.default_channel)
+        queue.declare()
+        ballast.write_bytes(bytes(12_000_000))
+        with pytest.raises(connection.connection_errors, match=r"disk is full.*Free space"):
+            for number in range(1000):
+                producer.publish({"number": number, "data": "x" * 20_000}, routing_key="q")
+                confirmed.append(number)
+        ballast.unlink()
+        producer.publish({"number": -1}, routing_key="q")
+        seen: list[int] = []
+
+        def on_message(message: Message) -> None:
+            seen.append(message.payload["number"])
+            message.ack()
+
+        with consuming.Consumer([Queue("q")], on_message=on_message):
+            while len(seen) < len(confirmed) + 1:
+                consuming.drain_events(timeout=10)
+    assert seen == [*confirmed, -1]

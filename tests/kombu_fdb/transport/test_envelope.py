@@ -1,0 +1,271 @@
+"""The wire format, and what it reads out of headers (envelope.py, timing.py; research/interfaces.md A3, A4)."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.utils.json import register_type
+
+from kombu_fdb.errors import FormatError, OptionError
+from kombu_fdb.model import Death, Delivery, Lease
+from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.ranges import LATEST_MS
+from kombu_fdb.transport.envelope import encode, open_delivery, without_deaths
+from kombu_fdb.transport.timing import due_ms, ttl_ms
+
+NOW_MS = 1_800_000_000_000
+
+
+def message(body: Any = b"", headers: Any = None, **properties: Any) -> dict[str, Any]:
+    return {
+        "body": body,
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": headers or {},
+        "properties": {"delivery_info": {}, **properties},
+    }
+
+
+def delivery(payload: bytes, redeliveries: int = 0, deaths: tuple[Death, ...] = ()) -> Delivery:
+    return Delivery(Lease(b"s", 1), "q", payload, b"id", redeliveries, deaths)
+
+
+def there_and_back(**what: Any) -> dict[str, Any]:
+    return open_delivery(delivery(encode(message(**what), "e", "k", now_ms=NOW_MS).payload), 7, "tag")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+).filter(lambda value: not isinstance(value, dict) or value.keys() != {"__type__", "__value__"})
+
+
+@given(body=st.binary(), headers=st.dictionaries(st.text(), json_values, max_size=4))
+def test_round_trip(body: bytes, headers: dict[str, Any]) -> None:
+    for name in ("x-delivery-count", "x-death"):
+        headers.pop(name, None)
+    found = there_and_back(body=body, headers=headers)
+    assert (found["body"], found["headers"]) == (body, headers)
+
+
+def test_types_of_kombu() -> None:
+    headers = {
+        "uuid": uuid.uuid4(),
+        "time": datetime.now(UTC),
+        "decimal": Decimal("1.5"),
+        "bytes": b"\xff\x00",
+        "like ours": {"__type__": "not known"},
+    }
+    assert there_and_back(headers=headers)["headers"] == headers
+
+
+def test_delivery_info() -> None:
+    found = there_and_back(delivery_tag="the publisher's", body_encoding="base64")
+    assert found["properties"] == {
+        "delivery_tag": 7,
+        "delivery_info": {
+            "exchange": "e",
+            "routing_key": "k",
+            "queue": "q",
+            "redelivered": False,
+            "consumer_tag": "tag",
+        },
+    }
+
+
+def test_redelivered_and_dead() -> None:
+    deaths = (Death("b", "expired", 2, NOW_MS), Death("a", "rejected", 1, NOW_MS, "e", ("k",), {"error": "x"}))
+    payload = encode(message(), "e", "k", now_ms=NOW_MS).payload
+    headers = open_delivery(delivery(payload, 3, deaths), 1)["headers"]
+    assert headers["x-delivery-count"] == 3
+    assert [entry["queue"] for entry in headers["x-death"]] == ["b", "a"]
+    assert headers["x-death"][1]["routing-keys"] == ["k"]
+    assert (headers["x-first-death-queue"], headers["x-last-death-queue"]) == ("a", "b")
+
+
+@given(st.binary())
+def test_foreign_bytes_are_a_format_error(payload: bytes) -> None:
+    with pytest.raises(FormatError):
+        open_delivery(delivery(payload), 1)
+
+
+@given(st.data())
+def test_damaged_bytes_are_a_format_error_or_a_message(data: st.DataObject) -> None:
+    payload = bytearray(encode(message(b"body", {"a": 1}), "e", "k", now_ms=NOW_MS).payload)
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(payload[: data.draw(st.integers(0, len(payload)))])
+    with suppress(FormatError):
+        assert open_delivery(delivery(cut), 1)["properties"]["delivery_tag"] == 1
+
+
+@pytest.mark.parametrize("body", [5, 1.5, [1], {"a": 1}])
+def test_a_body_that_is_no_body(body: Any) -> None:
+    with pytest.raises(TypeError):
+        encode(message(body), "", "q", now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(0, 0), (9, 9), (5, 5), (99, 9), (255, 9), (None, 0), ("7", 7)])
+def test_priority(priority: Any, expected: int) -> None:
+    assert encode(message(priority=priority), "", "q", now_ms=NOW_MS).priority == expected
+    assert encode(message(priority=priority), "", "q", now_ms=NOW_MS, most_urgent_is_zero=True).priority == 9 - expected
+
+
+IN_A_MINUTE = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties", "expected"),
+    [
+        ({}, {}, 0),
+        ({"task": "t", "eta": IN_A_MINUTE.isoformat()}, {}, NOW_MS + 60_000),
+        ({"task": "t", "eta": IN_A_MINUTE.replace(tzinfo=None).isoformat()}, {}, NOW_MS + 60_000),
+        ({"task": "t", "eta": (IN_A_MINUTE - timedelta(hours=1)).isoformat()}, {}, 0),
+        ({"task": "t", "eta": None}, {}, 0),
+        ({"eta": IN_A_MINUTE.isoformat()}, {}, 0),
+        ({"x-delay": 1500}, {}, NOW_MS + 1500),
+        ({"x-delay": "1500"}, {}, NOW_MS + 1500),
+        ({"x-delay": -5}, {}, 0),
+        ({"x-delay": None, "DelaySeconds": None}, {"DelaySeconds": None}, 0),
+        ({}, {"DelaySeconds": 2}, NOW_MS + 2000),
+        ({"DelaySeconds": 0.5}, {}, NOW_MS + 500),
+        ({"x-delay": 100, "task": "t", "eta": IN_A_MINUTE.isoformat()}, {}, NOW_MS + 60_000),
+    ],
+)
+def test_due(headers: Any, properties: Any, expected: int) -> None:
+    assert due_ms(headers, properties, NOW_MS) == expected
+
+
+#: Numbers that are numbers, and that nothing behind the edge can hold.
+TOO_LARGE = [
+    1e13,
+    1_795_320_004_851_654_922,
+    2**64,
+    10**400,
+    "1e300",
+    float("inf"),
+    "inf",
+    float("nan"),
+    "nan",
+    -float("inf"),
+]
+
+
+@pytest.mark.parametrize("number", TOO_LARGE, ids=lambda each: repr(each)[:20])
+@pytest.mark.parametrize(
+    "field", ["x-delay", "x-ttr", "DelaySeconds", "expiration", "dedup_window", "once_window", "priority"]
+)
+def test_a_number_out_of_range_is_refused_by_the_name_of_its_field(field: str, number: Any) -> None:
+    headers = {field: number, "dedup_id": "d", "once_id": "o"}
+    properties = {field: number} if field in ("DelaySeconds", "expiration", "priority") else {}
+    with pytest.raises(OptionError, match=field):
+        encode(message(headers={} if properties else headers, **properties), "", "q", now_ms=NOW_MS)
+
+
+def test_a_moment_at_the_end_of_time() -> None:
+    last = "9999-12-31T23:59:59.999999-14:00"
+    assert due_ms({"task": "t", "eta": last}, {}, NOW_MS) == LATEST_MS
+
+
+#: What kombu's decoders of types, each by its own error, make nothing of.
+IMPOSTORS = [
+    {"__type__": kind, "__value__": value}
+    for kind in ("uuid", "bytes", "base64", "datetime", "date", "time", "decimal", "no such type")
+    for value in ({"hex": 5}, {"nonsense": 1}, 5, None, [1], "\ud800", "no such", {"hex": "x" * 32}, {"int": -1})
+    if (kind, value) not in [("bytes", "no such"), ("base64", "no such"), ("decimal", 5)]
+]
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS, ids=str)
+def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(impostor: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        there_and_back(headers=impostor)
+    for headers in ({"a": impostor}, {"a": [{"b": impostor}]}):
+        found = there_and_back(headers=headers, body=b"")["headers"]
+        assert found == headers or impostor["__type__"] == "base64", found
+
+
+class Odd:
+    """A type that an application has registered."""
+
+
+def test_a_decoder_of_the_application_that_fails_ends_no_worker() -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError
+
+    register_type(Odd, "odd", lambda _: 1, broken)
+    assert there_and_back(headers={"a": Odd()})["headers"] == {"a": {"__type__": "odd", "__value__": 1}}
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("value", [None, 5, "\ud800", [1], {"a": 1}, True])
+def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(place: int, value: Any) -> None:
+    meta: list[Any] = ["text/plain", "utf-8", {}, {"body_encoding": "base64"}, "e", "k"]
+    meta[place] = value
+    text = json.dumps(meta).encode()
+    with suppress(FormatError):
+        found = open_delivery(delivery(HEAD.pack(VERSION, len(text)) + text + b"body"), 1)
+        assert isinstance(found["properties"]["delivery_info"]["exchange"], str)
+        assert "body_encoding" not in found["properties"]
+        assert found["content-type"] is None or isinstance(found["content-type"], str)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ({"headers": {"a": nested(100_000)}}, "JSON"),
+        ({"body": "\ud800"}, "body"),
+        ({"headers": {"id": "\ud800", "task": "t"}}, "task id"),
+        ({"message_id": "\ud800"}, "task id"),
+    ],
+)
+def test_what_can_not_be_written_down_is_refused_by_its_name(what: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        encode(message(**what), "", "q", now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    "entry", [5, {"queue": 5}, {"time": float("inf")}, {"routing-keys": 5}, {"routing-keys": [5]}, {"x": uuid.uuid4()}]
+)
+def test_an_invented_history_is_none(entry: Any) -> None:
+    real = {"queue": "q", "reason": "r", "count": 1, "time": 5, "exchange": "", "routing-keys": []}
+    invented = {**real, **entry} if isinstance(entry, dict) else entry
+    assert without_deaths({"a": 1, "x-death": [invented]}) == ({"a": 1}, ())
+    assert without_deaths({"x-death": [real]})[1] == (Death("q", "r", 1, 5_000),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties", "expected"),
+    [
+        ({}, {}, None),
+        ({}, {"expiration": "1500"}, 1500),
+        ({}, {"expiration": "0"}, 0),
+        ({"task": "t", "expires": None}, {"expiration": "60000"}, 60_000),
+        # Celery sets both: a worker has to be given the task, so that it can say REVOKED.
+        ({"task": "t", "expires": IN_A_MINUTE.isoformat()}, {"expiration": "60000"}, None),
+        ({"task": "t", "expires": "nonsense"}, {"expiration": "0"}, None),
+        ({"expires": 1_800_000_060.0}, {"expiration": "5"}, 5),
+    ],
+)
+def test_time_to_live(headers: Any, properties: Any, expected: Any) -> None:
+    assert ttl_ms(headers, properties) == expected
+
+
+def test_never_a_part_of_a_millisecond_early() -> None:
+    eta = (IN_A_MINUTE + timedelta(microseconds=1)).isoformat()
+    assert due_ms({"task": "t", "eta": eta}, {}, NOW_MS) == NOW_MS + 60_001

@@ -1,0 +1,284 @@
+"""Exceptions out of signal handlers, and closing: nothing is held that nobody knows of, and nothing stays locked."""
+
+from __future__ import annotations
+
+import dis
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from kit.interruption import interrupt, runs_handlers
+from kombu import Connection
+
+import kombu_fdb.api.broker
+from kombu_fdb import Broker
+from kombu_fdb.api.broker import Queue
+from kombu_fdb.engine.facade import working
+from kombu_fdb.model import Lease, Publication
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.process import attempt, client, errands, membership
+from kombu_fdb.process.overdue import Overdue
+from kombu_fdb.store import retry
+from kombu_fdb.store import tokens as store_tokens
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
+from kombu_fdb.testing.stores import MemoryStores
+from kombu_fdb.transport import channel
+
+#: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
+MODULES = (kombu_fdb.api.broker, attempt, channel, client, errands, membership, retry, store_tokens, working)
+WATCHED = {str(each.__file__) for each in MODULES}
+MOST_LINES = 400
+
+
+@pytest.fixture(params=[True, False], ids=["tokens", "answered"])
+def tokens(request: pytest.FixtureRequest) -> Faults | None:
+    """A store that may lose answers, and one that never does."""
+    return Faults() if request.param else None
+
+
+@pytest.fixture
+def broker(tokens: Faults | None) -> Iterator[Broker]:
+    url = f"fdb+memory://{random_id().hex()}"
+    with MemoryStores(tokens), Broker.open(url, delivery_limit=None) as broker:
+        yield broker
+
+
+def in_another_thread(call: Callable[[], object]) -> None:
+    """It must not wait for what the interrupted thread holds."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "something stayed locked"
+
+
+def each_line(call: Callable[[], object], after: Callable[[], object]) -> int:
+    """Interrupt ``call`` at every line in turn; look ``after`` each."""
+    for line in range(1, MOST_LINES):
+        if not interrupt(call, line, WATCHED, strikes=runs_handlers):
+            return line
+        after()
+    raise AssertionError("the call has no end")
+
+
+def held(broker: Broker) -> int:
+    """How many messages this process holds, when all that is suspect is recovered."""
+    own = broker.client.membership()
+    for first in list(own._claims):  # given up by age, else
+        own._suspects.add(first)
+        own._claims.pop(first, None)
+    in_another_thread(own.watch_claims)
+    return broker.queue("q").stats().leased
+
+
+def settle_down(broker: Broker) -> None:
+    """What the duties thread does."""
+    in_another_thread(broker.client._errands.run)
+    in_another_thread(broker.client._hand_back)
+
+
+def claim(broker: Broker) -> None:
+    broker.client.membership().claim(["q"], 2)
+
+
+def take(broker: Broker) -> None:
+    broker.queue("q").take_many(2, timeout=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
+@pytest.mark.parametrize("how", [claim, take])
+def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: Callable[[Broker], None]) -> None:
+    queue: Queue = broker.queue("q")
+    queue.put_many([str(number) for number in range(3)])
+    queue.take(timeout=0).release()  # type: ignore[union-attr]
+
+    def look() -> None:
+        settle_down(broker)
+        assert held(broker) == 0
+        assert queue.stats().ready == 3
+        assert not broker._held
+        assert not broker.client.membership().known
+
+    assert each_line(lambda: how(broker), look) > 20
+
+
+def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None) -> None:
+    url = f"fdb+memory://{random_id().hex()}"
+    with MemoryStores(tokens), Broker.open(url) as broker, Connection(url) as connection:
+        queue: Queue = broker.queue("q")
+        connection.Producer(auto_declare=False).publish("x", routing_key="q")
+        connection.default_channel.basic_get("q").requeue()
+
+        def look() -> None:
+            settle_down(broker)
+            assert held(broker) == 0
+            assert queue.stats().ready == 1
+            assert not len(connection.default_channel.qos)
+
+        assert broker.client is connection.default_channel.client
+        assert each_line(lambda: connection.default_channel.basic_get("q"), look) > 20
+
+
+def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> None:
+    queue = broker.queue("q")
+    jobs: list[Any] = []
+
+    def take() -> None:
+        queue.put("x")
+        jobs.append(queue.take(timeout=5))
+        broker.client.acks.append(jobs[-1]._delivery.lease)
+
+    def ack() -> None:
+        broker.client.flush_acks()
+
+    def look() -> None:
+        in_another_thread(broker.client.flush_acks)
+        assert queue.stats().leased == 0, "the ack is lost"
+        take()
+
+    take()
+    assert each_line(ack, look) > 5
+
+
+def after_calls(code: CodeType) -> set[int]:
+    """Where Python looks for signals within a line, among other places."""
+    return {after.offset for call, after in pairwise(dis.get_instructions(code)) if call.opname.startswith("CALL")}
+
+
+def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeType) -> bool:
+    """Raise behind the so many-th call out of this code; False if there are not so many."""
+    places, left = {code: after_calls(code) for code in codes}, number
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code not in places:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in places[frame.f_code]:
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
+    own, number, codes = broker.client, 0, (client.Client.take_acks.__code__, errands.move.__code__)
+    while True:
+        number += 1
+        own.acks.extend(Lease(b"s", each) for each in range(3))
+        taken: list[Lease] = []
+        struck = interrupt_after_call(lambda: own.take_acks(taken), number, *codes)  # noqa: B023
+        assert [each.number for each in (*taken, *own.acks)] == [0, 1, 2]
+        own.acks.clear()
+        if not struck:
+            break
+    assert number > 2
+
+
+#: With a condition, Python code stands between a lock and whoever takes it.
+CONDITION = [threading.Condition.__enter__, threading.Condition.__exit__, threading.Condition.notify]
+
+
+def test_a_time_to_run_that_is_interrupted_anywhere_locks_nobody_out() -> None:
+    lease = Lease(b"s", 1)
+    codes = [each.__code__ for each in (*CONDITION, Overdue.watch, Overdue.forget, Overdue.clear)]
+    timers = Overdue(lambda leases, _counted: len(leases))
+
+    def begin_and_end() -> None:
+        timers.watch(lease, 3600, started=lambda: True, gone=lambda: None)
+        timers.forget([lease])
+        timers.clear()
+
+    number = 1
+    while interrupt_after_call(begin_and_end, number, *codes):
+        in_another_thread(begin_and_end)
+        number += 1
+    assert number > 5
+
+
+def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None:
+    url = f"fdb+memory://{random_id().hex()}"
+    with MemoryStores(), Connection(url) as connection:
+        channel, received = connection.default_channel, queue.SimpleQueue[Any]()
+        channel.basic_consume("q", True, received.put, "stays")
+        for number in range(1, 4):
+            channel.basic_consume("other", True, print, "goes")
+            interrupt_after_call(lambda: channel.basic_cancel("goes"), number, *(each.__code__ for each in CONDITION))
+            connection.Producer(auto_declare=False).publish("x", routing_key="q")
+            connection.drain_events(timeout=60)
+            assert received.get_nowait().payload == "x"
+
+
+def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> None:
+    with MemoryStores(Faults()), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
+        engine, stored = broker.engine, 0
+
+        def put() -> None:
+            engine.publish([Publication("", "q", b"%d" % stored)])
+
+        def look() -> None:
+            nonlocal stored
+            in_another_thread(put)
+            stored += 1
+            assert broker.queue("q").count() == stored
+
+        assert each_line(put, look) > 20
+
+
+def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing() -> None:
+    faults = Faults()
+    with MemoryStores(faults), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
+        queue = broker.queue("q")
+        queue.put("x")
+        queue.take(timeout=0).release()  # type: ignore[union-attr]
+        faults.at_commits(Fault.INTERRUPTED)
+        with pytest.raises(Interrupted):
+            queue.take(timeout=0)
+        assert held(broker) == 0
+        assert queue.count() == 1
+
+
+def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
+    url = f"fdb+sqlite:///{tmp_path}/b.db"
+    with Broker.open(url) as broker:
+        broker.queue("q").put_many(["x"] * 1200)
+        found = [each for _ in range(12) for each in broker.client.membership().claim(["q"], 100)]
+        broker.client.acks.extend(each.lease for each in found)
+        broker.client.close()
+    with Broker.open(url) as broker:
+        assert len(found) == 1200
+        stats = broker.queue("q").stats()
+        assert (stats.ready, stats.leased) == (0, 0)
+
+
+def test_threads_claim_side_by_side(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BOUNDED: with a lock around it, the last of ten would wait for nine timeouts of the store."""
+    queue, together = broker.queue("q"), threading.Barrier(10, timeout=10)
+    assert queue.take(timeout=0) is None
+    claim = broker.engine.claim
+
+    def claim_together(*args: Any, **given: Any) -> Any:
+        together.wait()
+        return claim(*args, **given)
+
+    monkeypatch.setattr(broker.engine, "claim", claim_together)
+    threads = [threading.Thread(target=lambda: queue.take(timeout=0), daemon=True) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not together.broken

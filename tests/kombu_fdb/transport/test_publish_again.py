@@ -1,0 +1,240 @@
+"""A publish whose answer was lost is published again by kombu and Celery: it is stored once (again.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kit.conformance.queue import Bench
+from kombu import Connection
+
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages import again
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, StoreUnavailable
+from kombu_fdb.model import Publication
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.store.tokens import LONGEST_DOUBT_S
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault, Faults, Interrupted
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.stores import MemoryStores
+
+#: When the commit lands whose answer was lost: never, before it is published again, and later.
+LANDINGS = [None, 0.0, 4.0]
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a store that no pool of an earlier test has a connection to."""
+    return f"again-{random_id().hex()}"
+
+
+@pytest.fixture
+def url(name: str) -> str:
+    return f"fdb+memory://{name}"
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def stores(faults: Faults) -> Iterator[MemoryStores]:
+    with MemoryStores(faults) as stores:
+        yield stores
+
+
+@pytest.fixture
+def ready(stores: MemoryStores, name: str, url: str) -> Iterator[Callable[[str], int]]:
+    """How many messages there are when all has landed."""
+    with Broker.open(url) as broker:
+
+        def ready(queue: str) -> int:
+            stores.store(name).land_late_commits()
+            return broker.queue(queue).stats().ready
+
+        yield ready
+
+
+def lose(faults: Faults, *landings_s: float | None) -> None:
+    faults.at_commits(*[Fault.COMMIT_LATE] * len(landings_s))
+    faults.at_landings(*landings_s)
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_a_producer_that_retries(faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None) -> None:
+    with Connection(url) as connection:
+        producer = connection.Producer(auto_declare=False)
+        producer.publish("warm", routing_key="other")
+        lose(faults, lands_s)
+        producer.publish("x", routing_key="q", retry=True, retry_policy={"interval_start": 0, "max_retries": 3})
+        producer.publish("y", routing_key="q")
+    assert ready("q") == 2
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_celery_with_its_default_retry(
+    faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None
+) -> None:
+    with Celery(broker=url, set_as_current=False) as app:
+        app.send_task("warm", queue="celery")
+        lose(faults, lands_s)
+        app.send_task("tasks.add", args=(1, 2), countdown=None, queue="celery")
+    assert faults.struck[Fault.COMMIT_LATE] == 1
+    assert ready("celery") == 2
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_the_last_connection_is_dropped_in_between(
+    faults: Faults, stores: MemoryStores, name: str, url: str, lands_s: float | None
+) -> None:
+    """The client closes its store with it, and forgets nothing."""
+    with Connection(url) as connection:
+        producer = connection.Producer(auto_declare=False)
+        producer.publish("warm", routing_key="other")
+        lose(faults, lands_s)
+        with pytest.raises(CommitUnknown):
+            producer.publish("x", routing_key="q")
+    with Connection(url) as connection:
+        connection.Producer(auto_declare=False).publish("x", routing_key="q")
+        stores.store(name).land_late_commits()
+        assert connection.default_channel.engine.counts("q").ready == 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def bench(clock: ManualClock, faults: Faults) -> Bench:
+    bench = Bench(MemoryDatabase(clock=clock, faults=faults))
+    bench.clock = clock
+    bench.engine = bench.another()
+    return bench
+
+
+def publication(text: str, **fields: Any) -> Publication:
+    return Publication("", "q", text.encode(), **fields)
+
+
+def publish(bench: Bench, *texts: str) -> list[list[str]]:
+    return bench.engine.publish([publication(text) for text in texts])
+
+
+def stored(bench: Bench) -> list[str]:
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.land_late_commits()
+    return sorted(payload.decode() for payload in bench.payloads())
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_cut_into_other_batches(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+    lose(faults, lands_s)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "a", "b", "c")
+    assert publish(bench, "c", "d") == [["q"], ["q"]]
+    assert publish(bench, "a", "b") == [["q"], ["q"]]
+    assert stored(bench) == ["a", "b", "c", "d"]
+    assert not bench.engine.doubts
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+@pytest.mark.parametrize(
+    "other", [publication("b"), Publication("no such exchange", "q", b"b")], ids=["lost", "refused"]
+)
+def test_beside_another_that_fails(bench: Bench, faults: Faults, lands_s: float | None, other: Publication) -> None:
+    """What was found to be stored already is still known at the next attempt."""
+    lose(faults, lands_s)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "a")
+    faults.at_commits(None, Fault.COMMIT_LATE) if lands_s != 0.0 else lose(faults, None)
+    with pytest.raises(KombuFDBError):
+        bench.engine.publish([publication("a"), other])
+    faults.stop()
+    assert publish(bench, "a", "b") == [["q"], ["q"]]
+    assert stored(bench) == ["a", "b"]
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_equal_messages_are_as_many_as_were_published(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+    lose(faults, lands_s)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "tick", "tick")
+    for _ in range(3):
+        publish(bench, "tick")
+    assert stored(bench) == ["tick"] * 3
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_a_delay_is_reckoned_anew(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+    lose(faults, lands_s)
+    with pytest.raises(CommitUnknown):
+        bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
+    bench.clock.advance(0.5)
+    bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
+    stored(bench)
+    assert bench.counts() == (0, 1, 0)
+
+
+@pytest.mark.parametrize("lands_s", [None, 4.0])
+def test_the_answer_is_lost_again_and_again(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+    """That of the fence, too; and the store is away in between."""
+    lose(faults, *[lands_s] * 5)
+    for _ in range(4):
+        with pytest.raises(CommitUnknown):
+            publish(bench, "x")
+        bench.clock.advance(1)
+    faults.at_reads(Fault.UNAVAILABLE)
+    with pytest.raises(CommitUnknown) as caught:
+        publish(bench, "x")
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+    faults.stop()
+    publish(bench, "x")
+    assert stored(bench) == ["x"]
+
+
+def test_an_exception_out_of_a_signal_handler(bench: Bench, faults: Faults) -> None:
+    faults.at_commits(Fault.INTERRUPTED)
+    with pytest.raises(Interrupted):
+        publish(bench, "x")
+    publish(bench, "x")
+    assert stored(bench) == ["x"]
+
+
+def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
+    """Its token may have been cleared: what is published again is stored again, rather than lost."""
+    lose(faults, 0.0)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "x")
+    bench.clock.advance(LONGEST_DOUBT_S + 1)
+    publish(bench, "x")
+    assert stored(bench) == ["x", "x"]
+    assert not bench.engine.doubts
+
+
+def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "MOST_MESSAGES", 3)
+    for number in range(5):
+        lose(faults, None)
+        with pytest.raises(CommitUnknown):
+            publish(bench, str(number))
+    assert len(bench.engine.doubts) == 3
+
+
+def test_what_differs_is_another_message(bench: Bench, faults: Faults) -> None:
+    lose(faults, 0.0)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "x")
+    bench.engine.publish([publication("x", key="k"), publication("x", priority=3), publication("x", ttl_ms=60_000)])
+    bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 1)])
+    assert bench.counts() == (4, 1, 0)
+
+
+def test_nothing_is_paid_for_it_while_all_goes_well(bench: Bench) -> None:
+    publish(bench, "x")
+    assert not bench.engine.doubts

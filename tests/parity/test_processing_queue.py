@@ -1,0 +1,223 @@
+"""FoundationDB's processing queue, feature by feature (seeds/foundationdb-processing-queue.txt)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_fdb.api import backoff
+from kombu_fdb.api.job import Job
+from kombu_fdb.errors import AlreadySettled, LeaseLost, OptionError
+from kombu_fdb.primitives.clock import SystemClock
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def jobs(broker):
+    return broker.queue("jobs")
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+def test_lease_has_exactly_one_owner(another):
+    one, other = another().queue("jobs"), another().queue("jobs")
+    one.put("1")
+    job = one.take(0)
+    assert other.take(0) is None
+    assert other.stats().leased == 1
+    job.ack()
+
+
+def test_extend_checks_ownership(another, sweep):
+    owner, other = another(), another()
+    owner.queue("jobs").put("1")
+    job = owner.queue("jobs").take(0)
+    job.extend()
+    sweep(other, owner)
+    with pytest.raises(LeaseLost):
+        job.extend()
+
+
+def test_extend_sees_a_fence_before_the_sweep_has_come_by(another):
+    owner, other = another(), another()
+    owner.queue("jobs").put("1")
+    job = owner.queue("jobs").take(0)
+    session_id = owner.client.membership().session_id
+    assert other.engine.fence(session_id, {each: beat for each, beat, _ in other.engine.beats()}[session_id])
+    with pytest.raises(LeaseLost):
+        job.extend()
+    assert other.engine.release_session(session_id) == 1
+
+
+def test_lease_stolen(another, sweep):
+    """Swept, and taken by another one: the late owner changes nothing, and can find out who has it."""
+    late, other = another(), another()
+    late.queue("jobs").put("1")
+    job = late.queue("jobs").take(0)
+    sweep(other, late)
+    stolen = other.queue("jobs").take(PATIENCE_S)
+    for verb in (job.ack, job.release, job.bury):
+        with pytest.raises(LeaseLost):
+            verb()
+    found = late.queue("jobs").find(job.id)
+    assert (found.state, found.owner) == ("leased", other.client.membership().session_id)
+    assert stolen.attempts == 2
+    stolen.ack()
+    late.queue("jobs").put("2")
+    assert late.queue("jobs").take(PATIENCE_S).payload == b"2", "with a new session"
+
+
+def test_job_gone(another, sweep):
+    """Swept, taken and settled by another one: nothing is left to be found."""
+    late, other = another(), another()
+    late.queue("jobs").put("1")
+    job = late.queue("jobs").take(0)
+    sweep(other, late)
+    other.queue("jobs").take(PATIENCE_S).ack()
+    with pytest.raises(LeaseLost):
+        job.ack()
+    assert late.queue("jobs").find(job.id) is None
+
+
+@pytest.mark.parametrize("how", ["ack", "release", "bury"])
+def test_settling_twice(jobs, how):
+    jobs.put("1")
+    job = jobs.take(0)
+    getattr(job, how)()
+    for again in (job.ack, job.release, job.bury, job.extend):
+        with pytest.raises(AlreadySettled) as caught:
+            again()
+        assert caught.value.how.startswith(how[:3])
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_attempts(jobs):
+    jobs.put("1")
+    for attempt in (1, 2, 3):
+        job = jobs.take(0)
+        assert job.attempts == attempt
+        job.release()
+
+
+@pytest.mark.parametrize(("attempt", "minutes"), [(1, 1), (2, 5), (3, 25), (4, 25)])
+def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
+    assert backoff.seconds("1/5/25min", attempt) == minutes * 60
+    jobs.put("1")
+    (delivery,) = broker.client.membership().claim(["jobs"], 1)
+    Job(broker, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
+    assert jobs.take(0) is None
+    _, due_ms = broker.engine.promote()
+    early_ms = minutes * 60_000 - (due_ms - SystemClock().wall_ms())
+    assert -1 <= early_ms < 30_000, "rounded up to the next millisecond"
+
+
+@pytest.mark.parametrize(("name", "expected"), [("1/5/25min", 300), ("10s", 10), ("0.5/1h", 3600)])
+def test_backoff_names(name, expected):
+    assert backoff.seconds(name, 2) == expected
+
+
+@pytest.mark.parametrize("name", ["", "fast", "1/5", "1//5min", "-1s", "1/5/25minutes"])
+def test_backoff_of_another_name(jobs, name):
+    with pytest.raises(OptionError):
+        backoff.seconds(name, 1)
+    jobs.put("1")
+    job = jobs.take(0)
+    with pytest.raises(OptionError):
+        job.release(backoff=name)
+    job.ack()
+
+
+def test_a_delay_and_a_backoff(jobs):
+    jobs.put("1")
+    job = jobs.take(0)
+    with pytest.raises(OptionError):
+        job.release(3, backoff="1s")
+    job.ack()
+
+
+def test_dead_letters_with_the_last_error(broker):
+    """The seed's ``MaxAttempts = 3``."""
+    jobs = broker.queue("jobs", arguments={"x-delivery-limit": 2})
+    jobs.put("1", key="alice")
+    for attempt in (1, 2, 3):
+        jobs.take(0).release(error=ValueError(f"attempt {attempt}"))
+    assert jobs.take(0) is None
+    (dead,) = jobs.dead.peek(10)
+    assert (dead.payload, dead.key) == (b"1", "alice")
+    (death,) = dead.deaths
+    assert (death.queue, death.reason) == ("jobs", "delivery_limit")
+    assert death.details == {"error": "attempt 3", "error_class": "builtins.ValueError"}
+
+
+def test_dead_letter_reader(jobs):
+    for number in range(3):
+        jobs.put(str(number))
+        jobs.take(0).bury(error=f"error {number}")
+    assert [each.deaths[0].details["error"] for each in jobs.dead.peek(10)] == ["error 0", "error 1", "error 2"]
+    job = jobs.dead.take(0)
+    assert (job.payload, job.deaths[0].reason) == (b"0", "rejected")
+    job.ack()
+    assert jobs.dead.count() == 2
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_replay(broker, size):
+    """Id, payload, key and history stay, attempts count anew; dying again is noted beside the first time."""
+    jobs = broker.queue("jobs", arguments={"x-delivery-limit": 1})
+    job_id = jobs.put(b"x" * size, key="alice")
+    for _ in range(2):
+        jobs.take(0).release(error="first life")
+    assert jobs.kick(10) == 1
+    assert jobs.dead.count() == 0
+    job = jobs.take(0)
+    assert (job.id, job.payload, job.key, job.attempts) == (job_id, b"x" * size, "alice", 1)
+    assert [death.details["error"] for death in job.deaths] == ["first life"]
+    job.bury(error="second life")
+    (dead,) = jobs.dead.peek(10)
+    assert [(death.reason, death.details["error"]) for death in dead.deaths] == [
+        ("rejected", "second life"),
+        ("delivery_limit", "first life"),
+    ]
+
+
+def test_replay_of_many(bench):
+    """More than one transaction holds; what has outlived its time among the dead is gone."""
+    for number in range(230):
+        bench.put(b"%d" % number)
+    bench.engine.reject([each.lease for each in bench.take(230)])
+    assert bench.engine.replay("q", 205) == 205
+    assert bench.counts("q") == (205, 0, 0)
+    bench.later(15 * 24 * 3600)
+    assert bench.engine.replay("q", 100) == 0
+    assert bench.counts("q.dead") == (0, 0, 0)
+    assert bench.payloads(300) == [b"%d" % number for number in range(205)]
+
+
+def test_batch_size(jobs):
+    jobs.put_many([str(number) for number in range(20)])
+    first = jobs.take_many(16)
+    assert [job.payload for job in first] == [b"%d" % number for number in range(16)]
+    assert len(jobs.take_many(16)) == 4
+    assert jobs.take_many(16, 0) == []
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_clock_skew_steals_nothing(bench, jump_s):
+    """The observer's wall clock is an hour off; only observed silence counts."""
+    live = bench.engine.open_session({})
+    bench.put(b"1")
+    bench.take(session=live)
+    duties = bench.duties()
+    bench.clock.jump_wall(jump_s)
+    for _ in range(10):
+        duties.sweep()
+        bench.later(5.0)
+        assert bench.engine.beat(live)
+        bench.engine.beat(bench.session)
+    assert bench.payloads() == []

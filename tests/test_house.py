@@ -1,0 +1,78 @@
+"""The shape of the house (CONTRIBUTING.md): no circles of files, small folders, nothing at the root but doors."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "kombu_fdb", ROOT / "celery_fdb", ROOT / "tests" / "kit")
+#: What a folder may hold, so that a reader takes it in at a glance; ``__init__`` and ``__main__`` not counted.
+MODULES = 12
+#: What users import or run by name; everything else has a room of its own.
+DOORS = {
+    "kombu_fdb": {"doctor", "errors", "model"},
+    "celery_fdb": {"beat", "control", "installing"},
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ours that ``path`` imports anywhere in it: in functions, and for types only, too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{each.name}" for each in node.names}
+            names.update(inner & modules().keys() or {node.module})
+    return names & modules().keys()
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for path in modules().values()})
+
+
+def test_no_circle_of_files() -> None:
+    graph = {name: imported(path) - {name} for name, path in modules().items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_holds_a_dozen_modules_at_most(folder: Path) -> None:
+    held = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    assert len(held) <= MODULES, sorted(held)
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_the_root_holds_nothing_but_doors(package: str) -> None:
+    held = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert held == DOORS[package]
+
+
+def test_each_folder_has_its_layers() -> None:
+    """Import-linter has a contract for each package with more than one module in it."""
+    contracts = (ROOT / "pyproject.toml").read_text()
+    packages = [folder for folder in folders() if folder.is_relative_to(ROOT / "kombu_fdb")]
+    packages += [folder for folder in folders() if folder.is_relative_to(ROOT / "celery_fdb")]
+    for folder in packages:
+        if len([path for path in folder.glob("*.py") if path.stem not in {"__init__", "__main__"}]) > 1:
+            name = ".".join(folder.relative_to(ROOT).parts)
+            assert f'containers = ["{name}"]' in contracts, f"no contract for {name}"
