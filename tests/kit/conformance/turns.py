@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.scheduling import relimit
+from kombu_fdb.engine.scheduling.fair import DOORS, MOST_LOOKS
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
@@ -19,6 +21,18 @@ def put_one_each(bench: Bench, keys: list[str], messages: int = 1, **properties:
     """So many messages of each key, in one commit; a payload is its key."""
     batch = [Publication("", "q", key.encode(), key=key, **properties) for key in keys]
     bench.engine.publish(batch * messages)
+
+
+def block(bench: Bench, number: int, **control: Any) -> None:
+    """So many keys stand in the ring and are paused then; behind them stands "z", which is not."""
+    for key in "az":
+        bench.engine.limit("q", key, KeyLimits())
+    put_one_each(bench, [f"k{each}" for each in range(number)], messages=number // DOORS + 4)
+    for _ in range(number // DOORS + 2):  # each admits some, and serves one
+        assert len(bench.take(1)) == 1
+    put_one_each(bench, ["z"], messages=9)
+    assert [each.key for each in bench.take(1)] != ["z"]
+    bench.engine.change_control("q", every_key={"paused": True}, **control)
 
 
 Change = Callable[[Bench, list[str]], None]
@@ -122,3 +136,45 @@ class TurnsConformance(OnBench):
         assert ring == []
         assert bench.engine.rows(bench.engine.keys.all_relimits) == []
         assert sorted(each.key for _ in range(10) for each in bench.take(1)) == sorted(names)
+
+    # -- rows of keys that may not be served -----------------------------------------------------------------------
+
+    def test_by_age_a_turn_far_behind_may_be_the_next(self, bench: Bench) -> None:
+        """Those at the head of their rank are blocked, and have waited less long than one that stands behind them."""
+        put_one_each(bench, ["old"], messages=4)
+        assert [each.key for each in bench.take(1)] == ["old"]
+        bench.later(600)
+        bench.engine.set_control("q", QueueControl(ageing=60.0, newcomer="first"))
+        put_one_each(bench, ["a", "b", "c"])
+        assert [each.key for each in bench.take(1)] == ["old"]
+        for key in "abc":
+            bench.engine.limit("q", key, KeyLimits(paused=True))
+        assert [each.key for each in bench.take(1)] == ["old"]
+
+    @pytest.mark.parametrize("ageing", [None, 60.0])
+    def test_a_long_row_of_blocked_keys_hides_nobody(self, bench: Bench, ageing: float | None) -> None:
+        """As long as a claim has found nothing it looks on."""
+        block(bench, 4 * DOORS, ageing=ageing)
+        assert [each.key for each in bench.take(1)] == ["z"]
+
+    def test_a_longer_one_is_passed_by_several_claims(self, bench: Bench) -> None:
+        block(bench, MOST_LOOKS * DOORS + 50)
+        assert bench.take(1) == []
+        assert bench.engine.arm(["q"]) is None
+        assert [each.key for each in bench.take(1)] == ["z"]
+
+    def test_nobody_has_a_second_turn_before_the_first_of_who_stands_behind_the_blocked(self, bench: Bench) -> None:
+        block(bench, 2 * DOORS, newcomer="first")
+        put_one_each(bench, ["a"], messages=9)
+        served = [each.key for _ in range(3) for each in bench.take(5)]
+        assert served[:2] == ["a", "z"]
+
+    def test_of_more_newcomers_than_a_claim_admits_none_has_a_third_turn_before_each_had_one(
+        self, bench: Bench
+    ) -> None:
+        names = [f"k{number}" for number in range(2 * DOORS + 50)]
+        put_one_each(bench, names, messages=3)
+        turns: Counter[str] = Counter()
+        while len(turns) < len(names):
+            turns.update(each.key for each in bench.take(40))
+        assert max(turns.values()) <= 2
