@@ -50,7 +50,8 @@ from celery.worker.request import logger as request_logger
 from kombu_fdb.engine.messages.again import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import without_deaths
+from kombu_fdb.transport.encoding.envelope import without_deaths
+from kombu_fdb.transport.publishing.again import encode_again
 
 __all__ = ["ATTEMPTS", "FailureRequest", "details_of", "install", "keeps_failures"]
 
@@ -243,7 +244,7 @@ def _anew(headers: Any, message: Any) -> Any:
 def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     """Store a dead letter of a message that is acknowledged already; later, if the store does not answer now."""
     queue = message.delivery_info["queue"]
-    publication, deaths = channel.encode_again(message)
+    publication, deaths = encode_again(channel, message)
     burial = Burial(publication)  # one for all attempts, so that it happens once
 
     def bury() -> None:

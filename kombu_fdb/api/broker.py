@@ -9,9 +9,9 @@
         job.ack()
 
 It is the same store and engine: what Celery or Kombu puts there can be counted, peeked at, paused, limited and kicked
-here. Their messages have an envelope (``transport/envelope.py``), so put and take each kind by the same means. All
-brokers and Kombu connections of a process with equal options share one client, and so one session: one heartbeat, which
-begins when something is first taken.
+here. Their messages have an envelope (``transport/encoding/envelope.py``), so put and take each kind by the same means.
+All brokers and Kombu connections of a process with equal options share one client, and so one session: one heartbeat,
+which begins when something is first taken.
 
 Names are the field's: a job is *put*, *taken*, and then *acked*, *released* or *buried*; buried ones are *kicked* back.
 Times are seconds. Every call ends within the options' timeouts, but ``take``, which waits as long as it is told to.
@@ -34,7 +34,7 @@ from typing import Any, Self
 from kombu_fdb.api.deadletters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import CapacityExceeded, LeaseLost, OptionError, QueueError, StoreError, StoreUnavailable
 from kombu_fdb.model import (

@@ -21,7 +21,7 @@ from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport.envelope import without_deaths
+from kombu_fdb.transport.encoding.envelope import without_deaths
 
 
 @pytest.fixture

@@ -24,8 +24,10 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.process import errands
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
-from kombu_fdb.transport import dispatch as dispatch_module
 from kombu_fdb.transport import transport as transport_module
+from kombu_fdb.transport.consuming import delivering
+from kombu_fdb.transport.consuming import dispatch as dispatch_module
+from kombu_fdb.transport.holding import credit, held, settling
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.
@@ -442,7 +444,10 @@ class TestInterrupted:
 
     def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
         connection = connect(delivery_limit=None)  # the same messages come back at each line
-        files = {str(each.__file__) for each in (transport_module, dispatch_module, channel_module)}
+        files = {
+            str(each.__file__)
+            for each in (transport_module, delivering, dispatch_module, credit, held, settling, channel_module)
+        }
         received: list[Any] = []
         fill(connection, 3)
         places: list[str] = []
@@ -454,7 +459,7 @@ class TestInterrupted:
                 hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
                 places += filter(None, [hit])
                 until(lambda: drain(connection) is None and len(received) == 3)
-                assert len(connection.default_channel.inbox) == 0, places
+                assert len(connection.default_channel.credit.inbox) == 0, places
                 assert len(connection.default_channel.qos) == 3, places
                 if not hit:
                     break

@@ -128,7 +128,7 @@ class TestPrefetch:
             drain_all(connection)
             assert held == []
             allowed = True
-            connection.default_channel.on_room()
+            connection.default_channel._settling.on_room()
             until(lambda: drain_all(connection) is None and len(held) == 3)
 
 

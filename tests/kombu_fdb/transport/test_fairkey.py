@@ -12,7 +12,7 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.serialization import disable_insecure_serializers, enable_insecure_serializers
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.transport.fairkey import key_reader
+from kombu_fdb.transport.encoding.fairkey import key_reader
 
 
 def by_customer(task: str, args: Any, kwargs: Any, headers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a publisher can write that makes no sense: refused, by its name, with nothing stored (transport/given.py)."""
+"""What a publisher can write that makes no sense: refused, with nothing stored (transport/encoding/given.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kombu import Consumer, Producer, Queue
 from celery_fdb import FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.model import Publication
-from kombu_fdb.transport.envelope import encode, open_payload, payload_of
-from kombu_fdb.transport.fairkey import key_reader
+from kombu_fdb.transport.encoding.envelope import encode, open_payload, payload_of
+from kombu_fdb.transport.encoding.fairkey import key_reader
+from kombu_fdb.transport.publishing.again import encode_again
 
 NOW_MS = 1_800_000_000_000
 HUGE = 10**400
@@ -201,5 +202,5 @@ def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any,
             connection.drain_events(timeout=60)
     assert seen[-1].body == b"good"
     for each in seen:
-        channel.encode_again(each)
+        encode_again(channel, each)
         each.ack()

@@ -7,7 +7,7 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kombu_fdb import Broker
-from kombu_fdb.transport.identity import dedup_of, task_id_of
+from kombu_fdb.transport.encoding.identity import dedup_of, task_id_of
 
 
 @pytest.fixture

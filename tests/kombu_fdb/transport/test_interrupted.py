@@ -28,9 +28,10 @@ from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
+from kombu_fdb.transport.holding import held
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
-MODULES = (kombu_fdb.api.broker, attempt, channel, client, errands, membership, retry, store_tokens, working)
+MODULES = (kombu_fdb.api.broker, attempt, channel, client, errands, held, membership, retry, store_tokens, working)
 WATCHED = {str(each.__file__) for each in MODULES}
 MOST_LINES = 400
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 from celery_fdb.inspection.masking import masked
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed
-from kombu_fdb.transport.envelope import Envelope, open_payload
+from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
 __all__ = ["Body", "Row", "Spot", "age", "body_of", "moment", "row_of"]
 

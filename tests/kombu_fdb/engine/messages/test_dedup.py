@@ -1,0 +1,35 @@
+"""How ended dedup windows are cleared; what a window does is in ``tests/parity/test_dedup.py``."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
+
+from kombu_fdb.engine.messages import dedup
+from kombu_fdb.model import Publication
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    return Bench(counted)
+
+
+def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
+    bench: Bench, counted: CountingDatabase
+) -> None:
+    for number in range(3):
+        bench.engine.publish([Publication("", "q", b"a", dedup_id=str(number), dedup_window_ms=1)])
+    bench.later(1)
+    looked: list[int] = []
+    counted.reset()
+    for _ in range(3):
+        bench.work(lambda work: looked.append(dedup.clear_ended(work, work.now_ms, limit=2)))
+    assert looked == [2, 1, 0]
+    assert counted.total().conflict_ranges == 0

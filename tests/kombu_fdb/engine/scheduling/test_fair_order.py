@@ -1,0 +1,262 @@
+"""The exact order of turns, against a model that knows nothing of the store; and that chance leaves nobody behind.
+
+The model is for one consumer and keys without limits that could park them: there every message has its moment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.scheduling.contention import Contention
+from kombu_fdb.engine.scheduling.fair import DOORS
+from kombu_fdb.keyspace.layout import BUCKETS
+from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+
+keys = st.sampled_from(["", "a", "b", "c", "d"])
+priorities = st.sampled_from([0, 0, 0, 5, 9])
+
+
+class Turn(NamedTuple):
+    """Its place among all turns: the most urgent, the earliest round, the oldest first message."""
+
+    rank: int
+    round: int
+    stamp: int
+    key: str
+    priority: int
+
+
+class Order:
+    """Rounds as docs/fairness.md tells them. A message is the number of its arrival."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[tuple[str, int], list[int]] = {}
+        self.delayed: list[tuple[int, int, int, str, int]] = []
+        self.turns: list[Turn] = []
+        self.rounds: dict[int, int] = {}
+        self.limits: dict[str, KeyLimits] = {}
+        self.newcomer = "next"
+
+    def arrive(self, key: str, priority: int, stamp: int) -> None:
+        self.waiting.setdefault((key, priority), []).append(stamp)
+        self.waiting[key, priority].sort()
+
+    def claim(self, most: int) -> list[int]:
+        self._admit()
+        served: list[int] = []
+        while self.turns and len(served) < most:
+            turn = min(self.turns)
+            self.turns.remove(turn)
+            served += self._serve(turn, most - len(served))
+        return served
+
+    def limit(self, key: str, limits: KeyLimits) -> None:
+        """A turn that stands where another priority's are is none: the key comes as a newcomer."""
+        self.limits[key] = limits
+        self.turns = [turn for turn in self.turns if turn.rank == self._rank(turn.key, turn.priority)]
+
+    def _limits(self, key: str) -> KeyLimits:
+        return self.limits.get(key, KeyLimits())
+
+    def _rank(self, key: str, priority: int) -> int:
+        own = self._limits(key).priority
+        return -(priority if own is None else own)
+
+    def _admit(self) -> None:
+        inside = {(turn.key, turn.priority) for turn in self.turns}
+        for (key, priority), stamps in self.waiting.items():
+            if stamps and (key, priority) not in inside:
+                rank = self._rank(key, priority)
+                serving = self.rounds.get(rank, 0)
+                first = {"next": serving + 1, "current": serving, "first": 0}[self.newcomer]
+                self.turns.append(Turn(rank, first, stamps[0], key, priority))
+
+    def _serve(self, turn: Turn, room: int) -> list[int]:
+        stamps = self.waiting[turn.key, turn.priority]
+        number = min(self._limits(turn.key).weight, room)
+        taken, stamps[:] = stamps[:number], stamps[number:]
+        self.rounds[turn.rank] = max(self.rounds.get(turn.rank, 0), turn.round)
+        if stamps:
+            rank = self._rank(turn.key, turn.priority)
+            self.turns.append(Turn(rank, self.rounds.get(rank, 0) + 1, stamps[0], turn.key, turn.priority))
+        return taken
+
+
+class Turns(RuleBasedStateMachine):
+    """One consumer. A message's payload is its number."""
+
+    database: Database
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(self.database)
+        self.order = Order()
+        self.number = 0
+        self.names: dict[int, int] = {}
+        self.held: list[tuple[Delivery, int, int]] = []
+        self.priorities: dict[int, int] = {}
+        self.bench.put(b"0", key="a")  # so that the queue is a fair one from here on
+        self.bench.engine.ack([each.lease for each in self.bench.take()])
+        self.order.rounds[0] = 1
+
+    def _named(self, key: str, priority: int, due_ms: int = 0) -> int:
+        self.number += 1
+        self.priorities[self.number] = priority
+        self.bench.put(b"%d" % self.number, key=key, priority=priority, due_ms=due_ms)
+        return self.number
+
+    @rule(key=keys, priority=priorities, number=st.integers(1, 3))
+    def put(self, key: str, priority: int, number: int) -> None:
+        for _ in range(number):
+            name = self._named(key, priority)
+            self._arrived(key, priority, name)
+
+    def _arrived(self, key: str, priority: int, name: int) -> None:
+        stamp = len(self.names) + 1
+        self.names[stamp] = name
+        self.order.arrive(key, priority, stamp)
+
+    @rule(key=keys, priority=priorities, seconds=st.integers(1, 3))
+    def put_delayed(self, key: str, priority: int, seconds: int) -> None:
+        due_ms = self.bench.clock.wall_ms() + seconds * 1000
+        name = self._named(key, priority, due_ms)
+        self.order.delayed.append((due_ms, -priority, name, key, priority))
+
+    @rule()
+    def promote(self) -> None:
+        """In the order of their moments, the more urgent first."""
+        self.bench.later(1)
+        self.bench.engine.promote()
+        due = sorted(each for each in self.order.delayed if each[0] <= self.bench.clock.wall_ms())
+        self.order.delayed = [each for each in self.order.delayed if each not in due]
+        for _due, _rank, name, key, priority in due:
+            self._arrived(key, priority, name)
+
+    @rule(most=st.integers(1, 6))
+    def take(self, most: int) -> None:
+        taken = self.bench.take(most)
+        stamps = self.order.claim(most)
+        expected = [self.names[stamp] for stamp in stamps]
+        assert [int(each.payload) for each in taken] == expected
+        for each, stamp in zip(taken, stamps, strict=True):
+            self.held.append((each, stamp, self.priorities[self.names[stamp]]))
+
+    @rule(number=st.integers(0, 20))
+    def release(self, number: int) -> None:
+        """To its old place."""
+        if self.held:
+            delivery, stamp, priority = self.held.pop(number % len(self.held))
+            self.bench.engine.release([delivery.lease], counted=False)
+            self.order.arrive(delivery.key, priority, stamp)
+
+    @rule()
+    def ack(self) -> None:
+        self.bench.engine.ack([each.lease for each, _, _ in self.held])
+        self.held = []
+
+    @rule(key=keys, weight=st.integers(1, 3), priority=st.sampled_from([None, None, 0, 7]))
+    def limit(self, key: str, weight: int, priority: int | None) -> None:
+        limits = KeyLimits(weight=weight, priority=priority)
+        self.order.limit(key, limits)
+        self.bench.engine.limit("q", key, limits)
+
+    @rule(newcomer=st.sampled_from(["next", "current", "first"]))
+    def change_newcomers(self, newcomer: str) -> None:
+        self.order.newcomer = newcomer
+        self.bench.engine.set_control("q", QueueControl(newcomer=newcomer))
+
+    def teardown(self) -> None:
+        self.bench.clean()
+
+
+def check(machine: type[Turns], examples: int) -> None:
+    chosen = settings(max_examples=examples, stateful_step_count=30, deadline=None, database=None)
+    run_state_machine_as_test(machine, settings=chosen)
+
+
+def test_the_order_in_memory() -> None:
+    class InMemory(Turns):
+        database = MemoryDatabase()
+
+    check(InMemory, 150)
+
+
+def test_the_order_in_sqlite() -> None:
+    with TemporaryDirectory() as folder:
+        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
+
+        class InSqlite(Turns):
+            database = database_
+
+        check(InSqlite, 20)
+        database_.close()
+
+
+# -- chance ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [0, 1, 5, 20])
+def test_every_window_is_somebodys_turn_the_first_as_well(lost: int) -> None:
+    contention = Contention(Random(1))
+    for _ in range(lost):
+        contention.lost()
+    drawn = {contention.next_slice() for _ in range(2_000)}
+    assert drawn == set(range(max(drawn) + 1))
+    assert len(drawn) == min(int(1.5**lost), 64)
+
+
+@pytest.mark.parametrize("key", ["", "a", "many"])
+def test_rivals_take_the_head_too(key: str) -> None:
+    """However long the queue stays: each claim takes a message, and two come."""
+    bench = Bench(MemoryDatabase())
+
+    def put(number: int) -> None:
+        names = (f"k{number % 50}" if key == "many" else key for number in range(number))
+        bench.engine.publish([Publication("", "q", b"", key=name) for name in names])
+
+    bench.put(b"head", key="k0" if key == "many" else key)
+    put(50)
+    rival = bench.another()
+    for _claim in range(400):
+        for _ in range(4):
+            rival._contention_of(["q"]).lost()
+        put(2)
+        found = rival.claim(bench.session, ["q"], 1)
+        rival.ack([each.lease for each in found])
+        if any(each.payload == b"head" for each in found):
+            return
+    raise AssertionError("nobody took it")
+
+
+def test_no_newcomer_is_always_the_last() -> None:
+    """More come before each claim than one can admit, all with doors in front of this one's."""
+    bench = Bench(MemoryDatabase())
+    names = (f"n{number}" for number in range(10**6))
+    bench.put(b"here", key=next(name for name in names if crc32(name.encode()) % BUCKETS == BUCKETS - 1))
+    for _claim in range(100):
+        flood = [next(name for name in names if crc32(name.encode()) % BUCKETS < 250) for _ in range(DOORS + 10)]
+        bench.engine.publish([Publication("", "q", b"", key=name) for name in flood])
+        bench.take(1)
+        if not any(_doors(bench, BUCKETS - 1)):
+            return
+    raise AssertionError("it waits behind the door")
+
+
+def _doors(bench: Bench, bucket: int) -> list[Any]:
+    keys_ = bench.engine.keys
+    return bench.engine._read(
+        lambda work: work.tr.get_range(keys_.doors_from("q", bucket), keys_.doors("q")[1], snapshot=True)
+    )

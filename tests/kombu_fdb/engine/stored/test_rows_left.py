@@ -1,0 +1,169 @@
+"""Keys, tenants and tasks that come once leave nothing: the store is as large as what is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import KeyLimits, Publication, QueueControl
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+
+ONCE = 2_000
+#: Bounded otherwise: what stands there for the store, the queue, a session, a process.
+STANDING = {
+    "format": 1,
+    "session": 1,
+    "beat": 1,
+    "role": 1,
+    "bell": 1,
+    "alarm": 1,
+    "fair": 1,
+    "control": 1,
+    "round": 10,  # one for each priority
+    "total": 20,
+    "key_total": 1_000,  # ``keytotals.py``: 200 keys and the others, of a few events
+    "token": 100,
+}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    database: Database = MemoryDatabase() if request.param == "memory" else SqliteDatabase.open(str(tmp_path / "b.db"))
+    yield Bench(database)
+    database.close()
+
+
+def rows(bench: Bench) -> Counter[str]:
+    """How many rows there are of each kind."""
+    keys = bench.engine.keys
+    found = bench.engine._read(lambda work: work.tr.get_range(*range_of(keys.prefix), snapshot=True))
+    return Counter(str(keys.unpack(key)[0]) for key, _ in found)
+
+
+def run_through(bench: Bench, end: Callable[[list[Any]], object], **properties: Any) -> None:
+    """Two thousand keys, and as many tasks, with one message each."""
+    for start in range(0, ONCE, 500):
+        batch = [
+            Publication("", "q", b"", key=_key(number), task_id=f"t{number}", priority=number % 10, **properties)
+            for number in range(start, start + 500)
+        ]
+        bench.engine.publish(batch)
+        drain(bench, end)
+
+
+def _key(number: int) -> str:
+    """Keys, tenants with one user, users of one tenant."""
+    return (f"k{number}", f"tenant{number}/user", f"big/user{number}")[number % 3]
+
+
+def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
+    """Until nobody has to look any more."""
+    while True:
+        if found := bench.take(100):
+            end([each.lease for each in found])
+        elif bench.engine.arm(["q"]) is not None:
+            if not bench.engine.counts("q").ready:
+                return
+            bench.later(1)
+            bench.engine.promote()
+
+
+def tidy(bench: Bench) -> None:
+    """The duties, for an hour."""
+    duties = bench.duties()
+    for _ in range(20):
+        bench.later(200)
+        bench.engine.beat(bench.session)
+        duties.run_once()
+
+
+def assert_nothing_left(bench: Bench) -> None:
+    found = rows(bench)
+    surplus = {tag: number for tag, number in found.items() if number > STANDING.get(tag, 0)}
+    assert not surplus
+
+
+LIMITS = {
+    "no limits": KeyLimits(),
+    "in flight": KeyLimits(max_in_flight=1),
+    "rate": KeyLimits(rate=10, burst=3),
+    "rate and in flight": KeyLimits(rate=10, burst=3, max_in_flight=2),
+    "weight": KeyLimits(weight=3),
+    "capacity": KeyLimits(capacity=5),
+    "priority": KeyLimits(priority=7),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_of_keys_that_come_once(bench: Bench, limits: str) -> None:
+    bench.engine.set_control("q", QueueControl(every_key=LIMITS[limits]))
+    run_through(bench, bench.engine.ack)
+    tidy(bench)
+    assert_nothing_left(bench)
+
+
+def test_of_keys_that_used_up_their_rate(bench: Bench) -> None:
+    """Each has waited for its bucket to be filled."""
+    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=10, burst=1)))
+    batch = [Publication("", "q", b"", key=f"k{number}") for number in range(500)]
+    bench.engine.publish(batch + batch)
+    drain(bench, bench.engine.ack)
+    assert rows(bench)["bucket"] == 500
+    tidy(bench)
+    assert_nothing_left(bench)
+
+
+def test_of_messages_with_a_window_and_a_time_to_live(bench: Bench) -> None:
+    run_through(bench, bench.engine.ack, ttl_ms=10**6)
+    batch = [Publication("", "q", b"", dedup_id=f"d{n}", dedup_window_ms=1000, key=f"k{n}") for n in range(ONCE)]
+    bench.engine.publish(batch)
+    drain(bench, bench.engine.ack)
+    tidy(bench)
+    assert_nothing_left(bench)
+
+
+def test_of_messages_that_expired(bench: Bench) -> None:
+    batch = [Publication("", "q", b"", key=_key(n), task_id=f"t{n}", ttl_ms=1) for n in range(ONCE)]
+    bench.engine.publish(batch)
+    bench.later(1)
+    drain(bench, bench.engine.ack)
+    tidy(bench)
+    assert_nothing_left(bench)
+
+
+def test_of_a_queue_that_was_purged(bench: Bench) -> None:
+    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=10)))
+    bench.engine.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(ONCE)])
+    bench.take(10)
+    bench.engine.purge("q")
+    drain(bench, bench.engine.ack)
+    bench.engine.close_session(bench.session)
+    bench.session = bench.engine.open_session({})
+    drain(bench, bench.engine.ack)
+    tidy(bench)
+    assert_nothing_left(bench)
+
+
+def test_of_tasks_that_were_cancelled_or_moved(bench: Bench) -> None:
+    bench.engine.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(600)])
+    bench.take(10)
+    for number in range(300):
+        bench.engine.take_back(f"t{number}")
+    bench.engine.move("q", "r")
+    while found := bench.take(100, "r"):
+        bench.engine.ack([each.lease for each in found])
+    bench.engine.close_session(bench.session)
+    bench.session = bench.engine.open_session({})
+    drain(bench, bench.engine.ack)
+    tidy(bench)
+    found_ = rows(bench)
+    surplus = {tag: number for tag, number in found_.items() if number > 2 * STANDING.get(tag, 0)}
+    assert not surplus

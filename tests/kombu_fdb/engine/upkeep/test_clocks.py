@@ -1,0 +1,117 @@
+"""What wall clocks decide, and by how much a wrong one is felt: docs/guarantees.md, "What clocks decide"."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
+from kombu_fdb.engine.messages.dedup import KEPT_MS
+from kombu_fdb.model import Publication
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.process.keeper import Duties
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
+
+WINDOW_MS = 300_000
+
+
+class Host:
+    """A process on a machine whose wall clock is wrong by ``error_s``."""
+
+    def __init__(self, bench: Bench, error_s: float) -> None:
+        self.clock = ManualClock()
+        self.clock.jump_wall(error_s)
+        self.engine = Engine(
+            bench.database,
+            bench.namespace,
+            Environment(self.clock, random_id, random.Random(1)),
+            timeouts=Timeouts(call_s=30.0),
+        )
+        self.session = self.engine.open_session({})
+
+    def once(self) -> None:
+        self.engine.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
+
+    def duties(self) -> Duties:
+        return Duties(self.engine, self.clock, random.Random(1), self.session, sweep_interval_s=5.0)
+
+
+def pass_time(hosts: list[Host], seconds: float) -> None:
+    for host in hosts:
+        host.clock.advance(seconds)
+
+
+@pytest.mark.parametrize("ahead_s", [-86_400, -600, 600, KEPT_MS / 1000 - 1])
+def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
+    """Its duties clear what is over; up to a quarter of an hour ahead they clear nothing too early."""
+    bench = Bench(MemoryDatabase())
+    publisher, consumer = hosts = [Host(bench, 0), Host(bench, ahead_s)]
+    duties = consumer.duties()
+    publisher.once()
+    for _ in range(int(WINDOW_MS / 1000 // 10) - 1):
+        pass_time(hosts, 10)
+        consumer.engine.beat(consumer.session)
+        duties.run_once()
+        consumer.engine.clear_dedup()
+        publisher.once()
+    assert bench.counts() == (1, 0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-900, 900), st.integers(-900, 900), st.integers(0, 1500))
+def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
+    first_s: int, second_s: int, later_s: int
+) -> None:
+    bench = Bench(MemoryDatabase())
+    one, two = hosts = [Host(bench, first_s), Host(bench, second_s)]
+    one.once()
+    pass_time(hosts, later_s)
+    one.engine.clear_dedup()
+    two.engine.clear_dedup()
+    two.once()
+    stored, apart_s = bench.counts()[0], abs(first_s - second_s)
+    if later_s < WINDOW_MS / 1000 - apart_s:
+        assert stored == 1
+    if later_s > WINDOW_MS / 1000 + apart_s:
+        assert stored == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-900, 900), st.lists(st.integers(-900, 900), min_size=1, max_size=4), st.integers(0, 1500))
+def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most(
+    publisher_s: int, consumers_s: list[int], later_s: int
+) -> None:
+    """Of several consumers the first that sees it decides."""
+    bench = Bench(MemoryDatabase())
+    publisher, *consumers = hosts = [Host(bench, publisher_s), *(Host(bench, each) for each in consumers_s)]
+    publisher.engine.publish([Publication("", "q", b"", ttl_ms=WINDOW_MS)])
+    pass_time(hosts, later_s)
+    found = [delivery for each in consumers for delivery in each.engine.claim(each.session, ["q"], 1)]
+    ahead_s = max(0, consumers_s[0] - publisher_s)
+    behind_s = max(0, *(publisher_s - each for each in consumers_s))
+    if later_s < WINDOW_MS / 1000 - ahead_s:
+        assert len(found) == 1
+    if later_s > WINDOW_MS / 1000 + behind_s:
+        assert not found
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-900, 900), st.integers(-900, 900), st.integers(0, 1500))
+def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
+    publisher_s: int, promoter_s: int, later_s: int
+) -> None:
+    bench = Bench(MemoryDatabase())
+    publisher, promoter = hosts = [Host(bench, publisher_s), Host(bench, promoter_s)]
+    publisher.engine.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])
+    pass_time(hosts, later_s)
+    promoter.engine.promote()
+    ready, apart_s = bench.counts()[0], abs(publisher_s - promoter_s)
+    if later_s < WINDOW_MS / 1000 - apart_s:
+        assert not ready
+    if later_s > WINDOW_MS / 1000 + apart_s:
+        assert ready
