@@ -95,10 +95,14 @@ class OptionError(KombuFDBError, ValueError):
 
 
 class StoreError(KombuFDBError):
-    """The store did not carry out a transaction. ``retryable``: a fresh attempt may succeed."""
+    """The store did not carry out a transaction.
+
+    ``retryable``: a fresh attempt may succeed, within ``retry_s`` seconds of the first.
+    """
 
     text = "the store failed"
     retryable = False
+    retry_s = float("inf")
 
 
 class Conflict(StoreError):

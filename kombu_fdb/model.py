@@ -10,6 +10,7 @@ UTC.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ __all__ = [
     "LONGEST_TASK_ID",
     "NO_PRIORITY",
     "URGENT",
+    "ClaimTerms",
     "Death",
     "Delivery",
     "KeyCounts",
@@ -33,6 +35,7 @@ __all__ = [
     "RoundSnapshot",
     "SessionFacts",
     "StoredMessage",
+    "View",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -84,6 +87,20 @@ class Lease(NamedTuple):
     number: int
 
 
+class ClaimTerms(NamedTuple):
+    """On what terms messages are claimed. ``no_ack``: queues whose messages are taken without a lease, at most once.
+
+    ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
+    ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
+    caller who may have to recover this claim.
+    """
+
+    no_ack: Collection[str] = ()
+    acks: Sequence[Lease] = ()
+    consumers: Mapping[str, str] = {}
+    first: int | None = None
+
+
 class Delivery(NamedTuple):
     """A claimed message."""
 
@@ -132,6 +149,18 @@ class Listed(NamedTuple):
     size: int
     priority: int
     due_ms: int
+
+
+class View(NamedTuple):
+    """Which messages of a queue to page through. ``state``: ready, delayed or leased. ``key``: ready ones of this key.
+
+    ``after``: the position behind which the page begins, b"" for the first one; ``reverse``: from the end.
+    """
+
+    state: str
+    key: str | None = None
+    after: bytes = b""
+    reverse: bool = False
 
 
 class Page(NamedTuple):

@@ -18,11 +18,11 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_fdb import Broker, OptionError, Peeked
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.inspection import browse
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.encoding.envelope import open_delivery
 
 __all__ = ["BrokerInTest", "Published"]
@@ -134,9 +134,9 @@ def _is_celerys(queue: str) -> bool:
 def _messages(engine: Engine, queue: str) -> list[Peeked]:
     delayed, *ready, _leases = browse.ranges(engine.keys, queue)
 
-    def waiting(tr: Transaction) -> list[Peeked]:
-        rows = tr.get_ranges([(*range_, MOST_MESSAGES) for range_ in (*ready, delayed)], snapshot=True)
-        return [browse.look(tr, engine.keys, queue, row) for row in chain.from_iterable(rows)]
+    def waiting(work: Work) -> list[Peeked]:
+        rows = work.tr.get_ranges([(*range_, MOST_MESSAGES) for range_ in (*ready, delayed)], snapshot=True)
+        return [browse.look(work, queue, row) for row in chain.from_iterable(rows)]
 
     return engine._read(waiting) + engine.taken(queue)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from celery_fdb.inspection.masking import masked
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
-from kombu_fdb.engine.stored.tally import LATE
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.stored.effects import LATE
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock

@@ -34,7 +34,7 @@ from typing import Any, Self
 from kombu_fdb.api.deadletters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import CapacityExceeded, LeaseLost, OptionError, QueueError, StoreError, StoreUnavailable
 from kombu_fdb.model import (

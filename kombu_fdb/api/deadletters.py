@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from kombu_fdb.engine.dead_letters.letters import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
 from kombu_fdb.engine.dead_letters.replay import Moved
+from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import OptionError, QueueNotFound
 from kombu_fdb.model import Peeked

@@ -159,11 +159,14 @@ class Retry:
             except StoreError as error:
                 if on_conflict is not None and isinstance(error, Conflict):
                     on_conflict()
-                final = not error.retryable or (isinstance(error, CommitUnknown) and error.in_flight)
-                if final or not self._pause(pause, deadline):
+                if self._is_final(error, began) or not self._pause(pause, deadline):
                     self.patience.wasted(self.clock.monotonic() - began)
                     _give_up(error, doubt is not None and doubt.is_open, attempt)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    def _is_final(self, error: StoreError, began: float) -> bool:
+        in_flight = isinstance(error, CommitUnknown) and error.in_flight
+        return not error.retryable or in_flight or self.clock.monotonic() - began > error.retry_s
 
     def _attempt(
         self,
@@ -240,6 +243,6 @@ def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> NoReturn:
     """Raise what the caller must hear. ``in_doubt``: an earlier run may have committed, whatever happened since."""
     if in_doubt and not isinstance(error, CommitUnknown):
         raise CommitUnknown("the outcome of the commit is unknown, and the store failed since") from error
-    if error.retryable and not isinstance(error, CommitUnknown):
+    if error.retryable and not isinstance(error, (CommitUnknown, StoreUnavailable)):
         raise StoreUnavailable("the deadline passed while retrying", attempts=attempts) from error
     raise error

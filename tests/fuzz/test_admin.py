@@ -119,9 +119,9 @@ def fill(broker: Broker, chance: random.Random) -> None:
 def clear(broker: Broker) -> None:
     keys = broker.engine.keys
 
-    def body(tr: Any, _: Any) -> None:
-        tr.clear_range(keys.prefix, keys.format)
-        tr.clear_range(keys.format + b"\x00", keys.prefix + b"\xff")
+    def body(work: Any) -> None:
+        work.tr.clear_range(keys.prefix, keys.format)
+        work.tr.clear_range(keys.format + b"\x00", keys.prefix + b"\xff")
 
     broker.engine._write(body)
 
@@ -130,12 +130,12 @@ def spoil(broker: Broker, chance: random.Random) -> None:
     """Other bytes in some rows, but for the one by which everybody else would refuse the whole store."""
     engine = broker.engine
     begin, end = engine.keys.prefix, engine.keys.prefix + b"\xff"
-    rows = [row for row in engine._read(lambda tr: tr.get_range(begin, end)) if row[0] != engine.keys.format]
+    rows = [row for row in engine._read(lambda work: work.tr.get_range(begin, end)) if row[0] != engine.keys.format]
     changes = [(key, mutated(chance, old)) for key, old in chance.sample(rows, min(3, len(rows)))]
 
-    def change(tr: Any, _: Any) -> None:
+    def change(work: Any) -> None:
         for key, new in changes:
-            tr.set(key, new)
+            work.tr.set(key, new)
 
     engine._write(change)
 

@@ -46,7 +46,7 @@ def test_what_the_maintenance_set_aside(tmp_path):
 def test_messages_of_a_newer_version(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         broker.queue("jobs")
-        broker.engine._write(lambda tr, tally: tally.change("jobs", "newer", 2))
+        broker.engine._write(lambda work: work.effects.change("jobs", "newer", 2))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
     assert code == 0
     assert "warn  newer messages  2 messages of a newer version, of 'jobs'" in text

@@ -15,7 +15,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine, Environment
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened, open_store
@@ -53,7 +53,7 @@ class Store:
         options = {**OPTIONS, **options}
         if self.memory is None:
             return Broker(Client(self.location, parse_options(options)))
-        engine = Engine(self.memory, "default", clock=SystemClock(), ids=random_id, rng=random.Random(1))
+        engine = Engine(self.memory, "default", Environment(SystemClock(), random_id, random.Random(1)))
         return Broker.on(self.location, Opened(self.memory, engine), **options)
 
     def database(self) -> Database:

@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.invariants import leftovers
 
 from kombu_fdb.errors import QueueError
-from kombu_fdb.model import Lease, Publication
+from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange
 
 
@@ -153,7 +153,7 @@ def test_nothing_of_a_task_stays_behind(bench, end):
         bench.engine.reject([each.lease for each in bench.take()])
         bench.engine.reject([each.lease for each in bench.take(100, "q.dead")])
     else:
-        bench.engine.claim(bench.session, ["q"], 10, no_ack={"q"})
+        bench.engine.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack={"q"}))
     for payload in (b"a", b"b" * 100):
         assert bench.engine.find_task(payload.hex()) == []
     assert [key for key in leftovers(bench.engine) if b"\x02task\x00" in key] == []

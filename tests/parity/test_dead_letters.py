@@ -12,8 +12,8 @@ import pytest
 
 from kombu_fdb.api.deadletters import DeadLetters
 from kombu_fdb.api.job import Job
-from kombu_fdb.engine.dead_letters.letters import LETTERS_PER_TRANSACTION, Wanted
-from kombu_fdb.engine.messages.deadletter import DETAILS_BYTES, MOST_DETAILED, fitted
+from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Wanted
+from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.errors import OptionError, QueueNotFound
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -98,7 +98,7 @@ def test_an_unknown_condition_is_an_error_and_moves_nothing(jobs):
 
 def test_bytes_that_can_not_be_read_are_seen_and_discarded_and_not_replayed(bench, letters):
     die(bench, b"1")  # as many bytes as what is put in its place, which the queue counts
-    ((key, _),) = bench.engine._read(lambda tr: tr.get_range(*_whole(bench)))
+    ((key, _),) = bench.engine._read(lambda work: work.tr.get_range(*_whole(bench)))
     bench.write(lambda tr: tr.set(key, b"\xff"))
     assert [each.payload for each in letters.list()] == [b"\xff"]
     assert letters.replay() == letters.discard(reason="rejected") == 0
@@ -319,7 +319,7 @@ def test_discard_deletes_all_there_is_of_a_message(bench, letters, size):
     bench.engine.reject([each.lease for each in bench.take()])
     assert letters.discard(where=lambda letter: len(letter.payload) == size) == 1
     whole = _range(bench.engine.keys._key("body"))
-    assert bench.engine._read(lambda tr: tr.get_range(*whole)) == []
+    assert bench.engine._read(lambda work: work.tr.get_range(*whole)) == []
 
 
 def test_two_replays_at_once_move_each_letter_once(another, threads):

@@ -7,7 +7,7 @@ from time import monotonic
 import pytest
 
 from kombu_fdb.errors import LeaseLost, OptionError, QueueError
-from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl
 
 PATIENCE_S = 20.0
 
@@ -164,7 +164,9 @@ def test_a_task_that_is_not_leased_leaves_its_slot_to_the_next(bench, no_ack):
     bench.put(b"1", key="a", ttl_ms=None if no_ack else 10)
     bench.put(b"2", key="a")
     bench.later(1)
-    claims = [bench.engine.claim(bench.session, ["q"], 10, no_ack=["q"] if no_ack else []) for _ in range(3)]
+    claims = [
+        bench.engine.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack=["q"] if no_ack else [])) for _ in range(3)
+    ]
     assert [each.payload for claim in claims for each in claim] == ([b"1", b"2"] if no_ack else [b"2"])
 
 

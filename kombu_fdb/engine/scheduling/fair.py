@@ -44,15 +44,15 @@ from collections.abc import Iterator, Sequence
 
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
-from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn
-from kombu_fdb.engine.stored.room import Room
+from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import URGENT, QueueControl
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 
@@ -70,51 +70,24 @@ _Line = list[_Place]
 Chosen = list[KeyValue]
 
 
-def choose(
-    tr: Transaction,
-    keys: Keyspace,
-    queue: str,
-    control: QueueControl,
-    want: int,
-    *,
-    slice_: int,
-    first_door: int,
-    now_ms: int,
-    room: Room | None = None,
-    sightings: Sightings | None = None,
-) -> Chosen:
-    """Up to ``want`` messages in fair order. Changes marks, doors and ring.
-
-    ``slice_`` windows are left to rivals; ``first_door`` is the bucket of doors to begin with, a random one, so that of
-    more newcomers than one claim can admit none is always the last. ``room``: what the claim can hold in bytes.
-    ``sightings``: of token buckets.
-    """
-    allowances = Allowances(tr, keys, queue, control, now_ms, sightings)
-    return _Scheduler(tr, keys, queue, control, now_ms, allowances, room or Room()).run(want, slice_, first_door)
+def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
+    """Up to ``want`` messages in fair order. Changes marks, doors and ring."""
+    return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_door)
 
 
 class _Scheduler:
     """One claim of one queue."""
 
-    def __init__(
-        self,
-        tr: Transaction,
-        keys: Keyspace,
-        queue: str,
-        control: QueueControl,
-        now_ms: int,
-        allowances: Allowances,
-        room: Room,
-    ) -> None:
-        self._tr = tr
-        self._keys = keys
+    def __init__(self, work: Work, queue: str, control: QueueControl, window: Window) -> None:
+        self._tr = work.tr
+        self._keys = work.keys
         self._queue = queue
         self._control = control
-        self._now_ms = now_ms
-        self._room = room
+        self._now_ms = work.now_ms
+        self._room = window.room
         self._rounds: dict[bytes, int] = {}
-        self._tenants = Tenants(tr, keys, queue)
-        self._allowances = allowances
+        self._tenants = Tenants(work, queue)
+        self._allowances = Allowances(work, queue, control, window.sightings)
         self._rows: dict[tuple[str, bytes], list[KeyValue]] = {}
         self._exhausted: set[tuple[str, bytes]] = set()
         #: The next message of a sub-queue; only with ageing.

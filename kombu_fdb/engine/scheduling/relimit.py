@@ -22,11 +22,11 @@ repeated, and two processes that do the same one conflict.
 from __future__ import annotations
 
 from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_lease, encode_lease
-from kombu_fdb.keyspace.layout import NO_KEY, Keyspace, has_key
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.keyspace.layout import Keyspace, counted, has_key
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["LEASES_PER_PART", "MARKS_PER_PART", "begin", "is_counting", "part"]
 
@@ -37,11 +37,11 @@ MARKS_PER_PART = 500
 _LEASES, _PARKED = b"L", b"P"
 
 
-def begin(tr: Transaction, keys: Keyspace, queue: str, *, first: bool) -> None:
+def begin(work: Work, queue: str, *, first: bool) -> None:
     """Note that the queue's limits have changed. ``first``: there were none before."""
-    row = keys.relimit(queue)
-    stored = tr.get(row)
-    tr.set(row, _LEASES if first or is_counting(stored) else _PARKED)
+    row = work.keys.relimit(queue)
+    stored = work.tr.get(row)
+    work.tr.set(row, _LEASES if first or is_counting(stored) else _PARKED)
 
 
 def is_counting(row: bytes | None) -> bool:
@@ -49,71 +49,71 @@ def is_counting(row: bytes | None) -> bool:
     return row is not None and row.startswith(_LEASES)
 
 
-def part(tr: Transaction, keys: Keyspace, tally: Tally, queue: str) -> bool:
+def part(work: Work, queue: str) -> bool:
     """Do the next part. Returns whether there may be another."""
-    row = keys.relimit(queue)
-    stored = tr.get(row)
+    row = work.keys.relimit(queue)
+    stored = work.tr.get(row)
     if stored is None:
         return False
     walk = _count if is_counting(stored) else _free
-    following = walk(tr, keys, tally, queue, stored[1:])
+    following = walk(work, queue, stored[1:])
     if following is None:
-        tr.clear(row)
+        work.tr.clear(row)
     else:
-        tr.set(row, following)
+        work.tr.set(row, following)
     return following is not None
 
 
-def _count(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, position: bytes) -> bytes | None:
-    begin, end = keys.all_leases
-    rows = tr.get_range(_behind(keys, position, begin), end, limit=LEASES_PER_PART, snapshot=True)
+def _count(work: Work, queue: str, position: bytes) -> bytes | None:
+    begin, end = work.keys.all_leases
+    rows = work.tr.get_range(_behind(work.keys, position, begin), end, limit=LEASES_PER_PART, snapshot=True)
     for row in rows:
-        _count_lease(tr, tally, queue, row)
+        _count_lease(work, queue, row)
     if len(rows) == LEASES_PER_PART:
-        return _LEASES + rows[-1][0][len(keys.prefix) :]
-    tally.spared(queue, "")  # it may have been parked meanwhile
+        return _LEASES + rows[-1][0][len(work.keys.prefix) :]
+    work.effects.spared(queue, "")  # it may have been parked meanwhile
     return _PARKED
 
 
-def _count_lease(tr: Transaction, tally: Tally, queue: str, row: KeyValue) -> None:
+def _count_lease(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     try:
         of, place, record = decode_lease(value)
     except FormatError:  # the sweep keeps it for a person to look at
         return
     if of == queue and not has_key(place):
-        tr.add_read_conflict_key(key)
-        tr.set(key, encode_lease(queue, NO_KEY + place, record))
-        tally.leased(queue, "")
+        work.tr.add_read_conflict_key(key)
+        work.tr.set(key, encode_lease(queue, counted(place), record))
+        work.effects.leased(queue, "")
 
 
-def _free(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, position: bytes) -> bytes | None:
-    begin, end = keys.all_active(queue)
-    marks = tr.get_range(_behind(keys, position, begin), end, limit=MARKS_PER_PART, snapshot=True)
-    _ring(keys, tally, queue, marks)
-    _pause(tr, keys, queue, marks)
-    return _PARKED + marks[-1][0][len(keys.prefix) :] if len(marks) == MARKS_PER_PART else None
+def _free(work: Work, queue: str, position: bytes) -> bytes | None:
+    begin, end = work.keys.all_active(queue)
+    marks = work.tr.get_range(_behind(work.keys, position, begin), end, limit=MARKS_PER_PART, snapshot=True)
+    _ring(work, queue, marks)
+    _pause(work, queue, marks)
+    return _PARKED + marks[-1][0][len(work.keys.prefix) :] if len(marks) == MARKS_PER_PART else None
 
 
-def _ring(keys: Keyspace, tally: Tally, queue: str, marks: list[KeyValue]) -> None:
-    for (_queue, key, _rank), state in keys.read(marks, str, str, int):
+def _ring(work: Work, queue: str, marks: list[KeyValue]) -> None:
+    for (_queue, key, _rank), state in work.keys.read(marks, str, str, int):
         if state == turns.PARKED:
-            tally.spared(queue, key)
+            work.effects.spared(queue, key)
 
 
-def _pause(tr: Transaction, keys: Keyspace, queue: str, marks: list[KeyValue]) -> None:
+def _pause(work: Work, queue: str, marks: list[KeyValue]) -> None:
     """Those among the tenants' keys that are paused by what holds for every key: they have no limits of their own."""
     named = [
         (key, row)
         for row in marks
-        for (_queue, key, _rank), state in keys.read([row], str, str, int)
+        for (_queue, key, _rank), state in work.keys.read([row], str, str, int)
         if state != turns.PARKED and turns.tenant_of(key) is not None
     ]
-    if not named or not control_of(tr.get(keys.control(queue))).every_key.paused:
+    if not named or not control_of(work.tr.get(work.keys.control(queue))).every_key.paused:
         return
-    own = tr.get_many([keys.limits(queue, key) for key, _ in named])
+    own = work.tr.get_many([work.keys.limits(queue, key) for key, _ in named])
     paused = [row for (_key, row), limits in zip(named, own, strict=True) if limits is None]
-    turns.pause_marks(tr, keys, queue, paused)
+    turns.pause_marks(work, queue, paused)
 
 
 def _behind(keys: Keyspace, position: bytes, begin: bytes) -> bytes:

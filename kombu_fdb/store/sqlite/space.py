@@ -11,7 +11,10 @@ So
   ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are for
   transactions that also clear something: a claim moves a message from one row to another, and may need a page for it;
 * on a disk with hardly any, which others may have filled, the log is copied before each transaction: so it begins anew,
-  in space that it has already.
+  in space that it has already;
+* a reader that is halfway through keeps the log from being copied whole. Then nothing more is written as soon as the
+  log would grow into the space that copying the rest of it needs: otherwise it could never be copied again. Such a
+  transaction, and a deletion that finds the disk full, is tried again for a moment: readers are soon through.
 
 Whoever writes looks at the disk first: every ``LOOK_S`` seconds where there is plenty of space, else each time. So
 freed space is found without a restart.
@@ -24,7 +27,9 @@ import os
 import sqlite3
 from typing import NamedTuple
 
-__all__ = ["Space"]
+from kombu_fdb.errors import StoreUnavailable
+
+__all__ = ["FULL_S", "Space"]
 
 #: What a checkpoint copies at most while writers wait: 16 MB in pages of 8 KiB.
 CHECKPOINT_PAGES = 2_000
@@ -38,6 +43,8 @@ PLENTY_BYTES = 256 * 1024 * 1024
 #: SQLite's own limit (https://www.sqlite.org/limits.html).
 MOST_PAGES = 4_294_967_294
 LOOK_S = 0.1
+#: For how long a transaction that a reader is in the way of is tried again, in seconds.
+FULL_S = 1.0
 
 
 class Limits(NamedTuple):
@@ -71,7 +78,7 @@ class Space:
         return now >= self._look_at
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
-        """Outside of a transaction. Raises ``sqlite3.Error``."""
+        """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreUnavailable`` if a reader is in the way."""
         try:
             limits = self._look(connection)
         except OSError:  # the folder is gone: whoever commits will hear of it
@@ -80,8 +87,7 @@ class Space:
             connection.execute(f"PRAGMA wal_autocheckpoint={limits.log}").fetchall()
             connection.execute(f"PRAGMA max_page_count={limits.most}").fetchall()
         if limits.short:
-            with contextlib.suppress(sqlite3.Error):  # as far as it goes
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._copy_log(connection, limits)
         # On a small disk before each transaction: space that was freed a moment ago is used.
         self._look_at, self._limits = now + (LOOK_S if limits is PLENTY else 0), limits
 
@@ -90,6 +96,29 @@ class Space:
         if self._limits is not PLENTY and self._limits is not None:
             connection.execute(f"PRAGMA max_page_count={self._limits.reserve}").fetchall()
             self._limits = None
+
+    def _copy_log(self, connection: sqlite3.Connection, limits: Limits) -> None:
+        """As far as it goes."""
+        frames = copied = 0
+        with contextlib.suppress(sqlite3.Error):  # no space for all of it; then it goes on in the space that it has
+            _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if copied < frames and self._left(connection) < limits.log:
+            error = StoreUnavailable(
+                "the disk is full",
+                path=self._path,
+                reason="a reader keeps the log from being emptied",
+                fix=f"Free space on the file system of {self._path}, or end the program that reads from it",
+            )
+            error.retryable, error.retry_s = True, FULL_S
+            raise error
+
+    def _left(self, connection: sqlite3.Connection) -> int:
+        """Pages of the disk that are left if the whole log is copied."""
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        disk = os.statvfs(os.path.dirname(self._path))
+        grows = max(pages * page - _size(self._path), 0)
+        return int((disk.f_bavail * disk.f_frsize - grows) // page)
 
     def _look(self, connection: sqlite3.Connection) -> Limits:
         disk = os.statvfs(os.path.dirname(self._path))

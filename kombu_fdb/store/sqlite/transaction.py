@@ -19,6 +19,7 @@ from kombu_fdb.primitives.locks import Turn
 from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.sqlite.errors import explain, explain_os
+from kombu_fdb.store.sqlite.space import FULL_S
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
 from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
 from kombu_fdb.store.watch import OneShotWatch
@@ -203,8 +204,7 @@ class SqliteTransaction:
                 self._start()
             self._file.open_reserve()
         except sqlite3.Error as error:
-            self._fail(error)
-            raise explain(error, self._file.path) from error
+            raise self._failed(error) from error
 
     def _next_stamp(self) -> bytes:
         (version,) = self._run(NEXT_VERSION, ()).fetchone()
@@ -278,8 +278,7 @@ class SqliteTransaction:
         try:
             return (self._cursor or self._start()).execute(sql, parameters)
         except sqlite3.Error as error:
-            self._fail(error)
-            raise explain(error, self._file.path) from error
+            raise self._failed(error) from error
 
     def _start(self) -> sqlite3.Cursor:
         if self._ended:
@@ -297,10 +296,13 @@ class SqliteTransaction:
         self._cursor = cursor
         return cursor
 
-    def _fail(self, error: sqlite3.Error) -> None:
+    def _failed(self, error: sqlite3.Error) -> StoreError:
+        explained = explain(error, self._file.path)
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             self._file.look_again()
+            explained.retryable, explained.retry_s = self._clears, FULL_S
         self.cancel()
+        return explained
 
     def _take(self, turn: Turn) -> sqlite3.Connection:
         return self._file.take_writer(turn, self._owner.synchronous, self._deadline)

@@ -67,8 +67,8 @@ def test_status_tells_what_the_maintenance_set_aside(run, broker):
 
 def test_status_tells_of_messages_of_a_newer_version(run, broker):
     assert "newer" not in run("status").out
-    broker.engine._write(lambda tr, tally: tally.change("jobs", "newer", 2))
-    broker.engine._write(lambda tr, tally: tally.change("jobs.dead", "newer", 1))
+    broker.engine._write(lambda work: work.effects.change("jobs", "newer", 2))
+    broker.engine._write(lambda work: work.effects.change("jobs.dead", "newer", 1))
     assert "messages of a newer version: 3; upgrade the workers" in run("status").out
     assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
 

@@ -136,8 +136,10 @@ def test_an_unreadable_record_comes_over_as_the_bytes_it_is(run, broker, source,
     jobs = source.queue("jobs")
     jobs.put("a", key="k")
     engine = source.engine
-    key = engine._read(lambda tr: tr.get_range(engine.keys.keyed("jobs"), engine.keys.keyed("jobs") + b"\xff"))[0][0]
-    engine._write(lambda tr, _: tr.set(key, b"garbage"))
+    key = engine._read(lambda work: work.tr.get_range(engine.keys.keyed("jobs"), engine.keys.keyed("jobs") + b"\xff"))[
+        0
+    ][0]
+    engine._write(lambda work: work.tr.set(key, b"garbage"))
     run("export", str(tmp_path / "f"), broker=source_url)
     assert run("import", str(tmp_path / "f")).code == 0
     (message,) = [each for each in contents(broker) if isinstance(each, StoredMessage)]
@@ -277,7 +279,7 @@ def test_into_itself_is_refused(run, filled, source_url):
 def marks(broker):
     keys = broker.engine.keys
     begin, end = keys.prefix + b"\x02imported\x00", keys.prefix + b"\x02imported\x01"
-    return broker.engine._read(lambda tr: tr.get_range(begin, end))
+    return broker.engine._read(lambda work: work.tr.get_range(begin, end))
 
 
 def test_the_marks_are_cleared_when_it_is_over(run, broker, filled, source_url):

@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kit.conformance.store import commit
+from kit.conformance.store import commit, retry_on
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import close_clients
+from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 MB = 1024 * 1024
@@ -132,3 +133,32 @@ def test_workers_empty_a_full_broker(disk: Path) -> None:
             job.ack()
         queue.put(b"again")
         assert len(queue) == 1
+
+
+def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads keeps the log from beginning anew; an ack at that moment used to fail."""
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        retry, refused = retry_on(database, b"token/"), []
+        stored = fill(database)
+        reader = database.begin(timeout_s=PATIENCE_S, read_only=True)
+        reader.get(stored[0])
+
+        def finish(*_: object) -> bool:
+            refused.append(True)
+            reader.cancel()
+            return True
+
+        monkeypatch.setattr(Retry, "_pause", finish)
+        for key in stored:
+            retry(lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)), timeout_s=PATIENCE_S)  # type: ignore[misc]
+        assert keys(database) == []
+        assert refused, "the reader was in nobody's way, so this shows nothing"
+
+
+def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        retry = retry_on(database, b"token/")
+        fill(database)
+        monkeypatch.setattr(Retry, "_pause", lambda *_: pytest.fail("it was tried again"))
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            retry(lambda tr: tr.set(b"more", bytes(60_000)), timeout_s=PATIENCE_S)

@@ -18,8 +18,9 @@ from celery_fdb.contrib.django.pages.page import STATES, message_url, page, rend
 from celery_fdb.contrib.django.pages.rows import Row, Spot, body_of, row_of
 from celery_fdb.contrib.django.pages.text import fit
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, StoreError
+from kombu_fdb.model import View
 from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["act", "find", "message", "queue_messages"]
@@ -35,7 +36,7 @@ MOST_SELECTED = 500
 def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
     """A queue's messages in one state, in pages that cost the same wherever they begin."""
     state, key, reverse = _state(request), request.GET.get("key"), request.GET.get("order") == "newest"
-    found = broker.engine.page(name, state, conf.read().page_size, after=_after(request), key=key, reverse=reverse)
+    found = broker.engine.page(name, View(state, key, _after(request), reverse), conf.read().page_size)
     now_ms = SystemClock().wall_ms()
     rows = [row_of(each, now_ms) for each in found.messages]
     counts = broker.queue(name).stats()

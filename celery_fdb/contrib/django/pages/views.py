@@ -18,7 +18,7 @@ from celery_fdb.contrib.django.pages.rows import age, moment
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.masking import masked
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 

@@ -332,7 +332,7 @@ def test_a_store_of_a_newer_version_is_a_page_too(broker: Broker, viewer: Any) -
     from celery_fdb.contrib.django.pages import store
 
     engine = broker.engine
-    engine._write(lambda tr, _: tr.set(engine.keys.format, b"999"))
+    engine._write(lambda work: work.tr.set(engine.keys.format, b"999"))
     store.forget()
     assert "Upgrade celery-fdb" in get(viewer, at("queue_changelist"), 503)
 
@@ -556,7 +556,7 @@ def test_json_carries_no_bodies(app: Celery, broker: Broker, viewer: Any) -> Non
 
 
 def test_a_page_costs_the_same_in_a_queue_of_any_length(broker: Broker, viewer: Any) -> None:
-    """The verbs behind it are counted in ``kombu_fdb/engine/test_pages.py``; here, that the page uses no other."""
+    """The verbs behind it are counted in ``engine/inspection/test_pages.py``; here, that the page uses no other."""
     from kit.costs import CountingDatabase
 
     retry = broker.engine._retry

@@ -150,7 +150,7 @@ def test_a_dead_letter_exchange_of_any_kind(broker: Broker, operator: Any, excha
     publish(broker)
     arguments = {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": exchange}
     row = QueueDeclaration("q", arguments=arguments).encode()
-    broker.engine._write(lambda tr, _: tr.set(broker.engine.keys.queue("q"), row))
+    broker.engine._write(lambda work: work.tr.set(broker.engine.keys.queue("q"), row))
     ok(operator, at("deadletter_changelist"))
 
 
@@ -163,7 +163,7 @@ def test_what_is_too_long_for_a_key_of_the_store(broker: Broker, viewer: Any) ->
 def test_rows_that_nobody_can_read_are_a_page_that_says_so(broker: Broker, viewer: Any) -> None:
     publish(broker)
     engine = broker.engine
-    engine._write(lambda tr, _: tr.set(engine.keys.control("q"), b"\xff"))
+    engine._write(lambda work: work.tr.set(engine.keys.control("q"), b"\xff"))
     answer = viewer.get(at("queue_change", "q"))
     assert 400 <= answer.status_code < 500
     assert "be read" in answer.content.decode()

@@ -9,12 +9,11 @@ from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.keyspace.codec import Record
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import Publication
+from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -168,7 +167,7 @@ def lose_claim(bench: Bench, lands_s: float | None) -> int:
     database.faults.at_landings(lands_s)
     first = bench.engine.reserve()
     with pytest.raises(CommitUnknown):
-        bench.engine.claim(bench.session, ["q"], 1, first=first)
+        bench.engine.claim(bench.session, ["q"], 1, terms=ClaimTerms(first=first))
     return first
 
 
@@ -204,8 +203,8 @@ def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monk
     declare_two_graves(bench, **{"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
     take, runs = copies.take, []
 
-    def taken(tr: Transaction, keys: Keyspace, record: Record, targets: list[str], payload: bytes) -> list[bytes]:
-        found = take(tr, keys, record, targets, payload)
+    def taken(work: Work, record: Record, targets: list[str], payload: bytes) -> list[bytes]:
+        found = take(work, record, targets, payload)
         runs.append(record.message_id)
         if len(runs) == 1:
             lose(bench, (Fault.ANSWER_LOST_NOT_APPLIED,))

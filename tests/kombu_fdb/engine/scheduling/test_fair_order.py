@@ -252,5 +252,5 @@ def test_no_newcomer_is_always_the_last() -> None:
 def _doors(bench: Bench, bucket: int) -> list[Any]:
     keys_ = bench.engine.keys
     return bench.engine._read(
-        lambda tr: tr.get_range(keys_.doors_from("q", bucket), keys_.doors("q")[1], snapshot=True)
+        lambda work: work.tr.get_range(keys_.doors_from("q", bucket), keys_.doors("q")[1], snapshot=True)
     )

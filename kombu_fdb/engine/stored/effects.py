@@ -26,8 +26,8 @@ __all__ = [
     "PUBLISHED",
     "READY",
     "RETURNED",
+    "Effects",
     "Event",
-    "Tally",
 ]
 
 READY = "ready"
@@ -49,7 +49,7 @@ LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
 CONTESTED = "contested"
 
 
-class Tally:
+class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
     __slots__ = (

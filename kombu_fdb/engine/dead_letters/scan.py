@@ -1,4 +1,4 @@
-"""Letters: look through a queue of dead letters, in parts, for those that are wanted.
+"""Scan: look through a queue of dead letters, in parts, for those that are wanted.
 
 A queue of dead letters is ``<queue>.dead``, or whatever queue a dead-letter exchange leads to. It is walked from its
 first key to its last, in transactions of bounded size, by a cursor in the hands of the caller: whoever is killed
@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.headers import headers_of
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["LETTERS_PER_TRANSACTION", "NO_LAST", "Letter", "Part", "Walk", "Wanted", "look_through", "task_of"]
 
@@ -121,13 +121,13 @@ class Part(NamedTuple):
     cursor: bytes
 
 
-def look_through(tr: Transaction, keys: Keyspace, walk: Walk, cursor: bytes, limit: int) -> Part:
+def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
     """One part of the walk, up to ``limit`` letters. Snapshot reads, and all of them before the caller's first write.
 
     ``cursor``: b"" to begin with. Whatever ``where`` raises comes out of here.
     """
     most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
-    rows, following = _rows(tr, keys, walk.dead, cursor, most)
+    rows, following = _rows(work, walk.dead, cursor, most)
     found: list[Letter] = []
     size = 0
     for key, value in rows:
@@ -138,19 +138,19 @@ def look_through(tr: Transaction, keys: Keyspace, walk: Walk, cursor: bytes, lim
         if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(letter.record):
             if walk.wanted.looks_into_payloads:
                 size += letter.record.size if letter.record is not None else 0
-                if not walk.wanted.matches_payload(browse.look(tr, keys, walk.dead, (key, value))):
+                if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
                     continue
             found.append(letter)
     return Part(found, following)
 
 
-def _rows(tr: Transaction, keys: Keyspace, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
+def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
     """The next rows, first of the messages without a key (as which all letters come), and where to go on."""
-    ready, keyed = range_of(keys.ready(dead)), range_of(keys.keyed(dead))
+    ready, keyed = range_of(work.keys.ready(dead)), range_of(work.keys.keyed(dead))
     whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
     begin = max(whole[0][0], cursor)
     ranges = [(begin, whole[0][1]), *whole[1:]]
-    found = tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
+    found = work.tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
     rows = [row for part in found for row in part][:most]
     return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
 
