@@ -216,7 +216,7 @@ class Stage:
         with Broker.open(self.url, connect_timeout=PATIENCE_S, operation_timeout=PATIENCE_S) as broker:
             for check in (check_counts, messages):
                 try:
-                    check(broker.engine)
+                    check(broker._engine)
                 except AssertionError as error:
                     self.complaints.append(str(error))
             return [name for name in self.ledger.confirmed for _ in broker.find(name)]

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
@@ -76,6 +77,19 @@ Chosen = list[KeyValue]
 def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, doors and ring."""
     return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_door)
+
+
+class _Window(NamedTuple):
+    """The turns that a claim begins with."""
+
+    #: How many messages it wants.
+    want: int
+    #: The last of its turns.
+    last: _Place | None
+    #: Whether the ring may have more turns than were read.
+    unread: bool
+    #: Whether it is the first of the ring's windows, so that all that the ring still has is behind it.
+    is_first: bool
 
 
 class _Scheduler:
@@ -261,7 +275,8 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
         line = self._line_up(mine, want)
-        parts = self._behind(turns, line, max(line, default=None), want, unread=unread, is_first=slice_ == 0)
+        window = _Window(want, max(line, default=None), unread=unread, is_first=slice_ == 0)
+        parts = self._behind(turns, line, window)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
             place = heapq.heappop(line)
@@ -282,14 +297,12 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(
-        self, turns: list[Turn], line: _Line, last: _Place | None, want: int, *, unread: bool, is_first: bool
-    ) -> Iterator[_Line]:
+    def _behind(self, turns: list[Turn], line: _Line, window: _Window) -> Iterator[_Line]:
         """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long.
 
-        ``is_first``: the window is the first, so all that the ring still has is behind it. By age a turn may go before
-        the window's last one although it stands behind it in the ring.
+        By age a turn may go before the window's last one although it stands behind it in the ring.
         """
+        want, last, unread, is_first = window
         looks = 0
         while unread and looks < MOST_LOOKS and not (looks and self._chosen):
             looks += 1

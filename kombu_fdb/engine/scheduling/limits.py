@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import relimit, turns
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import CapacityExceeded, OptionError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     control_of,
     decode_control,
@@ -46,7 +46,7 @@ def read(work: Work, queue: str, key: str) -> KeyLimits:
 
 
 def set_control(work: Work, queue: str, control: QueueControl) -> None:
-    """Raises ``OptionError``."""
+    """Raises ``InvalidArgument``."""
     check_control(control)
     before = control_of(work.tr.get(work.keys.control(queue)))
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
@@ -58,7 +58,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 
 
 def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
-    """Raises ``OptionError``, and ``QueueError`` for a key that no message can have."""
+    """Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
     stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
     control = control_of(declared)
@@ -68,7 +68,7 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
     else:
         check_limits(limits)
         if limits.capacity is not None and not key:
-            raise OptionError(
+            raise InvalidArgument(
                 "messages without a key have no capacity of their own",
                 queue=queue,
                 fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
@@ -94,16 +94,16 @@ def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyL
 
 
 def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:
-    """Change some limits of the key and keep its others, or those of every key. Raises ``OptionError``."""
+    """Change some limits of the key and keep its others, or those of every key. Raises ``InvalidArgument``."""
     changed = _replace(read(work, queue, key), changes)
     limit(work, queue, key, changed)
     return changed
 
 
 def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]) -> None:
-    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``OptionError``."""
+    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``InvalidArgument``."""
     for name in changes.keys() & set(NOT_SET_HERE):
-        raise OptionError("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
+        raise InvalidArgument("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
     control = _replace(read_control(work, queue), changes)
     changed = dataclasses.replace(control, every_key=_replace(control.every_key, every_key))
     set_control(work, queue, changed)
@@ -111,10 +111,10 @@ def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key
 
 def _replace(value: T, changes: Mapping[str, Any]) -> T:
     if not isinstance(changes, Mapping):
-        raise OptionError("limits are given by their names", given=repr(changes)[:80])
+        raise InvalidArgument("limits are given by their names", given=repr(changes)[:80])
     known = {each.name for each in dataclasses.fields(value)}
     for name in changes.keys() - known:
-        raise OptionError("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
+        raise InvalidArgument("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
 
 

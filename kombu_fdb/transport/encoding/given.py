@@ -3,7 +3,7 @@
 Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more than 64 bits
 anywhere in the headers. What it can't know is refused too, by the modules that read it (``timing.py``, ``identity.py``,
 ``fairkey.py``): whoever writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from
-production that nothing came of it. All of it is an ``OptionError`` that names the field, and nothing is published.
+production that nothing came of it. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
 
 Nobody checks what is delivered, since it may be somebody else's: of that, ``tasks.py`` sees to what ends a worker.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from kombu.utils.json import textual_types
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.encoding.tasks import fault_of
 
@@ -36,7 +36,7 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """All that no other module reads. Raises ``OptionError``."""
+    """All that no other module reads. Raises ``InvalidArgument``."""
     if _is_task(headers):  # first: Celery makes properties of the same values, which its user has not named
         _check_task(headers)
     for name in _TEXTS:
@@ -44,7 +44,7 @@ def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
             text_of(name, properties[name])
     for name in _HEADERS:
         if name in properties:
-            raise OptionError(
+            raise InvalidArgument(
                 f"{name} is a header, not a property",
                 given=shown(properties[name]),
                 fix=f"Write headers={{{name!r}: ...}}; as an option, apply_async of tasks with base=FdbTask takes it.",
@@ -61,7 +61,7 @@ def _check_task(headers: Mapping[str, Any]) -> None:
         whole_of("retries", headers["retries"])
     fault = fault_of({name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()})
     if fault is not None:
-        raise OptionError(
+        raise InvalidArgument(
             "a task that no Celery worker can handle",
             reason=fault,
             fix="See apply_async's options; ids are texts, as in task_id=str(...).",
@@ -76,7 +76,7 @@ def text_of(name: str, value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         fix = f"Try {name}.decode()." if isinstance(value, bytes) else f"Try str({name})."
-        raise OptionError(f"{name} must be a text", given=shown(value), fix=fix)
+        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=fix)
     return value
 
 
@@ -86,7 +86,7 @@ def whole_of(name: str, value: Any, most: int = _MOST_INTEGER) -> int:
         return 0
     found = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     if not is_whole(found, 0, most):
-        raise OptionError(f"{name} must be a whole number", given=shown(value), fix=f"From 0 to {most:,}.")
+        raise InvalidArgument(f"{name} must be a whole number", given=shown(value), fix=f"From 0 to {most:,}.")
     return int(found)
 
 
@@ -98,7 +98,7 @@ def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
         for name, value in table.items():
             for each in _numbers_in(value):
                 if not _LEAST_INTEGER <= each <= _MOST_INTEGER:
-                    raise OptionError(
+                    raise InvalidArgument(
                         f"{name} holds a whole number of more than 64 bits",
                         given=shown(each),
                         fix="Give it as a text, or put it into the body.",
