@@ -140,9 +140,9 @@ def test_an_explained_rejection_and_acknowledgement(channel):
     done.ack()
     (letter,) = dead(channel)
     assert (letter.deaths[0].reason, letter.deaths[0].details) == ("malformed", {"error": "why"})
-    assert channel.qos._explanations == {}
+    assert channel.credit.held._explanations == {}
     channel.qos.explain(rejected.delivery_tag, {"error": "too late"})
-    assert channel.qos._explanations == {}
+    assert channel.credit.held._explanations == {}
 
 
 def test_a_copy_of_an_acknowledged_message_is_what_was_published(channel):
