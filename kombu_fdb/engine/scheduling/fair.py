@@ -60,7 +60,7 @@ __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 #: Doors and bells answered by one claim at most; the others wait for the next.
 DOORS = 200
 #: How often a claim that has found nothing yet looks for :data:`DOORS` more turns behind those that are blocked.
-MOST_LOOKS = 5
+MOST_LOOKS = 2
 
 #: Ranks as they stand in the ring, the most urgent first, and their priorities.
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
@@ -261,7 +261,7 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
         line = self._line_up(mine, want)
-        parts = self._behind(turns, line, max(line, default=None), want, unread=unread, is_first=slice_ == 0)
+        parts = self._behind(turns, line, want, unread=unread, is_first=slice_ == 0)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
             place = heapq.heappop(line)
@@ -282,25 +282,36 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(
-        self, turns: list[Turn], line: _Line, last: _Place | None, want: int, *, unread: bool, is_first: bool
-    ) -> Iterator[_Line]:
-        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long.
+    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool, is_first: bool) -> Iterator[_Line]:
+        """The turns behind the window, in parts, each twice as long: a row of blocked keys may be long."""
+        last = max(line, default=None)
+        if not unread:
+            return self._parts(turns, line, last, want)
+        return self._read_on(line, want) if is_first else self._read_once(len(turns), line, last, want)
 
-        ``is_first``: the window is the first, so all that the ring still has is behind it. By age a turn may go before
-        the window's last one although it stands behind it in the ring.
+    def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
+        """All that the ring still has is behind the first window, or in the line.
+
+        By age a turn may go before the window's last one although it stands behind it in the ring.
         """
-        looks = 0
-        while unread and looks < MOST_LOOKS and not (looks and self._chosen):
-            looks += 1
-            most = DOORS + (len(line) if is_first else len(turns))
-            rings = self._tr.get_ranges(self._rings(most), snapshot=True)
-            turns, unread = self._in_order(rings), is_first and any(len(ring) == most for ring in rings)
-            yield from self._parts(turns, line, None if is_first else last, want)
-        if not looks:
-            yield from self._parts(turns, line, last, want)
-        if unread:
-            self._sight = max(map(self._order, turns), default=None)
+        sight = None
+        for _ in range(MOST_LOOKS):
+            turns, unread = self._look(DOORS + len(line))
+            sight = max(map(self._order, turns), default=None) if unread else None
+            yield from self._parts(turns, line, None, want)
+            if sight is None or self._chosen:
+                break
+        self._sight = sight
+
+    def _read_once(self, window: int, line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
+        """Before this window are those of rivals."""
+        turns, _unread = self._look(DOORS + window)
+        yield from self._parts(turns, line, last, want)
+
+    def _look(self, most: int) -> tuple[list[Turn], bool]:
+        """The next turns, and whether the ring may have more."""
+        rings = self._tr.get_ranges(self._rings(most), snapshot=True)
+        return self._in_order(rings), any(len(ring) == most for ring in rings)
 
     def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
         """Those of the turns that don't stand in the line, and are behind the ``last`` one."""
