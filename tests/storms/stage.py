@@ -127,7 +127,7 @@ class Stage:
             "STORM_OPTIONS": json.dumps(self.options),
             "STORM_ACKS": self.acks,
             "STORM_SHOP": str(self.directory / "shop.db"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
             "PYTHONUNBUFFERED": "1",
         }
 

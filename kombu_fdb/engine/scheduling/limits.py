@@ -60,7 +60,9 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
     """Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
-    control = control_of(work.tr.get(work.keys.control(queue)))
+    stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
+    control = control_of(declared)
+    before = control.every_key if stored is None else limits_of(stored)
     if limits is None:
         work.tr.clear(work.keys.limits(queue, key))
     else:
@@ -77,10 +79,18 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
         if not _is_limited(control):
             relimit.begin(work, queue, first=True)
         work.tr.set(work.keys.fair(queue), b"")
-    if (control.every_key if limits is None else limits).paused:
-        turns.pause(work, queue, key)
+    _leave_ring(work, queue, key, before, control.every_key if limits is None else limits)
     work.tr.set(work.keys.freed(queue, key), b"")
     work.effects.wake(queue)
+
+
+def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
+    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' by ``relimit.py``."""
+    is_moved = before.priority != after.priority
+    if is_moved or after.paused:
+        turns.pause(work, queue, key)
+    if is_moved and turns.is_in_ring(work, queue, key):
+        relimit.begin_ring(work, queue)
 
 
 def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:

@@ -25,7 +25,7 @@ from uuid import UUID
 
 from kombu.serialization import loads
 
-from kombu_fdb.errors import InvalidArgument, OptionError
+from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.encoding.given import text_of
 
 __all__ = ["KeyOf", "key_reader"]
@@ -106,7 +106,7 @@ def _import(option: str) -> KeyFunction:
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgument(
+        raise OptionError(
             "fair_key names a function that can't be imported",
             fair_key=option,
             reason=str(error),

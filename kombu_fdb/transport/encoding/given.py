@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kombu.utils.json import textual_types
+
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.encoding.tasks import fault_of
@@ -26,6 +28,8 @@ MOST_PRIORITY = 255
 _TEXTS = ("message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id")
 #: Headers that are easily given as an option of ``publish`` or ``apply_async``, which makes properties of them.
 _HEADERS = ("fair_key", "dedup_id", "dedup_window", "once_id", "once_window")
+#: Django's translations, which become texts when somebody asks for them; none without Django.
+_LAZY: tuple[type, ...] = textual_types
 #: What 64 bits hold, with a sign.
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**63 - 1
 _LONG_NUMBER = re.compile(rb"\d{19}")
@@ -55,7 +59,7 @@ def _is_task(headers: Mapping[str, Any]) -> bool:
 def _check_task(headers: Mapping[str, Any]) -> None:
     if "retries" in headers:
         whole_of("retries", headers["retries"])
-    fault = fault_of(headers)
+    fault = fault_of({name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()})
     if fault is not None:
         raise InvalidArgument(
             "a task that no Celery worker can handle",
@@ -65,11 +69,14 @@ def _check_task(headers: Mapping[str, Any]) -> None:
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text, "" for None."""
+    """The text, "" for None. A lazy one of Django's is what it says now, as kombu's JSON has it."""
     if value is None:
         return ""
+    if isinstance(value, _LAZY):
+        return str(value)
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+        fix = f"Try {name}.decode()." if isinstance(value, bytes) else f"Try str({name})."
+        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=fix)
     return value
 
 
