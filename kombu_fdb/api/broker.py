@@ -573,7 +573,7 @@ def _bytes(payload: bytes | str) -> bytes:
         utf8_bytes("payload", payload)
         return payload.encode()
     if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise OptionError("a payload is bytes or a text", given=type(payload).__name__, fix="Try json.dumps(payload).")
+        raise OptionError("a payload is bytes or a str", given=type(payload).__name__, fix="Try json.dumps(payload).")
     return bytes(payload)
 
 

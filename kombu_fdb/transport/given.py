@@ -60,7 +60,7 @@ def _check_task(headers: Mapping[str, Any]) -> None:
         raise OptionError(
             "a task that no Celery worker can handle",
             reason=fault,
-            fix="See apply_async's options; ids are texts, as in task_id=str(...).",
+            fix="See apply_async's options; ids are strings, as in task_id=str(...).",
         )
 
 
@@ -69,7 +69,7 @@ def text_of(name: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise OptionError(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+        raise OptionError(f"{name} must be a string", given=shown(value), fix=f"Try str({name}).")
     return value
 
 
@@ -94,7 +94,7 @@ def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
                     raise OptionError(
                         f"{name} holds a whole number of more than 64 bits",
                         given=shown(each),
-                        fix="Give it as a text, or put it into the body.",
+                        fix="Give it as a string, or put it into the body.",
                     )
 
 

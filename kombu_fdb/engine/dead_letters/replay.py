@@ -111,10 +111,10 @@ def _require(tr: Transaction, graves: Graves, queue: str, dead: str) -> None:
     declared, bell = tr.get_many([graves.keys.queue(queue), graves.keys.bell(queue)], snapshot=True)
     if declared is None and bell is None:
         raise QueueNotFound(
-            "the queue to replay to is not there",
+            "the queue to replay to does not exist",
             queue=queue,
             dead_queue=dead,
-            fix="Declare it, or replay to another queue with to=. The dead letters are where they were.",
+            fix="Declare it, or replay to another queue with to=. The dead letters stay where they are.",
         )
 
 
