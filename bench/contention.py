@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import Publication
+from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
@@ -37,7 +37,9 @@ class Tally(NamedTuple):
 
 def open_engine(cluster_file: str, namespace: str) -> Engine:
     database = FoundationDatabase.open(cluster_file)
-    return Engine(database, namespace, clock=SystemClock(), ids=random_id, rng=random.Random(), timeout_s=30)
+    return Engine(
+        database, namespace, Environment(SystemClock(), random_id, random.Random()), timeouts=Timeouts(call_s=30)
+    )
 
 
 def fill(engine: Engine, keys: list[str], messages: int) -> None:
@@ -52,7 +54,7 @@ def consume(engine: Engine, until: float, tallies: list[Tally]) -> None:
     while time.monotonic() < until:
         before = engine.lost_races
         try:
-            taken = engine.claim(session, ["q"], WINDOW, acks=acks)
+            taken = engine.claim(session, ["q"], WINDOW, terms=ClaimTerms(acks=acks))
         except StoreUnavailable:
             break
         acks = [delivery.lease for delivery in taken]

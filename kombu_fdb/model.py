@@ -10,6 +10,7 @@ UTC.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ __all__ = [
     "LONGEST_TASK_ID",
     "NO_PRIORITY",
     "URGENT",
+    "ClaimTerms",
     "Death",
     "Delivery",
     "KeyCounts",
@@ -32,7 +34,9 @@ __all__ = [
     "QueueFacts",
     "RoundSnapshot",
     "SessionFacts",
+    "Spot",
     "StoredMessage",
+    "View",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -84,6 +88,20 @@ class Lease(NamedTuple):
     number: int
 
 
+class ClaimTerms(NamedTuple):
+    """On what terms messages are claimed. ``no_ack``: queues whose messages are taken without a lease, at most once.
+
+    ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
+    ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
+    caller who may have to recover this claim.
+    """
+
+    no_ack: Collection[str] = ()
+    acks: Sequence[Lease] = ()
+    consumers: Mapping[str, str] = {}
+    first: int | None = None
+
+
 class Delivery(NamedTuple):
     """A claimed message."""
 
@@ -121,6 +139,29 @@ class Peeked(NamedTuple):
     due_ms: int = 0
 
 
+class Spot(NamedTuple):
+    """Where a page has shown a message. Whoever goes there finds that message, or nobody.
+
+    ``state``: ready, delayed or leased; ``position``: opaque.
+    """
+
+    state: str
+    position: bytes
+    message_id: bytes
+
+    def __str__(self) -> str:
+        """For an address or a form: words, digits and dots."""
+        return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
+
+    @classmethod
+    def parse(cls, token: str) -> Spot:
+        """What ``str`` has made. Raises ``ValueError``."""
+        state, position, message_id = token.split(".")
+        if state not in {"ready", "delayed", "leased"}:
+            raise ValueError(state)
+        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
+
+
 class Listed(NamedTuple):
     """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
 
@@ -132,6 +173,23 @@ class Listed(NamedTuple):
     size: int
     priority: int
     due_ms: int
+
+    @property
+    def spot(self) -> Spot:
+        """By which it is looked at, deleted or replayed there."""
+        return Spot(self.message.state, self.position, self.message.message_id)
+
+
+class View(NamedTuple):
+    """Which messages of a queue to page through. ``state``: ready, delayed or leased. ``key``: ready ones of this key.
+
+    ``after``: the position behind which the page begins, b"" for the first one; ``reverse``: from the end.
+    """
+
+    state: str
+    key: str | None = None
+    after: bytes = b""
+    reverse: bool = False
 
 
 class Page(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,6 +14,17 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "kombu_fdb", ROOT / "celery_fdb", ROOT / "tests" / "kit")
 #: What a folder may hold, so that a reader takes it in at a glance; ``__init__`` and ``__main__`` not counted.
 MODULES = 12
+#: What a function of the engine takes at most, besides itself: else some of it is a noun without a name.
+PARAMETERS = 5
+#: How a message is taken out of its queue and put into one; of the engine's files only one may do so.
+MOVES = (
+    "effects.ready(",
+    "effects.unready(",
+    "effects.came(",
+    "effects.went(",
+    "effects.delayed(",
+    "clear_range(*work.keys.bodies(record.",
+)
 #: What users import or run by name; everything else has a room of its own.
 DOORS = {
     "kombu_fdb": {"doctor", "errors", "model"},
@@ -67,6 +79,19 @@ def test_the_root_holds_nothing_but_doors(package: str) -> None:
     assert held == DOORS[package]
 
 
+def test_no_name_says_nothing() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
+    assert not [name for name in modules() if empty & set(name.rsplit(".", 1)[-1].split("_"))]
+
+
+@pytest.mark.parametrize("package", ["kombu_fdb", "celery_fdb"])
+def test_the_tests_mirror_the_packages(package: str) -> None:
+    """A folder of tests stands where the folder that it tests does."""
+    root = ROOT / "tests" / package
+    for folder in {path.parent.relative_to(root) for path in root.rglob("test_*.py")}:
+        assert (ROOT / package / folder).is_dir(), f"{folder} tests no folder of {package}"
+
+
 def test_each_folder_has_its_layers() -> None:
     """Import-linter has a contract for each package with more than one module in it."""
     contracts = (ROOT / "pyproject.toml").read_text()
@@ -76,3 +101,33 @@ def test_each_folder_has_its_layers() -> None:
         if len([path for path in folder.glob("*.py") if path.stem not in {"__init__", "__main__"}]) > 1:
             name = ".".join(folder.relative_to(ROOT).parts)
             assert f'containers = ["{name}"]' in contracts, f"no contract for {name}"
+
+
+def functions(folder: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function in it, with its place."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    taken = function.args
+    named = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg]
+    return [each.arg for each in named if each is not None and each.arg not in {"self", "cls"}]
+
+
+def test_a_function_of_the_engine_takes_five_parameters_at_most() -> None:
+    clumps = {
+        place: taken
+        for place, function in functions(ROOT / "kombu_fdb" / "engine")
+        if len(taken := parameters(function)) > PARAMETERS
+    }
+    assert clumps == {}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_one_module_of_the_engine_moves_messages(move: str) -> None:
+    engine = ROOT / "kombu_fdb" / "engine"
+    found = [str(path.relative_to(engine)) for path in engine.rglob("*.py") if move in path.read_text()]
+    assert found == ["messages/message.py"]

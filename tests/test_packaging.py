@@ -54,6 +54,7 @@ def test_one_wheel_with_both_packages(wheel):
         "kombu_fdb/testing/__init__.py",
         "celery_fdb-0.1.0.dist-info/licenses/LICENSE",
     } <= names
+    assert not [name for name in names if "conformance" in name or "simulation" in name or "/test_" in name]
     assert {name.partition("/")[0] for name in names} == {
         "_kombu_fdb_autoload.py",
         "celery_fdb",

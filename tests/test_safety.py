@@ -44,7 +44,7 @@ IMPORTERS = {
     ),
     *("kombu_fdb/store/foundationdb/gevent.py", "kombu_fdb/store/foundationdb/binding.py"),
     *(
-        "kombu_fdb/transport/fairkey.py",
+        "kombu_fdb/transport/encoding/fairkey.py",
         "celery_fdb/contrib/django/conf.py",
         "celery_fdb/contrib/django/registry.py",
     ),

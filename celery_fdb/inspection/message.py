@@ -15,7 +15,7 @@ from celery_fdb.inspection.masking import masked
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Delivery, Lease, Peeked
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.transport.envelope import open_delivery
+from kombu_fdb.transport.encoding.envelope import open_delivery
 
 __all__ = ["body_of", "describe"]
 

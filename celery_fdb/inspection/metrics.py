@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from celery_fdb.inspection.keyrates import KeyRates
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.engine.stored.tally import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]

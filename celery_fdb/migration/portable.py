@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kombu_fdb.engine.stored.tally import DELAYED, READY
+from kombu_fdb.engine.stored.effects import DELAYED, READY
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, encode_stored
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of
 from kombu_fdb.model import (
     LONGEST_KEY,
     LONGEST_TASK_ID,
@@ -112,7 +112,7 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
 
 def _check(message: StoredMessage) -> None:
     """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
-    decode_record(encode_stored(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)))
+    decode_record(record_of(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
     flags = (message.keyed, message.unreadable)
     if not (
         len(message.message_id) in (0, 16)

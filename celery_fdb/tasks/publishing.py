@@ -1,7 +1,7 @@
 """Publishing more than one task at once, and inside a transaction of the application's own.
 
 Both build messages as ``apply_async`` does, with all its options, signals and routes, through one producer whose batch
-(:mod:`kombu_fdb.transport.batch`) decides what becomes of them.
+(:mod:`kombu_fdb.transport.publishing.batch`) decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kombu.exceptions import BatchPublishError
 
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
+from kombu_fdb.transport.publishing.batch import AtomicBatch, JoinedBatch, batching
 
 __all__ = ["enqueue", "everywhere", "publish_many"]
 

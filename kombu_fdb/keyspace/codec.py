@@ -11,7 +11,7 @@ The head's redelivery count stands at a fixed offset: a message that comes back 
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
 older process counts, delays, promotes, hands back, moves and deletes a message that it can't read. Where it would have
 to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
-number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
+number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
@@ -68,14 +68,13 @@ __all__ = [
     "encode_json",
     "encode_lease",
     "encode_limits",
-    "encode_record",
-    "encode_stored",
     "head_of_lease",
     "is_newer",
     "limits_of",
     "names_of",
     "outline_of",
     "published_at",
+    "record_of",
     "redelivered",
     "size_of",
 ]
@@ -104,7 +103,7 @@ _UNREADABLE = QueueControl(paused=True, limited=True)
 #: Of a control that can't be read.
 FIX = (
     "The queue is paused until it can be read: upgrade celery-fdb here, or set it again: "
-    "broker.engine.set_control(queue, QueueControl())"
+    "broker.queue(name).reset_control()"
 )
 _LEASE_HEAD = struct.Struct(">BHH")
 #: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
@@ -133,6 +132,50 @@ class Record(NamedTuple):
     #: Of a dead letter, which waits in the order of the deaths: what it had, and has again when it is replayed.
     priority: int = NO_PRIORITY
 
+    @classmethod
+    def of(
+        cls,
+        message_id: bytes,
+        payload: bytes,
+        *,
+        published_ms: int,
+        expires_ms: int,
+        redeliveries: int = 0,
+        deaths: Sequence[Death] = (),
+        key: str = "",
+        ttr_ms: int = 0,
+        task_id: str = "",
+        priority: int = NO_PRIORITY,
+    ) -> Record:
+        """Of a whole payload, which it carries until it is stored."""
+        chunks = 0 if len(payload) <= INLINE_BYTES else -(-len(payload) // CHUNK_BYTES)
+        head = (message_id, published_ms, expires_ms, redeliveries, chunks, len(payload), payload)
+        return cls(*head, tuple(deaths), key, ttr_ms, task_id, priority)
+
+    @classmethod
+    def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:
+        """Stands for bytes that are no record: they are its payload, so that nothing is lost and a person can look."""
+        return cls(message_id, 0, 0, 0, 0, len(value), value, ())
+
+    def encode(self) -> bytes:
+        """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
+        numbers = self.deaths or self.ttr_ms or self.priority
+        extras = _encode_extras(self.deaths, self.ttr_ms, self.priority) if numbers else b""
+        name, task = self.key.encode(), self.task_id.encode()
+        head = _HEAD.pack(
+            RECORD_VERSION,
+            self.redeliveries,
+            self.chunks,
+            len(name),
+            len(task),
+            len(extras),
+            self.size,
+            self.published_ms,
+            self.expires_ms,
+            self.message_id,
+        )
+        return head + name + task + extras + (b"" if self.chunks else self.payload)
+
 
 def chunks_of(payload: bytes) -> list[bytes]:
     """The pieces a large payload is stored in; none if it goes into the record."""
@@ -141,45 +184,9 @@ def chunks_of(payload: bytes) -> list[bytes]:
     return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
-def encode_record(
-    message_id: bytes,
-    payload: bytes,
-    *,
-    published_ms: int,
-    expires_ms: int,
-    redeliveries: int = 0,
-    deaths: Sequence[Death] = (),
-    key: str = "",
-    chunks: int | None = None,
-    size: int | None = None,
-    ttr_ms: int = 0,
-    task_id: str = "",
-    priority: int = NO_PRIORITY,
-) -> bytes:
-    """``chunks``/``size``: for a message whose payload already stands in the store."""
-    extras = _encode_extras(deaths, ttr_ms, priority) if deaths or ttr_ms or priority else b""
-    size = len(payload) if size is None else size
-    if chunks is None:
-        chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-    name, task = key.encode(), task_id.encode()
-    head = _HEAD.pack(
-        RECORD_VERSION,
-        redeliveries,
-        chunks,
-        len(name),
-        len(task),
-        len(extras),
-        size,
-        published_ms,
-        expires_ms,
-        message_id,
-    )
-    return head + name + task + extras + (b"" if chunks else payload)
-
-
-def encode_stored(message: StoredMessage, message_id: bytes) -> bytes:
-    """The record of a message from elsewhere, under this id. Raises ``struct.error`` for what no record holds."""
-    return encode_record(
+def record_of(message: StoredMessage, message_id: bytes) -> Record:
+    """The record of a message from elsewhere, under this id."""
+    return Record.of(
         message_id,
         message.payload,
         published_ms=message.published_ms,

@@ -88,6 +88,7 @@ __all__ = [
     "NO_KEY",
     "Keyspace",
     "Range",
+    "counted",
     "has_key",
     "priority_of",
     "readable",
@@ -135,6 +136,7 @@ class Keyspace:
         self.count = lru_cache(16384)(self._count)
         self.waiting = lru_cache(4096)(self._waiting)
         self.keyed = lru_cache(4096)(self._keyed)
+        self.delayed = lru_cache(4096)(self._delayed)
         self.fair = lru_cache(4096)(self._fair)
         self.control = lru_cache(4096)(self._control)
         self.epoch = lru_cache(1024)(self._epoch)
@@ -167,7 +169,7 @@ class Keyspace:
         """Followed by a stamp: where a new message goes. Includes the stamp's code."""
         return self.ready(queue) + _RANKS[priority] + STAMP_CODE
 
-    def delayed(self, queue: str) -> bytes:
+    def _delayed(self, queue: str) -> bytes:
         """Prefix; append due_ms, rank and stamp."""
         return self._key("delayed", queue)
 
@@ -617,6 +619,11 @@ def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -
 def has_key(place: bytes) -> bool:
     """Whether the message is counted among those of a key, be it ""."""
     return place.startswith(TEXT_CODE)
+
+
+def counted(place: bytes) -> bytes:
+    """The place of a message that is to be counted among those of its key, be it ""."""
+    return place if has_key(place) else NO_KEY + place
 
 
 def split_place(place: bytes) -> tuple[str, bytes]:

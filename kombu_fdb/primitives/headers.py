@@ -1,7 +1,7 @@
 """What stands in front of a kombu message's body.
 
-A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``. ``transport/envelope.py`` reads and
-writes all of it; the queue's tools only want to know the task.
+A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
+``transport/encoding/envelope.py`` reads and writes all of it; the queue's tools only want to know the task.
 """
 
 from __future__ import annotations

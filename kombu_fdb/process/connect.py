@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.facade.engine import Engine, Policy
+from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.settings.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
@@ -60,7 +60,10 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Ope
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:
     """One small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
     engine = Engine(
-        database, location.namespace, clock=SystemClock(), ids=random_id, rng=random.Random(), timeout_s=timeout_s
+        database,
+        location.namespace,
+        Environment(SystemClock(), random_id, random.Random()),
+        timeouts=Timeouts(call_s=timeout_s),
     )
     engine.check_format()
 
@@ -129,10 +132,7 @@ def _engine(database: Database, location: Location, options: Options) -> Engine:
     return Engine(
         database,
         location.namespace,
-        clock=SystemClock(),
-        ids=random_id,
-        rng=random.Random(),
+        Environment(SystemClock(), random_id, random.Random()),
         policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
-        timeout_s=options.operation_timeout,
-        publish_timeout_s=options.publish_timeout,
+        timeouts=Timeouts(call_s=options.operation_timeout, publish_s=options.publish_timeout),
     )

@@ -7,9 +7,10 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
 * *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once.
-  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases (``qos.py``);
+  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
+  (``holding/qos.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
-  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``estate.py``).
+  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``holding/estate.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -32,16 +33,17 @@ from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.transport import celery_worker
 from kombu_fdb.transport.address import location_of
-from kombu_fdb.transport.attendance import Drain
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.dispatch import Arrival, next_tag
+from kombu_fdb.transport.consuming.attendance import Drain
+from kombu_fdb.transport.consuming.delivering import deliver_next
+from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.subscription import next_tag
+from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
-from kombu_fdb.transport.estate import Estate
-from kombu_fdb.transport.fairkey import KeyOf, key_reader
-from kombu_fdb.transport.poison import is_fit, survives
-from kombu_fdb.transport.receiver import Receiver
+from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.worker.joining import join_workers
+from kombu_fdb.transport.worker.stopping import end_stopping_worker, is_stopping
 
 __all__ = ["Transport"]
 
@@ -87,7 +89,7 @@ class Transport(virtual.Transport):
         self._declared: dict[str, QueueDeclaration] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
-        celery_worker.join_workers(self.driver_type)
+        join_workers(self.driver_type)
 
     @property
     def _kombu(self) -> Connection:
@@ -122,7 +124,7 @@ class Transport(virtual.Transport):
             self._disown()
         self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
         store = client_for(location_of(self._kombu, self.options), self.options)
-        store.patience.stopping = celery_worker.is_stopping
+        store.patience.stopping = is_stopping
         self._attach(store)
         self._store = store
         if self._receiver is not None:
@@ -136,7 +138,7 @@ class Transport(virtual.Transport):
         except StoreUnavailable:
             store.patience.wasted(monotonic() - began)
             if store.patience.is_over:
-                celery_worker.end_stopping_worker()
+                end_stopping_worker()
             raise
 
     def verify_connection(self, connection: Transport) -> bool:
@@ -236,7 +238,7 @@ class Transport(virtual.Transport):
 
     def close_channel(self, channel: Any) -> None:
         receiver, store = self.receiver_if_any, self._store
-        if receiver is not None and store is not None and (left := receiver.dispatch.forget(channel)):
+        if receiver is not None and store is not None and (left := receiver.reception.dispatch.forget(channel.credit)):
             store.release_later(left)
         super().close_channel(channel)
 
@@ -261,52 +263,29 @@ class Transport(virtual.Transport):
         deadline = None if timeout is None else monotonic() + timeout
         receiver, drain = self.receiver, Drain()
         try:
-            receiver.attend(drain)
+            receiver.reception.attend(drain)
             self._drain(receiver, deadline)
         finally:
-            receiver.depart(drain)
+            receiver.reception.depart(drain)
 
     def _drain(self, receiver: Receiver, deadline: float | None) -> None:
-        while not self._deliver_next(receiver):
-            receiver.arrived.clear()
-            if self._deliver_next(receiver):
+        while not deliver_next(receiver.reception):
+            receiver.reception.arrived.clear()
+            if deliver_next(receiver.reception):
                 return
             if receiver is not self._receiver:
                 raise StoreUnavailable("the connection was closed while it was drained")
             left_s = None if deadline is None else deadline - monotonic()
             if left_s is not None and left_s <= 0 and not self._first_look(receiver):
                 raise TimeoutError
-            receiver.arrived.wait(left_s)
+            receiver.reception.arrived.wait(left_s)
 
     def _first_look(self, receiver: Receiver) -> bool:
         """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
         deadline = monotonic() + FIRST_LOOK_S
-        while receiver.running and not receiver.idle and monotonic() < deadline:
-            if receiver.arrived.wait(0.001):
+        while receiver.running and not receiver.reception.idle and monotonic() < deadline:
+            if receiver.reception.arrived.wait(0.001):
                 return True
-        return False
-
-    @staticmethod
-    def _deliver_next(receiver: Receiver) -> bool:
-        """False if there is nothing to deliver. Raises the receiver's error."""
-        hand: list[Arrival] = []
-        try:
-            while receiver.next(hand) is not None:
-                arrival = hand[0]
-                message, callback = _open(arrival), arrival.subscription.callback
-                if message is None:
-                    hand = []
-                    continue
-                try:
-                    hand = []  # no call from here to the callback, as Python looks for signals after each
-                    callback(message)
-                except Exception as error:
-                    if not survives(message, arrival.delivery, error):
-                        raise
-                return True
-        except BaseException:
-            receiver.put_back(hand)  # what no callback has seen
-            raise
         return False
 
     # -- event loop --------------------------------------------------------------------------------------------------
@@ -314,8 +293,8 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
         self._loop = loop
-        loop.add_reader(self.receiver.arrived, self._on_arrived)
-        self.receiver.attend_loop(registered=True)
+        loop.add_reader(self.receiver.reception.arrived, self._on_arrived)
+        self.receiver.reception.attend_loop(registered=True)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
@@ -326,9 +305,9 @@ class Transport(virtual.Transport):
         if receiver is None:
             return
         for _ in range(LOOP_TURN):
-            if not self._deliver_next(receiver):
-                receiver.arrived.clear()
-                if not self._deliver_next(receiver):
+            if not deliver_next(receiver.reception):
+                receiver.reception.arrived.clear()
+                if not deliver_next(receiver.reception):
                     return
         # The bell is still rung: the loop comes back at once.
 
@@ -336,8 +315,8 @@ class Transport(virtual.Transport):
         loop, self._loop = self._loop, None
         if loop is None or self._receiver is None:
             return
-        self._receiver.attend_loop(registered=False)
-        descriptor = self._receiver.arrived.fileno()
+        self._receiver.reception.attend_loop(registered=False)
+        descriptor = self._receiver.reception.arrived.fileno()
         # After a reset, the loop may use the number for somebody else.
         callback, _ = loop.readers.get(descriptor) or (None, None)
         if callback == self._on_arrived:
@@ -360,16 +339,3 @@ class Transport(virtual.Transport):
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
             self.store.engine.touch(queue)
-
-
-def _open(arrival: Arrival) -> Any:
-    """The message; None if it can't be one, and has been dead-lettered."""
-    subscription, delivery, tag = arrival
-    channel = subscription.channel
-    message = channel.open(delivery, tag, subscription.tag)
-    if message is None or not is_fit(channel, message, delivery, subscription.callback):
-        return None
-    if subscription.no_ack and not subscription.leaseless:
-        channel.note_ack(delivery.lease)
-        channel.acknowledged()
-    return message

@@ -89,7 +89,7 @@ def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, unti
 
 
 def test_a_task_whose_start_the_worker_has_not_read(broker: Any, file: Path, app: Any, start: Any, until: Any) -> None:
-    """Its child waits 30 s for its result to be read, if nobody does (transport/celery_worker.py)."""
+    """Its child waits 30 s for its result to be read, if nobody does (transport/worker/joining.py)."""
     app.note.delay("x")
     worker = start("-c", "1", app="held_up_app", wait=False)
     until(lambda: broker.marks("run"))

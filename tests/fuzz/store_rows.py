@@ -11,11 +11,11 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import KeyLimits, Publication, QueueControl, StoredMessage
+from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport.envelope import encode
+from kombu_fdb.transport.encoding.envelope import encode
 
 __all__ = ["QUEUES", "filled", "mutated", "rows_of", "sort_of"]
 
@@ -46,7 +46,7 @@ def _rows() -> tuple[KeyValue, ...]:
 
 
 def rows_of(bench: Bench) -> list[KeyValue]:
-    return bench.engine._read(lambda tr: tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True))
+    return bench.engine._read(lambda work: work.tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True))
 
 
 def sort_of(bench: Bench, row: KeyValue) -> str:
@@ -95,7 +95,7 @@ def _publish(bench: Bench) -> None:
 def _consume(bench: Bench) -> None:
     engine, session = bench.engine, bench.session
     engine.add_consumer(session, "expiring", "tag")
-    engine.claim(session, ["single"], 1, consumers={"single": "tag"})
+    engine.claim(session, ["single"], 1, terms=ClaimTerms(consumers={"single": "tag"}))
     held = engine.claim(session, ["plain", "fair"], 12)
     engine.ack([held[0].lease])
     engine.reject([held[1].lease], error="reason")

@@ -21,6 +21,7 @@ from store_rows import ODD, filled
 from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.model import View
 from kombu_fdb.process.connect import Opened
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -62,7 +63,7 @@ def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path
 def look_and_take(bench: Bench, broker: Broker, folder: Path) -> None:
     for queue in broker.queues():
         bench.engine.peek(queue, 100)
-        bench.engine.page(queue, "delayed", 100)
+        bench.engine.page(queue, View("delayed"), 100)
     bench.duties().run_once()
     found = bench.engine.claim(bench.session, [*broker.queues()], 50) if broker.queues() else []
     bench.engine.release([each.lease for each in found])

@@ -24,7 +24,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
 from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
@@ -99,7 +99,7 @@ def look_around(bench: Bench) -> None:
             describe(each, body=True)
             engine.find(queue, each.message_id)
         for state in ("ready", "delayed", "leased"):
-            for listed in engine.page(queue, state, 20).messages:
+            for listed in engine.page(queue, View(state), 20).messages:
                 engine.read_at(queue, state, listed.position)
         for ask in (engine.control, engine.queue, lambda name: engine.limits(name, "limited")):
             with suppress(FormatError):
@@ -140,7 +140,7 @@ def work(bench: Bench) -> None:
         duties.run_once()
         for watch in engine.arm(QUEUES, bench.session, {"single": "tag"}) or ():
             watch.cancel()
-        found = engine.claim(bench.session, QUEUES, 20, consumers={"single": "tag"})
+        found = engine.claim(bench.session, QUEUES, 20, terms=ClaimTerms(consumers={"single": "tag"}))
         seen += [each.payload for each in found if each.queue == "safe"]
         engine.release([each.lease for each in found[:1]], due_ms=bench.clock.wall_ms() + 500)
         engine.reject([each.lease for each in found[1:2]])

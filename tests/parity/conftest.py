@@ -15,7 +15,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine, Environment
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened, open_store
@@ -53,7 +53,7 @@ class Store:
         options = {**OPTIONS, **options}
         if self.memory is None:
             return Broker(Client(self.location, parse_options(options)))
-        engine = Engine(self.memory, "default", clock=SystemClock(), ids=random_id, rng=random.Random(1))
+        engine = Engine(self.memory, "default", Environment(SystemClock(), random_id, random.Random(1)))
         return Broker.on(self.location, Opened(self.memory, engine), **options)
 
     def database(self) -> Database:
@@ -112,7 +112,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
     def asleep(broker: Broker) -> threading.Event:
-        event, arm = threading.Event(), broker.engine.arm
+        event, arm = threading.Event(), broker._engine.arm
 
         def arm_and_tell(*arguments: Any) -> Any:
             watches = arm(*arguments)
@@ -120,7 +120,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
                 event.set()
             return watches
 
-        broker.engine.arm = arm_and_tell  # type: ignore[method-assign]
+        broker._engine.arm = arm_and_tell  # type: ignore[method-assign]
         return event
 
     return asleep
@@ -131,10 +131,10 @@ def sweep() -> Callable[[Broker, Broker], None]:
     """What the sweep of ``observer`` does to ``silent`` when it was silent for ``session_ttl``."""
 
     def sweep(observer: Broker, silent: Broker) -> None:
-        session_id = silent.client.membership().session_id
-        last_beat = {each: beat for each, beat, _ in observer.engine.beats()}[session_id]
-        assert observer.engine.fence(session_id, last_beat)
-        observer.engine.release_session(session_id)
+        session_id = silent._client.membership().session_id
+        last_beat = {each: beat for each, beat, _ in observer._engine.beats()}[session_id]
+        assert observer._engine.fence(session_id, last_beat)
+        observer._engine.release_session(session_id)
 
     return sweep
 

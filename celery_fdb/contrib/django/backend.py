@@ -42,7 +42,7 @@ from celery_fdb.contrib.django.conf import RUN
 from celery_fdb.contrib.django.pages import store
 from celery_fdb.contrib.django.registry import UnknownTask, registered
 from kombu_fdb.errors import FormatError
-from kombu_fdb.transport.envelope import open_payload
+from kombu_fdb.transport.encoding.envelope import open_payload
 
 __all__ = ["CeleryBackend", "execute"]
 

@@ -19,19 +19,18 @@ A queue is there if it is declared or messages have come to it since it was dele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from kombu_fdb.engine.dead_letters.letters import Letter, Walk, look_through
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX, Graves, drop, drop_expired
-from kombu_fdb.engine.messages.publish import expires_at, store_ready
-from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored.tally import Tally
-from kombu_fdb.engine.stored.whereabouts import forget
-from kombu_fdb.errors import FormatError, QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import Record, decode_record, encode_record, outline_of, size_of
+from kombu_fdb.engine.dead_letters.scan import Letter, Walk, look_through
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete, forget, put_ready, take_out
+from kombu_fdb.engine.messages.publish import expires_at
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import QueueError, QueueNotFound
+from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import priority_of
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.model import NO_PRIORITY
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["Moved", "discard_part", "replay_part", "replay_row"]
 
@@ -46,33 +45,23 @@ class Moved(NamedTuple):
     cursor: bytes
 
 
-def replay_part(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    walk: Walk,
-    cursor: bytes,
-    limit: int,
-    *,
-    now_ms: int,
-    to: str | None,
-) -> Moved:
+def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None) -> Moved:
     """Up to ``limit`` letters of one part of a walk. Raises ``QueueNotFound``.
 
     Left where they are: unreadable bytes, a newer version's too, and messages that never died, unless ``to`` says where
     they should go.
     """
-    part = look_through(tr, graves.keys, walk, cursor, limit)
+    part = look_through(work, walk, cursor, limit)
     destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in part.letters]
     going = [(letter, queue) for letter, queue in destinations if letter.record is not None and queue is not None]
     for queue in {queue for _, queue in going}:
-        _require(tr, graves, queue, walk.dead)
-    _take(tr, graves, tally, walk.dead, [letter for letter, _ in going])
-    back = [_bring_back(tr, graves, tally, walk.dead, queue, letter, now_ms=now_ms) for letter, queue in going]
+        _require(work, queue, walk.dead)
+    _take(work, walk.dead, [letter for letter, _ in going])
+    back = [_bring_back(work, walk.dead, queue, letter) for letter, queue in going]
     return Moved(sum(back), part.cursor)
 
 
-def replay_row(tr: Transaction, graves: Graves, tally: Tally, dead: str, row: KeyValue, now_ms: int) -> str:
+def replay_row(work: Work, dead: str, row: KeyValue) -> str:
     """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
 
     Raises ``QueueNotFound``, and ``QueueError`` for a message that never died or has outlived its time.
@@ -81,20 +70,19 @@ def replay_row(tr: Transaction, graves: Graves, tally: Tally, dead: str, row: Ke
     queue = _destination(dead, letter.record, None)
     if queue is None:
         raise QueueError("not a dead letter", queue=dead)
-    _require(tr, graves, queue, dead)
-    _take(tr, graves, tally, dead, [letter])
-    if not _bring_back(tr, graves, tally, dead, queue, letter, now_ms=now_ms):
+    _require(work, queue, dead)
+    _take(work, dead, [letter])
+    if not _bring_back(work, dead, queue, letter):
         raise QueueError("the dead letter has outlived its time", queue=dead)
     return queue
 
 
-def discard_part(tr: Transaction, graves: Graves, tally: Tally, walk: Walk, cursor: bytes, limit: int) -> Moved:
+def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> Moved:
     """Delete up to ``limit`` letters of one part of a walk."""
-    part = look_through(tr, graves.keys, walk, cursor, limit)
-    _take(tr, graves, tally, walk.dead, part.letters)
+    part = look_through(work, walk, cursor, limit)
+    _take(work, walk.dead, part.letters)
     for letter in part.letters:
-        with suppress(FormatError):  # then there is nothing else of it
-            drop(tr, graves.keys, outline_of(letter.value), letter.key)
+        delete(work, Message(walk.dead, letter.key, letter.value))
     return Moved(len(part.letters), part.cursor)
 
 
@@ -107,8 +95,8 @@ def _destination(dead: str, record: Record | None, to: str | None) -> str | None
     return dead.removesuffix(DEAD_SUFFIX) if dead.endswith(DEAD_SUFFIX) else None
 
 
-def _require(tr: Transaction, graves: Graves, queue: str, dead: str) -> None:
-    declared, bell = tr.get_many([graves.keys.queue(queue), graves.keys.bell(queue)], snapshot=True)
+def _require(work: Work, queue: str, dead: str) -> None:
+    declared, bell = work.tr.get_many([work.keys.queue(queue), work.keys.bell(queue)], snapshot=True)
     if declared is None and bell is None:
         raise QueueNotFound(
             "the queue to replay to does not exist",
@@ -118,38 +106,19 @@ def _require(tr: Transaction, graves: Graves, queue: str, dead: str) -> None:
         )
 
 
-def _take(tr: Transaction, graves: Graves, tally: Tally, dead: str, letters: Sequence[Letter]) -> None:
-    """Out of the queue of dead letters. Conflicts with whoever takes the same ones."""
-    for letter in letters:
-        tr.add_read_conflict_key(letter.key)
-        tr.clear(letter.key)
-        tally.unready(dead, size_of(letter.value))
-        if letter.key.startswith(graves.keys.keyed(dead)):
-            tally.went(dead, graves.keys.key_at(dead, letter.key))
-    turns.leave_places(tr, graves.keys, dead, [letter.key for letter in letters])  # before any is stored: it reads
+def _take(work: Work, dead: str, letters: Sequence[Letter]) -> None:
+    take_out(work, dead, [(letter.key, letter.value) for letter in letters])
 
 
-def _bring_back(
-    tr: Transaction, graves: Graves, tally: Tally, dead: str, queue: str, letter: Letter, *, now_ms: int
-) -> bool:
-    keys, record = graves.keys, letter.record
+def _bring_back(work: Work, dead: str, queue: str, letter: Letter) -> bool:
+    message, record = Message(dead, letter.key, letter.value), letter.record
     assert record is not None
-    if record.expires_ms and record.expires_ms <= now_ms:
-        drop_expired(tr, graves, tally, dead, record, letter.value, now_ms, place=letter.key)
+    if record.expires_ms and record.expires_ms <= work.now_ms:
+        drop_expired(work, message, record)
         return False
-    value = encode_record(
-        record.message_id,
-        record.payload,
-        published_ms=record.published_ms,
-        expires_ms=expires_at(now_ms, graves.routing.message_ttl_ms(tr, queue), 0),
-        deaths=record.deaths,
-        key=record.key,
-        chunks=record.chunks,
-        size=record.size,
-        ttr_ms=record.ttr_ms,
-        task_id=record.task_id,
-    )
-    forget(tr, keys, record.task_id, letter.key)
-    rank = keys.rank(record.priority or priority_of(letter.key))
-    store_ready(tr, keys, tally, queue, record.key, rank, value, task_id=record.task_id)
+    forget(work, message)
+    rank = work.keys.rank(record.priority or priority_of(letter.key))
+    expires_ms = expires_at(work.now_ms, work.routing.message_ttl_ms(work.tr, queue), 0)
+    alive = record._replace(expires_ms=expires_ms, redeliveries=0, priority=NO_PRIORITY)
+    put_ready(work, Subqueue(queue, record.key, rank), alive)
     return True

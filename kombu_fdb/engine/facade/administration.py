@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kombu_fdb.engine.dead_letters import letters, replay
+from kombu_fdb.engine.dead_letters import replay, scan
 from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.facade.budget import Portion
 from kombu_fdb.engine.facade.working import Working
 from kombu_fdb.engine.inspection import browse, cancel, pages
-from kombu_fdb.engine.messages import deadletter, move
+from kombu_fdb.engine.messages import move
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import limits, relimit
-from kombu_fdb.engine.stored.tally import READY, Tally
+from kombu_fdb.engine.stored.effects import READY
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import LimitExceeded, QueueError
 from kombu_fdb.model import (
@@ -24,7 +26,7 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.primitives import ranges
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["Administration"]
 
@@ -37,7 +39,7 @@ class Administration(Working):
 
     def replay(self, queue: str, limit: int) -> int:
         """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
-        walk, cursor, total = self.walk(queue + deadletter.DEAD_SUFFIX), b"", 0
+        walk, cursor, total = self.walk(queue + DEAD_SUFFIX), b"", 0
         while total < limit:
             moved, cursor = self.replay_part(walk, cursor, limit - total)
             total += moved
@@ -45,61 +47,61 @@ class Administration(Working):
                 break
         return total
 
-    def walk(self, dead: str, wanted: letters.Wanted | None = None) -> letters.Walk:
+    def walk(self, dead: str, wanted: scan.Wanted | None = None) -> scan.Walk:
         """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
-        last = self._read(lambda tr: tr.get(self.keys.bell(dead), snapshot=True))
-        return letters.Walk(dead, wanted or letters.Wanted(), letters.NO_LAST if last is None else last)
+        last = self._read(lambda work: work.tr.get(self.keys.bell(dead), snapshot=True))
+        return scan.Walk(dead, wanted or scan.Wanted(), scan.NO_LAST if last is None else last)
 
-    def letters_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+    def letters_part(self, walk: scan.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
         """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
 
-        def body(tr: Transaction) -> tuple[list[Peeked], bytes]:
-            part = letters.look_through(tr, self.keys, walk, cursor, limit)
-            return [browse.look(tr, self.keys, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+        def body(work: Work) -> tuple[list[Peeked], bytes]:
+            part = scan.look_through(work, walk, cursor, limit)
+            return [browse.look(work, walk.dead, letter[:2]) for letter in part.letters], part.cursor
 
         return self._read(body)
 
-    def replay_part(self, walk: letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+    def replay_part(self, walk: scan.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
         """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
 
-        def body(tr: Transaction, tally: Tally) -> Moved:
-            return replay.replay_part(tr, self._graves, tally, walk, cursor, limit, now_ms=self._now(), to=to)
+        def body(work: Work) -> Moved:
+            return replay.replay_part(work, walk, cursor, limit, to=to)
 
         return self._write(body)
 
-    def discard_part(self, walk: letters.Walk, cursor: bytes, limit: int) -> Moved:
+    def discard_part(self, walk: scan.Walk, cursor: bytes, limit: int) -> Moved:
         """Delete up to ``limit`` dead letters, in one transaction."""
-        return self._write(lambda tr, tally: replay.discard_part(tr, self._graves, tally, walk, cursor, limit))
+        return self._write(lambda work: replay.discard_part(work, walk, cursor, limit))
 
     def declare_queue(self, declaration: QueueDeclaration) -> None:
         """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``."""
         if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
-        self._write(lambda tr, _: control.declare_queue(tr, self.keys, declaration))
+        self._write(lambda work: control.declare_queue(work, declaration))
         self.routing.forget_queue(declaration.name)
 
     def set_control(self, queue: str, control: QueueControl) -> None:
         """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
-        self._write(lambda tr, tally: limits.set_control(tr, self.keys, tally, queue, control))
+        self._write(lambda work: limits.set_control(work, queue, control))
         self.routing.forget_queue(queue)
         self.follow_limits(queue)
 
     def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
         """Set the limits of one key; None removes them. They count from the next claim on."""
-        self._write(lambda tr, tally: limits.limit(tr, self.keys, tally, queue, key, limits_))
+        self._write(lambda work: limits.limit(work, queue, key, limits_))
         self.routing.forget_queue(queue)
         self.follow_limits(queue)
 
     def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
         """Change these limits of one key, in one transaction; its others stay. Returns all of them."""
-        changed = self._write(lambda tr, tally: limits.change(tr, self.keys, tally, queue, key, changes))
+        changed = self._write(lambda work: limits.change(work, queue, key, changes))
         self.routing.forget_queue(queue)
         self.follow_limits(queue)
         return changed
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
         """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
-        self._write(lambda tr, tally: limits.change_control(tr, self.keys, tally, queue, changes, every_key or {}))
+        self._write(lambda work: limits.change_control(work, queue, changes, every_key or {}))
         self.routing.forget_queue(queue)
         self.follow_limits(queue)
 
@@ -111,22 +113,22 @@ class Administration(Working):
 
     def follow_limits_part(self, queue: str) -> bool:
         """Do a part of it, in one transaction. Returns whether there may be another."""
-        return self._write(lambda tr, tally: relimit.part(tr, self.keys, tally, queue))
+        return self._write(lambda work: relimit.part(work, queue))
 
     def delete(self, queue: str, message_id: bytes) -> bool:
         """Delete a message in any state; whoever holds it loses its lease. False if it is not there. As ``find``."""
         # Again if it moved in between.
         while (row := self._find(queue, message_id)) is not None:
-            if self._delete(queue, *row):
+            if self._delete(queue, row):
                 return True
         return False
 
-    def _delete(self, queue: str, key: bytes, value: bytes) -> bool:
-        return self._write(lambda tr, tally: browse.delete(tr, self.keys, tally, queue, key, value))
+    def _delete(self, queue: str, row: KeyValue) -> bool:
+        return self._write(lambda work: browse.delete(work, queue, row))
 
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
-        return self._write(lambda tr, tally: pages.delete_at(tr, self.keys, tally, queue, state, position, message_id))
+        return self._write(lambda work: pages.delete_at(work, queue, state, position, message_id))
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
@@ -134,22 +136,22 @@ class Administration(Working):
         Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
         """
 
-        def body(tr: Transaction, tally: Tally) -> str | None:
-            row = pages.row_at(tr, self.keys, dead, READY, position, message_id)
-            return None if row is None else replay.replay_row(tr, self._graves, tally, dead, row, self._now())
+        def body(work: Work) -> str | None:
+            row = pages.row_at(work, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(work, dead, row)
 
         return self._write(body)
 
     def take_back(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
-        return self._write(lambda tr, tally: cancel.take_back(tr, self.keys, tally, task_id))
+        return self._write(lambda work: cancel.take_back(work, task_id))
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
 
         What comes meanwhile stays, and so does what becomes due in the meantime.
         """
-        last = self._read(lambda tr: control.last_stamp(tr, self.keys, queue))
+        last = self._read(lambda work: control.last_stamp(work, queue))
         return self._purge(queue, last, b"")
 
     def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
@@ -161,7 +163,7 @@ class Administration(Working):
                 return total
 
     def _purge_part(self, queue: str, last: bytes, cursor: bytes, limit: int) -> tuple[int, bytes]:
-        return self._write(lambda tr, tally: control.purge_part(tr, self.keys, tally, queue, last, cursor, limit))
+        return self._write(lambda work: control.purge_part(work, queue, last, cursor, limit))
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
@@ -181,7 +183,7 @@ class Administration(Working):
         return total
 
     def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
-        return self._write(lambda tr, tally: move.move(tr, self.keys, tally, source, target, limit, key=key))
+        return self._write(lambda work: move.move(work, source, target, limit, key=key))
 
     def delete_queue(
         self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
@@ -191,22 +193,22 @@ class Administration(Working):
         ``if_idle``: refused while messages are in flight.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
-        return self._delete_queue(queue, lambda tr: control.delete_queue(tr, self.keys, queue, **conditions))
+        return self._delete_queue(queue, lambda work: control.delete_queue(work, queue, **conditions))
 
-    def _delete_queue(self, queue: str, verb: Callable[[Transaction], bool]) -> int | None:
+    def _delete_queue(self, queue: str, verb: Callable[[Work], bool]) -> int | None:
         """The messages go in the same transaction: what comes later is another queue's of that name.
 
         Those for which it is too small follow at once.
         """
 
-        def verb_and_purge(tr: Transaction, tally: Tally, limit: int) -> tuple[bytes, int, bytes] | None:
-            last = control.last_stamp(tr, self.keys, queue)
-            if not verb(tr):
+        def verb_and_purge(work: Work, limit: int) -> tuple[bytes, int, bytes] | None:
+            last = control.last_stamp(work, queue)
+            if not verb(work):
                 return None
-            return last, *control.purge_part(tr, self.keys, tally, queue, last, b"", limit)
+            return last, *control.purge_part(work, queue, last, b"", limit)
 
         deleted = Portion(control.MESSAGES_PER_PURGE).run(
-            lambda limit: self._write(lambda tr, tally: verb_and_purge(tr, tally, limit))
+            lambda limit: self._write(lambda work: verb_and_purge(work, limit))
         )
         if deleted is None:
             return None
@@ -217,22 +219,22 @@ class Administration(Working):
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
         ranges.check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
-        self._write(lambda tr, _: control.declare_exchange(tr, self.keys, exchange))
+        self._write(lambda work: control.declare_exchange(work, exchange))
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
         """Delete an exchange and its bindings; False if refused. The queues stay."""
-        return self._write(lambda tr, _: control.delete_exchange(tr, self.keys, name, if_unused=if_unused))
+        return self._write(lambda work: control.delete_exchange(work, name, if_unused=if_unused))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
         for name, text in (("queue's name", queue), ("routing key", routing_key)):
             ranges.check_text(name, text, LONGEST_NAME)
-        self._write(lambda tr, _: control.bind(tr, self.keys, queue, exchange, routing_key))
+        self._write(lambda work: control.bind(work, queue, exchange, routing_key))
 
     def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Idempotent."""
-        self._write(lambda tr, _: control.unbind(tr, self.keys, queue, exchange, routing_key))
+        self._write(lambda work: control.unbind(work, queue, exchange, routing_key))
 
     def check_format(self) -> None:
         """Raises ``FormatError`` if a newer version wrote this store; marks an empty one."""
-        self._write(lambda tr, _: control.check_format(tr, self.keys))
+        self._write(control.check_format)

@@ -16,15 +16,15 @@ even land later; so it may if an exception comes out of a signal handler, which 
 
 from __future__ import annotations
 
+from kombu_fdb.engine.facade.transactions import Environment, Timeouts
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.messages.settle import Policy
+from kombu_fdb.engine.stored.policy import Policy
 
-__all__ = ["Engine", "Policy"]
+__all__ = ["Engine", "Environment", "Policy", "Timeouts"]
 
 
 class Engine(Upkeep):
     """All verbs: see the modules they stand in, from :mod:`~kombu_fdb.engine.facade.transactions` on.
 
-    ``timeout_s``: deadline of each call but ``publish``, whose is ``publish_timeout_s``.
     Raises ``StoreUnavailable`` from every method when its deadline passes.
     """

@@ -9,19 +9,21 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kombu_fdb.engine.dead_letters import trim
 from kombu_fdb.engine.facade.administration import Administration
 from kombu_fdb.engine.facade.budget import Budget, Portion
-from kombu_fdb.engine.messages import deadletter, dedup, overflow
+from kombu_fdb.engine.messages import dedup, overflow
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics import keytotals, totals
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import asides, delay, expired, ghosts, regain
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.keyspace.layout import Range
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["Tidying"]
 
@@ -38,10 +40,10 @@ MOST_TRIMS = 100
 class Tidying(Administration):
     """The verbs by which the store is kept in order."""
 
-    def _part(self, verb: Callable[[Transaction, Tally, int], T], most: int) -> T:
+    def _part(self, verb: Callable[[Work, int], T], most: int) -> T:
         """A step of as many messages as its transaction holds, down to one if some of them are in the way."""
         portion = self._portions.setdefault(verb.__qualname__, Portion(most, halved_by=IN_THE_WAY))
-        return portion.run(lambda limit: self._write(lambda tr, tally: verb(tr, tally, limit)))
+        return portion.run(lambda limit: self._write(lambda work: verb(work, limit)))
 
     # -- what is due -----------------------------------------------------------------------------------------------
 
@@ -76,21 +78,21 @@ class Tidying(Administration):
                 return due, next_ms
 
     def _due_part(self, begin: bytes) -> tuple[list[str], int | None, bytes]:
-        return self._read(lambda tr: delay.due_queues(tr, self.keys, self._now(), begin))
+        return self._read(lambda work: delay.due_queues(work, begin))
 
     def promote_part(self, queue: str) -> tuple[int, int | None]:
         """Make some due messages of a queue ready. Returns how many, and when its next one is due."""
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> tuple[int, int | None]:
-            return delay.promote(tr, self._graves, tally, queue, self._now(), limit)
+        def verb(work: Work, limit: int) -> tuple[int, int | None]:
+            return delay.promote(work, queue, limit)
 
         return self._part(verb, delay.MESSAGES_PER_TRANSACTION)
 
     def thaw(self) -> int | None:
-        """Ring for keys whose rate allows a message again. Returns when the next one is due."""
-        if not self._read(lambda tr: tr.get_range(*self.keys.all_thaws, limit=1, snapshot=True)):
+        """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
+        if not self._read(lambda work: work.tr.get_range(*self.keys.all_thaws, limit=1, snapshot=True)):
             return None
-        return self._write(lambda tr, _: delay.thaw(tr, self.keys, self._now(), self._sightings))
+        return self._write(lambda work: delay.thaw(work, self._sightings))
 
     def relimited_queues(self) -> list[str]:
         """Queues whose limits were changed by a process that did not come to its end (``relimit.py``)."""
@@ -101,19 +103,19 @@ class Tidying(Administration):
 
     def expiring_queues(self) -> list[tuple[str, bytes, int]]:
         """Unused queues with ``x-expires``: name, last use, and the milliseconds they may stay unused."""
-        return self._read(lambda tr: control.expiring(tr, self.keys))
+        return self._read(control.expiring)
 
     def expire_queue(self, queue: str, last_use: bytes) -> bool:
         """Delete a queue unless it was used since ``last_use``."""
-        return self._delete_queue(queue, lambda tr: control.expire(tr, self.keys, queue, last_use)) is not None
+        return self._delete_queue(queue, lambda work: control.expire(work, queue, last_use)) is not None
 
     def regain_part(self) -> int:
         """Bring back some messages that older processes kept for this version. Returns how many."""
-        if not self._read(lambda tr: regain.is_any(tr, self.keys)):
+        if not self._read(regain.is_any):
             return 0
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> int:
-            return regain.part(tr, self._graves, tally, self._now(), limit)
+        def verb(work: Work, limit: int) -> int:
+            return regain.part(work, limit)
 
         return self._part(verb, regain.MESSAGES_PER_TRANSACTION)
 
@@ -127,15 +129,15 @@ class Tidying(Administration):
 
     def dead_queues(self) -> list[str]:
         """The queues ``<queue>.dead``."""
-        return [queue for queue in self.queues() if queue.endswith(deadletter.DEAD_SUFFIX)]
+        return [queue for queue in self.queues() if queue.endswith(DEAD_SUFFIX)]
 
     def trim_dead_part(self, queue: str) -> int:
         """Drop some of what a queue ``<queue>.dead`` keeps no longer. Returns how many."""
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> int:
-            return deadletter.trim(tr, self._graves, tally, queue, self._now(), limit)
+        def verb(work: Work, limit: int) -> int:
+            return trim.trim(work, queue, limit)
 
-        return self._part(verb, deadletter.TRIMMED_PER_TRANSACTION)
+        return self._part(verb, trim.TRIMMED_PER_TRANSACTION)
 
     def trim_full(self) -> int:
         """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
@@ -148,21 +150,21 @@ class Tidying(Administration):
 
     def limited_queues(self) -> list[str]:
         """Queues with a maximum of messages or bytes."""
-        return self._read(lambda tr: control.limited(tr, self.keys))
+        return self._read(control.limited)
 
     def trim_full_part(self, queue: str) -> int:
         """Let some of the oldest give way in a queue that is over its maximum. Returns how many."""
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> int:
-            return overflow.trim(tr, self._graves, tally, queue, self._now(), limit)
+        def verb(work: Work, limit: int) -> int:
+            return overflow.trim(work, queue, limit)
 
         return self._part(verb, overflow.MOST_LEAVING)
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
         """Drop the expired of some ready messages. Returns how many, and where to go on; b"" at the end."""
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> tuple[int, bytes]:
-            return expired.drop_part(tr, self._graves, tally, queue, cursor, self._now(), limit)
+        def verb(work: Work, limit: int) -> tuple[int, bytes]:
+            return expired.drop_part(work, queue, cursor, limit)
 
         return self._part(verb, expired.ROWS_PER_TRANSACTION)
 
@@ -179,15 +181,15 @@ class Tidying(Administration):
         """Clear some of them. Returns how many."""
         end_ms = max(0, self._now() - kept_ms)
 
-        def verb(tr: Transaction, _: Tally, limit: int) -> int:
-            return dedup.clear_ended(tr, self.keys, end_ms, limit)
+        def verb(work: Work, limit: int) -> int:
+            return dedup.clear_ended(work, end_ms, limit)
 
         return self._part(verb, dedup.ENTRIES_PER_TRANSACTION)
 
     def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
         """Clear those of some token buckets that are full. Returns where to go on; b"" at the end."""
         begin = cursor or self.keys.all_buckets[0]
-        return self._write(lambda tr, _: rates.clear_full(tr, self.keys, begin, self._now()))
+        return self._write(lambda work: rates.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
         """All rows of a range, in parts, for an Observer."""
@@ -199,7 +201,7 @@ class Tidying(Administration):
         return found
 
     def _rows(self, begin: bytes, end: bytes) -> list[KeyValue]:
-        return self._read(lambda tr: tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
+        return self._read(lambda work: work.tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
 
     def tokens(self) -> list[KeyValue]:
         """All commit tokens, for an Observer."""
@@ -207,11 +209,11 @@ class Tidying(Administration):
 
     def clear_rows(self, rows: Sequence[KeyValue]) -> int:
         """Clear those of the rows that are still what was observed. Returns how many."""
-        return self._write(lambda tr, _: control.clear_if(tr, rows))
+        return self._write(lambda work: control.clear_if(work, rows))
 
     def clear_copy(self, row: KeyValue) -> bool:
         """Clear a copy of a payload that nobody took, if its row is still what was observed."""
-        return self._write(lambda tr, _: copies.clear_abandoned(tr, self.keys, *row))
+        return self._write(lambda work: copies.clear_abandoned(work, *row))
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:
         """What is left of queues and exchanges that seem to be gone: kind, name and last change, for an Observer."""
@@ -219,7 +221,7 @@ class Tidying(Administration):
         found = {}
         for key, value in self.rows(self.keys.all_bells):
             for queue in delay.names_in(self.keys, [(key, value)]):
-                if not alive.keys() & {queue, queue + deadletter.DEAD_SUFFIX}:
+                if not alive.keys() & {queue, queue + DEAD_SUFFIX}:
                     found["queue", queue] = value
         for key, value in self.rows(self.keys.all_epochs):
             for exchange in delay.names_in(self.keys, [(key, value)]):
@@ -230,7 +232,7 @@ class Tidying(Administration):
     def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
         """Clear it, if it has not changed since and is gone indeed."""
         clear = ghosts.clear_queue if kind == "queue" else ghosts.clear_exchange
-        return self._write(lambda tr, _: clear(tr, self.keys, name, value))
+        return self._write(lambda work: clear(work, name, value))
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
@@ -250,24 +252,24 @@ class Tidying(Administration):
                 self._fold_totals(queue, names[start : start + keytotals.KEYS_PER_FOLD])
 
     def _fold_totals(self, queue: str, names: Sequence[str]) -> None:
-        self._write(lambda tr, _: keytotals.fold(tr, self.keys, queue, names))
+        self._write(lambda work: keytotals.fold(work, queue, names))
 
     def _forget_totals(self, queue: str) -> None:
-        self._write(lambda tr, _: totals.forget(tr, self.keys, queue))
+        self._write(lambda work: totals.forget(work, queue))
 
     # -- what could not be done ------------------------------------------------------------------------------------
 
     def asides(self) -> list[Aside]:
         """What the duties of all processes could not do, and why; up to :data:`.asides.MOST_SHOWN`."""
-        return self._read(lambda tr: asides.read(tr, self.keys))
+        return self._read(asides.read)
 
     def set_aside(self, aside: Aside) -> None:
         """Show what a duty could not do."""
-        self._write(lambda tr, _: asides.write(tr, self.keys, aside))
+        self._write(lambda work: asides.write(work, aside))
 
     def forget_aside(self, duty: str, subject: str) -> None:
         """It can be done again."""
-        self._write(lambda tr, _: tr.clear(self.keys.aside(duty, subject)))
+        self._write(lambda work: work.tr.clear(self.keys.aside(duty, subject)))
 
 
 def earliest(one: int | None, other: int | None) -> int | None:

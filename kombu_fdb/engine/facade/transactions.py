@@ -11,17 +11,18 @@ import random
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kombu_fdb.engine.facade.budget import Portion
-from kombu_fdb.engine.messages import again, deadletter
-from kombu_fdb.engine.messages.deadletter import Policy
+from kombu_fdb.engine.messages import again
 from kombu_fdb.engine.metrics import keytotals, totals
 from kombu_fdb.engine.scheduling.contention import Contention
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored.effects import Effects
+from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
@@ -30,9 +31,24 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens, Doubt
 
-__all__ = ["Transactions"]
+__all__ = ["Environment", "Timeouts", "Transactions"]
 
 T = TypeVar("T")
+
+
+class Environment(NamedTuple):
+    """What a process brings: time, ids nobody else has, and chance."""
+
+    clock: Clock
+    ids: IdSource
+    rng: random.Random
+
+
+class Timeouts(NamedTuple):
+    """Deadlines in seconds: of each call, and of a publish."""
+
+    call_s: float = 5.0
+    publish_s: float = 10.0
 
 
 class Transactions:
@@ -42,14 +58,11 @@ class Transactions:
         self,
         database: Database,
         namespace: str,
-        *,
-        clock: Clock,
-        ids: IdSource,
-        rng: random.Random,
+        environment: Environment,
         policy: Policy | None = None,
-        timeout_s: float = 5.0,
-        publish_timeout_s: float = 10.0,
+        timeouts: Timeouts | None = None,
     ) -> None:
+        clock, ids, rng = environment
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, clock)
@@ -59,8 +72,7 @@ class Transactions:
         self._clock = clock
         self._ids = ids
         self._rng = rng
-        self._timeout_s = timeout_s
-        self._publish_timeout_s = publish_timeout_s
+        self._timeout_s, self._publish_timeout_s = timeouts or Timeouts()
         client = ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self._retry = Retry(database, clock, tokens, rng)
@@ -71,7 +83,6 @@ class Transactions:
         #: Of the duties' steps, by their name.
         self._portions: dict[str, Portion] = {}
         self._chunks = Portion(copies.CHUNKS_PER_TRANSACTION)
-        self._graves = deadletter.Graves(self.keys, self.routing, self.policy, ids)
         self._sightings = Sightings(clock)
         self._contention: dict[tuple[str, ...], Contention] = {}
         #: Publications that may be stored; outlives the engine where its owner says so.
@@ -86,12 +97,17 @@ class Transactions:
     def _now(self) -> int:
         return self._clock.wall_ms()
 
-    def _read(self, verb: Callable[[Transaction], T]) -> T:
-        return self._retry.read(verb, timeout_s=self._timeout_s)
+    def _read(self, verb: Callable[[Work], T]) -> T:
+        """Run a verb that only looks."""
+        return self._retry.read(lambda tr: verb(self._work(tr, Effects())), timeout_s=self._timeout_s)
+
+    def _work(self, tr: Transaction, effects: Effects) -> Work:
+        now_ms = self._now()
+        return Work(tr, self.keys, self.routing, self.policy, self._ids, now_ms, effects)
 
     def _write(
         self,
-        verb: Callable[[Transaction, Tally], T],
+        verb: Callable[[Work], T],
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
         doubt: Doubt[T] | None = None,
@@ -108,20 +124,20 @@ class Transactions:
 
     def _write_once(
         self,
-        verb: Callable[[Transaction, Tally], T],
+        verb: Callable[[Work], T],
         timeout_s: float,
         on_conflict: Callable[[], None] | None,
         doubt: Doubt[T] | None,
     ) -> T:
-        share, tally = self._totals.due(), Tally()
+        share, effects = self._totals.due(), Effects()
 
         def body(tr: Transaction) -> T:
-            nonlocal tally
-            tally = Tally()
-            result = verb(tr, tally)
-            tally.write(tr, self.keys)
+            nonlocal effects
+            effects = Effects()
+            result = verb(self._work(tr, effects))
+            effects.write(tr, self.keys)
             if share is not None:
-                share.join(tr, tally.events)
+                share.join(tr, effects.events)
             return result
 
         try:
@@ -131,9 +147,9 @@ class Transactions:
                 share.failed()
             raise
         if share is not None:
-            share.committed(tally.events)
-        elif tally.events:
-            self._totals.note(tally.events)
+            share.committed(effects.events)
+        elif effects.events:
+            self._totals.note(effects.events)
         return result
 
     def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:
@@ -144,6 +160,6 @@ class Transactions:
 
     def _copy_part(self, missing: copies.CopiesMissing, target: str, new_id: bytes, deadline: float, most: int) -> bool:
         return self._retry(
-            lambda tr: copies.copy_part(tr, self.keys, missing, target, new_id, most),
+            lambda tr: copies.copy_part(self._work(tr, Effects()), missing, target, new_id, most),
             timeout_s=deadline - self._clock.monotonic(),
         )

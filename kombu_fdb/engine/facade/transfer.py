@@ -12,10 +12,9 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.migration import dump, restore
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.model import StoredMessage
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["MOST_BYTES", "MOST_MESSAGES", "Transfer"]
 
@@ -50,30 +49,29 @@ class Transfer:
         """
         engine = self._engine
 
-        def body(tr: Transaction, tally: Tally) -> int:
-            return restore.restore(tr, engine.keys, tally, import_id, messages, engine._ids)
+        def body(work: Work) -> int:
+            return restore.restore(work, import_id, messages)
 
         return engine._write(body, engine._publish_timeout_s)
 
     def restore_dedups(self, entries: Sequence[DedupEntry]) -> None:
         """Open these windows here too."""
-        self._engine._write(lambda tr, _: dedup.restore(tr, self._engine.keys, entries))
+        self._engine._write(lambda work: dedup.restore(work, entries))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """As it is bound in another store: in an older one, by a key that would be too long today."""
-        self._engine._write(lambda tr, _: control.bind(tr, self._engine.keys, queue, exchange, routing_key))
+        self._engine._write(lambda work: control.bind(work, queue, exchange, routing_key))
 
     def finished(self, import_id: bytes) -> dict[str, Any] | None:
         """What :meth:`finish` was told; None if the import is new or under way."""
-        return self._engine._read(lambda tr: restore.state(tr, self._engine.keys, import_id))
+        return self._engine._read(lambda work: restore.state(work, import_id))
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Everything is here: forget the marks. Idempotent."""
-        keys = self._engine.keys
-        self._engine._write(lambda tr, _: restore.finish(tr, keys, import_id, facts))
+        self._engine._write(lambda work: restore.finish(work, import_id, facts))
         self.forget_marks(import_id)
 
     def forget_marks(self, import_id: bytes) -> None:
         """What a killed :meth:`finish` may have left."""
-        while self._engine._write(lambda tr, _: restore.clear_marks(tr, self._engine.keys, import_id)):
+        while self._engine._write(lambda work: restore.clear_marks(work, import_id)):
             pass

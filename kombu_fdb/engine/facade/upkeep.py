@@ -8,10 +8,10 @@ from kombu_fdb.engine.facade.tidying import Tidying
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import sweep
-from kombu_fdb.store.protocol import Transaction, Watch
+from kombu_fdb.store.protocol import Watch
 
 __all__ = ["Upkeep"]
 
@@ -25,25 +25,25 @@ class Upkeep(Tidying):
     def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
         session_id = self._ids()
-        self._write(lambda tr, _: session.open_session(tr, self.keys, session_id, description, ttl_s, self._now()))
+        self._write(lambda work: session.open_session(work, session_id, description, ttl_s))
         return session_id
 
     def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        return self._write(lambda tr, _: session.beat(tr, self.keys, session_id, ttl_s, consumed, self._now()))
+        return self._write(lambda work: session.beat(work, session_id, ttl_s, consumed))
 
     def recover(self, session_id: bytes, first: int) -> int:
         """Release, uncounted, what a claim of unknown outcome has leased, or would: afterwards it never lands.
 
-        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``LeaseLost`` if the
-        session was fenced; may be called again after any other error. The claims that this session makes meanwhile
+        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
+        the session was fenced; may be called again after any other error. The claims that this session makes meanwhile
         start again.
         """
 
-        def body(tr: Transaction, tally: Tally) -> int:
-            session.seal(tr, self.keys, session_id)
-            held = session.leases_of_claim(tr, self.keys, session_id, first, sweep.LEASES_PER_TRANSACTION)
-            return sum(settle.release(tr, self._graves, tally, held, self._now(), counted=False))
+        def body(work: Work) -> int:
+            session.seal(work, session_id)
+            held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
+            return sum(settle.release(work, held, settle.Release(counted=False)))
 
         total = 0
         while released := self._write(body):
@@ -52,12 +52,12 @@ class Upkeep(Tidying):
 
     def close_session(self, session_id: bytes) -> int:
         """End the session and hand all its messages back, uncounted, at their positions. Returns how many."""
-        self._write(lambda tr, _: session.fence(tr, self.keys, session_id))
+        self._write(lambda work: session.fence(work, session_id))
         return self.release_session(session_id, counted=False)
 
     def fence(self, session_id: bytes, last_beat: bytes) -> bool:
         """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
-        return self._write(lambda tr, _: session.fence(tr, self.keys, session_id, last_beat=last_beat))
+        return self._write(lambda work: session.fence(work, session_id, last_beat=last_beat))
 
     def release_session(self, session_id: bytes, *, counted: bool = True) -> int:
         """Bring the messages of a fenced session back, in parts; idempotent. Guarantee: BACK-SOON."""
@@ -73,54 +73,52 @@ class Upkeep(Tidying):
     def release_part(self, session_id: bytes, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
         """Bring some messages of a fenced session back. Returns how many, and where to go on; b"" at the end."""
 
-        def verb(tr: Transaction, tally: Tally, limit: int) -> tuple[int, bytes]:
-            return sweep.release_part(
-                tr, self._graves, tally, session_id, self._now(), counted=counted, cursor=cursor, limit=limit
-            )
+        def verb(work: Work, limit: int) -> tuple[int, bytes]:
+            return sweep.release_part(work, session_id, counted=counted, cursor=cursor, limit=limit)
 
         return self._part(verb, sweep.LEASES_PER_TRANSACTION)
 
     def skip_lease(self, session_id: bytes, cursor: bytes) -> bytes:
         """Where to go on behind a lease that can't be brought back; b"" at the end."""
-        return self._read(lambda tr: sweep.skip(tr, self.keys, session_id, cursor))
+        return self._read(lambda work: sweep.skip(work, session_id, cursor))
 
     def forget_session(self, session_id: bytes) -> None:
         """Clear what a fenced session leaves besides messages: consumers, roles of its own, its last beat."""
-        for queue in self._write(lambda tr, _: control.drop_consumers(tr, self.keys, session_id)):
+        for queue in self._write(lambda work: control.drop_consumers(work, session_id)):
             self.delete_queue(queue, if_unused=True)
-        self._write(lambda tr, _: sweep.forget(tr, self.keys, session_id))
+        self._write(lambda work: sweep.forget(work, session_id))
 
     def neighbours(self, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
         """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""
-        return self._read(lambda tr: session.neighbours(tr, self.keys, session_id, most))
+        return self._read(lambda work: session.neighbours(work, session_id, most))
 
     def hold_role(self, role: str, session_id: bytes, observed: bytes | None) -> bool:
         """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""
-        return self._write(lambda tr, _: session.hold_role(tr, self.keys, role, session_id, observed))
+        return self._write(lambda work: session.hold_role(work, role, session_id, observed))
 
     def role_record(self, role: str) -> bytes | None:
-        return self._read(lambda tr: tr.get(self.keys.role(role)))
+        return self._read(lambda work: work.tr.get(self.keys.role(role)))
 
     def leave_role(self, role: str, session_id: bytes) -> None:
-        self._write(lambda tr, _: session.leave_role(tr, self.keys, role, session_id))
+        self._write(lambda work: session.leave_role(work, role, session_id))
 
     def watch_alarm(self) -> Watch:
         """Fires when a message was delayed, so that the promoter looks again."""
-        return self._read(lambda tr: tr.watch(self.keys.alarm))
+        return self._read(lambda work: work.tr.watch(self.keys.alarm))
 
     def add_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
         """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
-        self._write(lambda tr, _: control.add_consumer(tr, self.keys, session_id, queue, tag))
+        self._write(lambda work: control.add_consumer(work, session_id, queue, tag))
 
     def remove_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
-        if self._write(lambda tr, _: control.remove_consumer(tr, self.keys, session_id, queue, tag)):
+        if self._write(lambda work: control.remove_consumer(work, session_id, queue, tag)):
             self.delete_queue(queue, if_unused=True)
 
     def leave(self, session_id: bytes, tags: Collection[str]) -> None:
         """These consumers of the session are active nowhere any more: others take over."""
-        self._write(lambda tr, _: single.leave_all(tr, self.keys, session_id, tags))
+        self._write(lambda work: single.leave_all(work, session_id, tags))
 
     def touch(self, queue: str) -> None:
         """Note that a queue with ``x-expires`` was used."""
-        self._write(lambda tr, _: control.touch(tr, self.keys, queue))
+        self._write(lambda work: control.touch(work, queue))

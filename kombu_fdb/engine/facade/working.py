@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from kombu_fdb.engine.facade.looking import Looking
 from kombu_fdb.engine.messages import again, claim, overflow, publish, settle, together
+from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.scheduling.contention import Contention
+from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.tally import CONFLICTS, CONTESTED, Event, Tally
+from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, MessageTooLarge, StoreError
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import (
+    ClaimTerms,
     Death,
     Delivery,
     Lease,
@@ -33,6 +37,7 @@ logger = logging.getLogger(__name__)
 SHED_TIMEOUT_S = 1.0
 #: Estimates of rivals remembered at most.
 MOST_ESTIMATES = 1000
+NO_TERMS = ClaimTerms()
 
 
 class Working(Looking):
@@ -113,10 +118,10 @@ class Working(Looking):
         doubt: Doubt[publish.Published] = Doubt()
         named = publish.named(publications, self._ids)
 
-        def body(tr: Transaction, tally: Tally) -> publish.Published:
+        def body(work: Work) -> publish.Published:
             if verb is not None:
-                verb(tr)
-            return publish.publish(tr, self._graves, tally, named, now_ms=now_ms, beforehand=True)
+                verb(work.tr)
+            return publish.publish(work._replace(now_ms=now_ms), named, beforehand=True)
 
         try:
             reached, overfull = self._write(body, timeout_s, doubt=doubt)
@@ -132,9 +137,9 @@ class Working(Looking):
         """Let the oldest give way. What fails here is left to the next publish and the duties: ours has happened."""
         attempts = count()
 
-        def body(tr: Transaction, tally: Tally) -> None:
+        def body(work: Work) -> None:
             if next(attempts) < overflow.ATTEMPTS:
-                overflow.shed(tr, self._graves, tally, queue, own, self._now())
+                overflow.shed(work, queue, own)
 
         try:
             self._write(body, min(timeout_s, SHED_TIMEOUT_S))
@@ -154,15 +159,15 @@ class Working(Looking):
         """
         for publication in publications:
             self.check(publication)
-        tally = Tally(stamped)
-        reached, overfull = publish.publish(tr, self._graves, tally, publications, now_ms=self._now())
-        tally.write(tr, self.keys)
+        effects = Effects(stamped)
+        reached, overfull = publish.publish(self._work(tr, effects), publications)
+        effects.write(tr, self.keys)
         for queue in overfull:  # what is too much by now; these messages are not there before the caller commits
             self._shed(queue, overflow.Load(), self._timeout_s)
-        return reached, tally.stamped
+        return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:
-        """Raises ``MessageTooLarge``, and ``OptionError`` or ``QueueError`` for what no store can hold."""
+        """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         ranges.check_publication(publication)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
@@ -172,59 +177,38 @@ class Working(Looking):
             )
 
     def claim(
-        self,
-        session_id: bytes,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        no_ack: Collection[str] = (),
-        acks: Sequence[Lease] = (),
-        consumers: Mapping[str, str] | None = None,
-        first: int | None = None,
+        self, session_id: bytes, queues: Sequence[str], limit: int, *, terms: ClaimTerms = NO_TERMS
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
         Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
-        Messages of a queue in ``no_ack`` are taken without a lease, at most once. ``acks`` are settled in the same
-        transaction. ``consumers``: the tag of the consumer by queue; a queue with ``x-single-active-consumer`` serves
-        one of them. ``first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim.
-        Raises ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
+        ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
+        ``SessionLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
         strict order while one consumer claims.
         """
         return self._windows.run(
-            lambda most: self._claim(session_id, queues, most, no_ack, acks, consumers or {}, first),
-            min(limit, session.LEASES_PER_CLAIM),
+            lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
         )
 
-    def _claim(
-        self,
-        session_id: bytes,
-        queues: Sequence[str],
-        limit: int,
-        no_ack: Collection[str],
-        acks: Sequence[Lease],
-        consumers: Mapping[str, str],
-        first: int | None,
-    ) -> list[Delivery]:
+    def _claim(self, session_id: bytes, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
         contention = self._contention_of(queues)
-        number = self.reserve() if first is None else first
+        number = self.reserve() if terms.first is None else terms.first
         contention.begin()
         tried: list[Delivery] = []
 
-        def body(tr: Transaction, tally: Tally) -> list[Delivery]:
-            if acks:
-                settle.ack(tr, self.keys, tally, acks)
-            window = claim.Window(
+        def body(work: Work) -> list[Delivery]:
+            if terms.acks:
+                settle.ack(work, terms.acks)
+            window = Window(
                 session_id,
                 number,
                 limit,
-                contention.next_slice(),
-                self._clock.wall_ms(),
-                self._rng.randrange(BUCKETS),
-                self._sightings,
-                consumers,
+                slice=contention.next_slice(),
+                first_door=self._rng.randrange(BUCKETS),
+                sightings=self._sightings,
+                consumers=terms.consumers,
             )
-            tried[:] = claim.claim(tr, self._graves, tally, queues, window, no_ack=no_ack)
+            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
             return list(tried)
 
         def on_conflict() -> None:
@@ -254,8 +238,8 @@ class Working(Looking):
         Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
         """
 
-        def body(tr: Transaction) -> list[Watch] | None:
-            return claim.arm(tr, self.keys, queues, session_id, consumers or {})
+        def body(work: Work) -> list[Watch] | None:
+            return claim.arm(work, queues, session_id, consumers or {})
 
         return self._read(body)
 
@@ -264,7 +248,7 @@ class Working(Looking):
 
         This verb and the next two act on all of them in one transaction if it holds them, else in parts.
         """
-        return self._settle(leases, lambda tr, tally, part: settle.ack(tr, self.keys, tally, part))
+        return self._settle(leases, settle.ack)
 
     def release(
         self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
@@ -274,30 +258,20 @@ class Working(Looking):
         ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
         unstarted message is handed back uncounted. ``details`` stand in that death's entry. False for each lost lease.
         """
-
-        def verb(tr: Transaction, tally: Tally, part: Sequence[Lease]) -> list[bool]:
-            return settle.release(
-                tr, self._graves, tally, part, self._now(), counted=counted, due_ms=due_ms, details=details
-            )
-
-        return self._settle(leases, verb)
+        how = settle.Release(counted, due_ms, details)
+        return self._settle(leases, lambda work, part: settle.release(work, part, how))
 
     def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
+        cause = Cause(reason, details)
+        return self._settle(leases, lambda work, part: settle.reject(work, part, cause))
 
-        def verb(tr: Transaction, tally: Tally, part: Sequence[Lease]) -> list[bool]:
-            return settle.reject(tr, self._graves, tally, part, self._now(), reason=reason, details=details)
-
-        return self._settle(leases, verb)
-
-    def _settle(
-        self, leases: Sequence[Lease], verb: Callable[[Transaction, Tally, Sequence[Lease]], list[bool]]
-    ) -> list[bool]:
+    def _settle(self, leases: Sequence[Lease], verb: Callable[[Work, Sequence[Lease]], list[bool]]) -> list[bool]:
         settled: list[bool] = []
 
         def part(most: int) -> list[bool]:
             begin = len(settled)
-            return self._write(lambda tr, tally: verb(tr, tally, leases[begin : begin + most]))
+            return self._write(lambda work: verb(work, leases[begin : begin + most]))
 
         while len(settled) < len(leases):
             settled += self._settlements.run(part, len(leases) - len(settled))
@@ -306,7 +280,7 @@ class Working(Looking):
     def bury_copy(
         self,
         queue: str,
-        publication: Publication,
+        copy: Publication | again.Burial,
         deaths: Sequence[Death] = (),
         *,
         reason: str = "rejected",
@@ -315,37 +289,29 @@ class Working(Looking):
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
         ``deaths``: its history. Of any size, into any number of queues: into all of them, or none. Raises as
-        :meth:`publish`.
+        :meth:`publish`; may be called again with the same ``Burial``, and buries it once.
         """
-        self.check(publication)
-        publication = publication._replace(message_id=publication.message_id or self._ids())
+        burial = copy if isinstance(copy, again.Burial) else again.Burial(copy)
+        self.check(burial.publication)
+        if not burial.begin(self._clock, self._ids):
+            return
+        dead, cause = publish.DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
         now_ms = self._now()
 
-        def body(tr: Transaction, tally: Tally) -> None:
-            publish.publish_dead(
-                tr,
-                self._graves,
-                tally,
-                queue,
-                publication,
-                deaths,
-                now_ms,
-                reason=reason,
-                details=details,
-                beforehand=True,
-            )
+        def body(work: Work) -> None:
+            publish.publish_dead(work._replace(now_ms=now_ms), dead, cause, beforehand=True)
 
-        self._write(body, self._publish_timeout_s)
+        self._write(body, self._publish_timeout_s, doubt=burial.doubt)
 
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
-        return self._read(lambda tr: session.holds(tr, self.keys, leases))
+        return self._read(lambda work: session.holds(work, leases))
 
 
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
     """What a claim that began with ``queue`` and lost its race counts for."""
-    tally = Tally()
-    tally.note(queue, CONFLICTS)
+    effects = Effects()
+    effects.note(queue, CONFLICTS)
     for each in tried:
-        tally.note(each.queue, CONTESTED, each.key)
-    return tally.events
+        effects.note(each.queue, CONTESTED, each.key)
+    return effects.events

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
-from kombu_fdb.engine.messages.claim import payload_of
-from kombu_fdb.engine.messages.deadletter import drop
-from kombu_fdb.engine.messages.settle import end_of_lease
-from kombu_fdb.engine.scheduling import ageing, fair, turns
+from kombu_fdb.engine.messages import message
+from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read, take_out
+from kombu_fdb.engine.scheduling import ageing, fair
+from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
 from kombu_fdb.engine.stored.room import Room
-from kombu_fdb.engine.stored.tally import DELAYED, LEASED, READY, Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import (
-    Record,
-    control_of,
-    decode_lease,
-    decode_record,
-    decode_round,
-    outline_of,
-    size_of,
-)
+from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_round, outline_of
 from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked, RoundSnapshot
@@ -38,61 +30,69 @@ __all__ = ["delayed", "delete", "find_part", "look", "owner_of", "peek", "ranges
 MESSAGES_PER_TRANSACTION = 1_000
 
 
-def peek(
-    tr: Transaction, keys: Keyspace, queue: str, limit: int, *, key: str | None, reverse: bool, now_ms: int
-) -> list[Peeked]:
+def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) -> list[Peeked]:
     """Up to ``limit`` ready messages, in the order in which a lone consumer would get them.
 
     ``key``: of this key only, whether it is limited or not. ``reverse``: the last ones first, by a range read from the
-    end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
+    end; in a queue with work.keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
-    fair_queue = key is None and tr.get(keys.fair(queue), snapshot=True) is not None
-    control = control_of(tr.get(keys.control(queue), snapshot=True))
+    fair_queue = key is None and work.tr.get(work.keys.fair(queue), snapshot=True) is not None
+    control = control_of(work.tr.get(work.keys.control(queue), snapshot=True))
     if not fair_queue and key is None and not reverse and control.ageing is not None:
-        rows = ageing.oldest_first(tr, keys, queue, control.ageing, limit, now_ms)
+        rows = ageing.oldest_first(work, queue, control.ageing, limit)
     elif not fair_queue:
-        whole = range_of(keys.items(queue, key or "", b""))
-        rows = tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
+        whole = range_of(work.keys.items(queue, key or "", b""))
+        rows = work.tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
-        raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
+        raise QueueError("a queue with work.keys has no last message", queue=queue, fix="Name a key.")
     else:
         # A claim that is never committed.
-        room = Room(math.inf, math.inf)
-        rows = fair.choose(DryRun(tr), keys, queue, control, limit, slice_=0, first_door=0, now_ms=now_ms, room=room)
-    return [look(tr, keys, queue, row) for row in rows]
+        window = Window(b"", 0, limit, room=Room(math.inf, math.inf))
+        rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, control, limit, window)
+    return [look(work, queue, row) for row in rows]
 
 
-def delayed(tr: Transaction, keys: Keyspace, queue: str, limit: int) -> list[Peeked]:
+def delayed(work: Work, queue: str, limit: int) -> list[Peeked]:
     """Up to ``limit`` delayed messages, those that are due first first."""
-    rows = tr.get_range(*range_of(keys.delayed(queue)), limit=limit, snapshot=True)
-    return [look(tr, keys, queue, row) for row in rows]
+    rows = work.tr.get_range(*range_of(work.keys.delayed(queue)), limit=limit, snapshot=True)
+    return [look(work, queue, row) for row in rows]
 
 
-def look(tr: Transaction, keys: Keyspace, queue: str, row: KeyValue) -> Peeked:
+def look(work: Work, queue: str, row: KeyValue) -> Peeked:
     """A stored row as what a person wants to see."""
+    value = record_at(work.keys, row)
+    try:
+        opened = read(work, value)
+    except FormatError:
+        opened = Opened(Record.unreadable(value), value)
+    return show(work.keys, queue, row, opened)
+
+
+def record_at(keys: Keyspace, row: KeyValue) -> bytes:
+    """The record of a row, which may be a lease that can be read."""
+    return decode_lease(row[1])[2] if _is_lease(keys, row[0]) else row[1]
+
+
+def show(keys: Keyspace, queue: str, row: KeyValue, opened: Opened) -> Peeked:
+    """The same of what was read of it."""
     key, value = row
     state, owner = _state(keys, queue, key)
-    if state == LEASED:
-        _queue, key, value = decode_lease(value)  # found by a reader that could
-    try:
-        record = decode_record(value)
-        payload = payload_of(tr, keys, record)
-    except FormatError:
-        record, payload = Record(b"", 0, 0, 0, 0, len(value), value, ()), value
+    record, payload = opened
+    place = decode_lease(value)[1] if state == LEASED else key
     return Peeked(
-        record.message_id,
-        queue,
-        state,
-        payload,
-        record.key,
-        record.redeliveries,
-        record.published_ms,
-        record.expires_ms,
-        record.deaths,
-        owner,
-        record.task_id,
-        record.priority or priority_of(key),
-        _due_ms(keys, queue, key) if state == DELAYED else 0,
+        message_id=record.message_id,
+        queue=queue,
+        state=state,
+        payload=payload,
+        key=record.key,
+        redeliveries=record.redeliveries,
+        published_ms=record.published_ms,
+        expires_ms=record.expires_ms,
+        deaths=record.deaths,
+        owner=owner,
+        task_id=record.task_id,
+        priority=record.priority or priority_of(place),
+        due_ms=_due_ms(keys, queue, key) if state == DELAYED else 0,
     )
 
 
@@ -108,10 +108,12 @@ def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, bytes]:
     """Where a message's key stands, and whose session's a leased one is."""
     if key.startswith(keys.delayed(queue)):
         return DELAYED, b""
+    return (LEASED, owner_of(keys, key)) if _is_lease(keys, key) else (READY, b"")
+
+
+def _is_lease(keys: Keyspace, key: bytes) -> bool:
     begin, end = keys.all_leases
-    if begin <= key < end:
-        return LEASED, owner_of(keys, key)
-    return READY, b""
+    return begin <= key < end
 
 
 def owner_of(keys: Keyspace, lease: bytes) -> bytes:
@@ -125,32 +127,32 @@ def owner_of(keys: Keyspace, lease: bytes) -> bytes:
 # -- the round ---------------------------------------------------------------------------------------------------------
 
 
-def snapshot(tr: Transaction, keys: Keyspace, queue: str, limit: int) -> RoundSnapshot:
+def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
     """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages behind it.
 
     Of ``limit`` messages without a key and as many with one.
     """
-    ring, rounds, keyed, unkeyed = tr.get_ranges(
+    ring, rounds, keyed, unkeyed = work.tr.get_ranges(
         [
-            (*range_of(keys.ring(queue)), 0),
-            (*keys.rounds(queue), 0),
-            (*range_of(keys.keyed(queue)), limit),
-            (*range_of(keys.ready(queue)), limit),
+            (*range_of(work.keys.ring(queue)), 0),
+            (*work.keys.rounds(queue), 0),
+            (*range_of(work.keys.keyed(queue)), limit),
+            (*range_of(work.keys.ready(queue)), limit),
         ],
         snapshot=True,
     )
-    serving = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
-    waiting = _by_subqueue(keys, queue, unkeyed + keyed)
+    serving = {work.keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
+    waiting = _by_subqueue(work.keys, queue, unkeyed + keyed)
     heads = []
-    for (rank, round_, _stamp, key), items in readable(ring, partial(keys.split_ring, queue)):
+    for (rank, round_, _stamp, key), items in readable(ring, partial(work.keys.split_ring, queue)):
         messages = waiting.get((key, items))
         if messages and round_ <= serving.get(rank, 0):
             heads.append(messages.pop(0))
     queues: dict[str, list[Peeked]] = {}
     for (key, _rank), rows in sorted(waiting.items()):
         if rows:
-            queues.setdefault(key, []).extend([look(tr, keys, queue, row) for row in rows])
-    return RoundSnapshot([look(tr, keys, queue, row) for row in heads], queues)
+            queues.setdefault(key, []).extend([look(work, queue, row) for row in rows])
+    return RoundSnapshot([look(work, queue, row) for row in heads], queues)
 
 
 def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[tuple[str, bytes], list[KeyValue]]:
@@ -163,10 +165,10 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 # -- one message -------------------------------------------------------------------------------------------------------
 
 
-def taken(tr: Transaction, keys: Keyspace, queue: str) -> list[Peeked]:
+def taken(work: Work, queue: str) -> list[Peeked]:
     """The queue's messages under leases."""
-    rows = tr.get_range(*keys.all_leases, snapshot=True)
-    return [look(tr, keys, queue, row) for row in rows if _is_of(queue, row[1])]
+    rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
+    return [look(work, queue, row) for row in rows if _is_of(queue, row[1])]
 
 
 def ranges(keys: Keyspace, queue: str) -> list[Range]:
@@ -175,12 +177,11 @@ def ranges(keys: Keyspace, queue: str) -> list[Range]:
     return [*map(range_of, prefixes), keys.all_leases]
 
 
-def find_part(
-    tr: Transaction, keys: Keyspace, queue: str, message_id: bytes, begin: bytes, end: bytes
-) -> tuple[KeyValue | None, bytes]:
+def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[KeyValue | None, bytes]:
     """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's, if found, and where to go on."""
-    rows = tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
-    leases = keys.all_leases[0] <= begin < keys.all_leases[1]
+    begin, end = whole
+    rows = work.tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    leases = work.keys.all_leases[0] <= begin < work.keys.all_leases[1]
     for key, value in rows:
         if message_id in value and (not leases or _is_of(queue, value)):
             record = decode_lease(value)[2] if leases else value
@@ -189,32 +190,25 @@ def find_part(
     return None, rows[-1][0] + b"\x00" if len(rows) == MESSAGES_PER_TRANSACTION else end
 
 
-def delete(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> bool:
+def delete(work: Work, queue: str, row: KeyValue) -> bool:
     """Delete a message that is still as it was seen. False if it has moved."""
-    if tr.get(key) != value:
+    if work.tr.get(row[0]) != row[1]:
         return False
-    remove(tr, keys, tally, queue, key, value)
+    remove(work, queue, row)
     return True
 
 
-def remove(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> None:
+def remove(work: Work, queue: str, row: KeyValue) -> None:
     """Delete a message that this transaction has read, serializably."""
-    tr.clear(key)
-    state, _owner = _state(keys, queue, key)
-    place, record = key, value
-    if state == LEASED:
-        _queue, place, record = decode_lease(value)
-        end_of_lease(tally, queue, place)
-    elif state == DELAYED:
-        tally.change(queue, DELAYED, -1)
+    key, value = row
+    if _is_lease(work.keys, key):
+        work.tr.clear(key)
+        found = Message(*decode_lease(value))
+        end_lease(work, queue, found.place)
     else:
-        tally.unready(queue, size_of(value))
-    if key.startswith(keys.keyed(queue)):
-        fair_key = keys.key_at(queue, key)
-        tally.went(queue, fair_key)
-        turns.leave_places(tr, keys, queue, [key])
-    with suppress(FormatError):  # then there is nothing else of it
-        drop(tr, keys, outline_of(record), place)
+        take_out(work, queue, [row])
+        found = Message(queue, key, value)
+    message.delete(work, found)
 
 
 def _is_of(queue: str, lease: bytes) -> bool:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.tally import DELAYED, LEASED, NEWER, READY
+from kombu_fdb.engine.stored.effects import DELAYED, LEASED, NEWER, READY
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     control_of,
@@ -23,7 +24,7 @@ from kombu_fdb.keyspace.layout import Keyspace, Range, readable
 from kombu_fdb.keyspace.tuples import pack, range_of
 from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.routing.tables import Exchange, declared_as
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "scan", "sessions"]
 
@@ -34,15 +35,15 @@ OLDEST_OF_KEYS = 100
 MOST_HELD = 1_000
 
 
-def counts(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
+def counts(work: Work, queue: str) -> QueueCounts:
     """The counters of one queue."""
-    return _counts(keys, tr.get_range(*keys.counts(queue), snapshot=True)).get(queue, QueueCounts())
+    return _counts(work.keys, work.tr.get_range(*work.keys.counts(queue), snapshot=True)).get(queue, QueueCounts())
 
 
-def queues(tr: Transaction, keys: Keyspace) -> dict[str, QueueCounts]:
+def queues(work: Work) -> dict[str, QueueCounts]:
     """All queues that are declared or hold messages, by name."""
-    names = [name for (name,), _ in keys.read(tr.get_range(*keys.all_queues, snapshot=True), str)]
-    found = _counts(keys, tr.get_range(*keys.all_counts, snapshot=True))
+    names = [name for (name,), _ in work.keys.read(work.tr.get_range(*work.keys.all_queues, snapshot=True), str)]
+    found = _counts(work.keys, work.tr.get_range(*work.keys.all_counts, snapshot=True))
     return dict(sorted({**{name: QueueCounts() for name in names}, **found}.items()))
 
 
@@ -57,29 +58,34 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
-def keys_of(tr: Transaction, keys: Keyspace, queue: str) -> dict[str, KeyCounts]:
+def keys_of(work: Work, queue: str) -> dict[str, KeyCounts]:
     """The keys that have messages or limits, by name."""
-    found: dict[str, dict[str, Any]] = {}
-    ranges = (keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue))
-    for name, whole in zip(("ready", "leased", "limits"), ranges, strict=True):
-        for (_queue, key), value in keys.read(tr.get_range(*whole, snapshot=True), str, str):
-            found.setdefault(key, {})[name] = limits_of(value) if name == "limits" else decode_count(value)
-    return {key: KeyCounts(**fields) for key, fields in sorted(found.items())}
+    parts = [work.tr.get_range(*whole, snapshot=True) for whole in _of_keys(work.keys, queue)]
+    return dict(sorted(_by_key(work.keys, parts).items()))
 
 
-def key_page(tr: Transaction, keys: Keyspace, queue: str, after: str | None, limit: int) -> dict[str, KeyCounts]:
+def key_page(work: Work, queue: str, after: str | None, limit: int) -> dict[str, KeyCounts]:
     """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end."""
-    ranges = [keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue)]
-    tags = ("backlog", "flight", "limits")
+    ranges = _of_keys(work.keys, queue)
     if after is not None:
-        ranges = [(_behind(keys, tag, queue, after), end) for tag, (_, end) in zip(tags, ranges, strict=True)]
+        tags = ("backlog", "flight", "limits")
+        ranges = [(_behind(work.keys, tag, queue, after), end) for tag, (_, end) in zip(tags, ranges, strict=True)]
+    parts = work.tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
+    in_order = sorted(_by_key(work.keys, parts).items(), key=lambda item: pack(item[0]))
+    return dict(in_order[:limit])
+
+
+def _of_keys(keys: Keyspace, queue: str) -> list[Range]:
+    """Where it is said what keys have: ready, leased, limits."""
+    return [keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue)]
+
+
+def _by_key(keys: Keyspace, parts: list[list[KeyValue]]) -> dict[str, KeyCounts]:
     found: dict[str, dict[str, Any]] = {}
-    rows = tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
-    for name, part in zip(("ready", "leased", "limits"), rows, strict=True):
-        for (_queue, key), value in keys.read(part, str, str):
+    for name, rows in zip(("ready", "leased", "limits"), parts, strict=True):
+        for (_queue, key), value in keys.read(rows, str, str):
             found.setdefault(key, {})[name] = limits_of(value) if name == "limits" else decode_count(value)
-    in_order = sorted(found.items(), key=lambda item: pack(item[0]))
-    return {key: KeyCounts(**fields) for key, fields in in_order[:limit]}
+    return {key: KeyCounts(**fields) for key, fields in found.items()}
 
 
 def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:
@@ -89,10 +95,12 @@ def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:
 # -- what an overview shows ------------------------------------------------------------------------------------------
 
 
-def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, QueueFacts]:
+def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
     """What else is to be known of these queues, in two round trips. A few dozen queues a transaction."""
-    stored = tr.get_many([key for queue in queues for key in (keys.queue(queue), keys.control(queue))], snapshot=True)
-    oldest = _oldest(tr, keys, queues)
+    stored = work.tr.get_many(
+        [key for queue in queues for key in (work.keys.queue(queue), work.keys.control(queue))], snapshot=True
+    )
+    oldest = _oldest(work, queues)
     found = {}
     for number, queue in enumerate(queues):
         declared, control = stored[2 * number : 2 * number + 2]
@@ -103,26 +111,26 @@ def facts(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, Queue
     return found
 
 
-def _oldest(tr: Transaction, keys: Keyspace, queues: list[str]) -> dict[str, int]:
+def _oldest(work: Work, queues: list[str]) -> dict[str, int]:
     """Since when the oldest ready message of each queue waits, as far as :data:`OLDEST_OF_KEYS` tells."""
     heads: list[tuple[str, Range]] = []
     for queue in queues:
-        heads += [(queue, range_of(keys.items(queue, "", keys.rank(rank)))) for rank in range(URGENT + 1)]
+        heads += [(queue, range_of(work.keys.items(queue, "", work.keys.rank(rank)))) for rank in range(URGENT + 1)]
     found: dict[str, int] = {}
-    _note_oldest(tr, heads, found)
-    around = [each for queue in queues for each in (range_of(keys.ring(queue)), keys.backlogs(queue))]
-    parts = tr.get_ranges([(*each, OLDEST_OF_KEYS) for each in around], snapshot=True)
+    _note_oldest(work, heads, found)
+    around = [each for queue in queues for each in (range_of(work.keys.ring(queue)), work.keys.backlogs(queue))]
+    parts = work.tr.get_ranges([(*each, OLDEST_OF_KEYS) for each in around], snapshot=True)
     heads = []
     for number, queue in enumerate(queues):
-        names = {turn[3] for turn, _ in readable(parts[2 * number], partial(keys.split_ring, queue))}
-        names |= {key for (_queue, key), _ in keys.read(parts[2 * number + 1], str, str)}
-        heads += [(queue, range_of(keys.items(queue, name, b""))) for name in names if name]
-    _note_oldest(tr, heads, found)
+        names = {turn[3] for turn, _ in readable(parts[2 * number], partial(work.keys.split_ring, queue))}
+        names |= {key for (_queue, key), _ in work.keys.read(parts[2 * number + 1], str, str)}
+        heads += [(queue, range_of(work.keys.items(queue, name, b""))) for name in names if name]
+    _note_oldest(work, heads, found)
     return found
 
 
-def _note_oldest(tr: Transaction, heads: list[tuple[str, Range]], found: dict[str, int]) -> None:
-    parts = tr.get_ranges([(*each, 1) for _, each in heads], snapshot=True) if heads else []
+def _note_oldest(work: Work, heads: list[tuple[str, Range]], found: dict[str, int]) -> None:
+    parts = work.tr.get_ranges([(*each, 1) for _, each in heads], snapshot=True) if heads else []
     for (queue, _), rows in zip(heads, parts, strict=True):
         for _key, value in rows:
             published_ms = _published_ms(value)
@@ -134,17 +142,17 @@ def _published_ms(value: bytes) -> int:
     return published_at(value, 0)
 
 
-def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[SessionFacts]:
+def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
     """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
     described = {
         session_id: session.description_of(value)
-        for (session_id,), value in keys.read(tr.get_range(*keys.all_sessions, snapshot=True), bytes)
+        for (session_id,), value in work.keys.read(work.tr.get_range(*work.keys.all_sessions, snapshot=True), bytes)
     }
-    known = session.beats(tr, keys)
+    known = session.beats(work)
     numbers: list[int | None] = [None] * len(known)
     if held:
-        ranges = [(*range_of(keys.leases(each)), MOST_HELD) for each, _, _ in known]
-        numbers = [len(rows) for rows in tr.get_ranges(ranges, snapshot=True)] if ranges else []
+        ranges = [(*range_of(work.keys.leases(each)), MOST_HELD) for each, _, _ in known]
+        numbers = [len(rows) for rows in work.tr.get_ranges(ranges, snapshot=True)] if ranges else []
     return [
         SessionFacts(
             session_id,
@@ -160,17 +168,17 @@ def sessions(tr: Transaction, keys: Keyspace, *, held: bool = False) -> list[Ses
     ]
 
 
-def scan(tr: Transaction, keys: Keyspace, queue: str) -> QueueCounts:
+def scan(work: Work, queue: str) -> QueueCounts:
     """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    prefixes = (keys.ready(queue), keys.keyed(queue))
-    ready = [row for prefix in prefixes for row in tr.get_range(*range_of(prefix), snapshot=True)]
-    delayed = len(tr.get_range(*range_of(keys.delayed(queue)), snapshot=True))
-    leased = sum(_lease_queue(value) == queue for _, value in tr.get_range(*keys.all_leases, snapshot=True))
-    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready), _newer(tr, keys, queue))
+    prefixes = (work.keys.ready(queue), work.keys.keyed(queue))
+    ready = [row for prefix in prefixes for row in work.tr.get_range(*range_of(prefix), snapshot=True)]
+    delayed = len(work.tr.get_range(*range_of(work.keys.delayed(queue)), snapshot=True))
+    leased = sum(_lease_queue(value) == queue for _, value in work.tr.get_range(*work.keys.all_leases, snapshot=True))
+    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready), _newer(work, queue))
 
 
-def _newer(tr: Transaction, keys: Keyspace, queue: str) -> int:
-    kept = readable(tr.get_range(*keys.all_newer, snapshot=True), keys.split_newer)
+def _newer(work: Work, queue: str) -> int:
+    kept = readable(work.tr.get_range(*work.keys.all_newer, snapshot=True), work.keys.split_newer)
     return sum(name == queue for (name, _place), _ in kept)
 
 
@@ -181,16 +189,16 @@ def _lease_queue(value: bytes) -> str | None:
         return None
 
 
-def exchanges(tr: Transaction, keys: Keyspace) -> list[Exchange]:
+def exchanges(work: Work) -> list[Exchange]:
     """Those that can be read."""
     found = []
-    for (name,), value in keys.read(tr.get_range(*keys.all_exchanges, snapshot=True), str):
+    for (name,), value in work.keys.read(work.tr.get_range(*work.keys.all_exchanges, snapshot=True), str):
         with suppress(FormatError):
             found.append(Exchange.decode(name, value))
     return found
 
 
-def bindings(tr: Transaction, keys: Keyspace) -> list[tuple[str, str, str]]:
+def bindings(work: Work) -> list[tuple[str, str, str]]:
     """``(exchange, queue, routing key)``."""
-    rows = keys.read(tr.get_range(*keys.all_bindings, snapshot=True), str, str, str)
+    rows = work.keys.read(work.tr.get_range(*work.keys.all_bindings, snapshot=True), str, str, str)
     return [(exchange, queue, routing_key) for (exchange, queue, routing_key), _ in rows]

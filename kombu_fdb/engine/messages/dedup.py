@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import Publication
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["ENTRIES_PER_TRANSACTION", "KEPT_MS", "clear_ended", "decode_end", "restore", "without_duplicates"]
 
@@ -34,28 +34,28 @@ END_BYTES = 8
 KEPT_MS = 15 * 60 * 1000
 
 
-def without_duplicates(
-    tr: Transaction, keys: Keyspace, publications: Sequence[Publication], now_ms: int
-) -> list[Publication | None]:
+def without_duplicates(work: Work, publications: Sequence[Publication]) -> list[Publication | None]:
     """The publications in their order, None for each that is in the store already or was earlier in this list."""
-    entries = [_entry(keys, each, name) for each in publications for name, _ in _ids(each)]
+    entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     if not entries:
         return list(publications)
     seen = {
-        key for key, value in zip(entries, tr.get_many(entries), strict=True) if value and decode_end(value) > now_ms
+        key
+        for key, value in zip(entries, work.tr.get_many(entries), strict=True)
+        if value and decode_end(value) > work.now_ms
     }
-    return [None if _is_duplicate(tr, keys, each, seen, now_ms) else each for each in publications]
+    return [None if _is_duplicate(work, each, seen) else each for each in publications]
 
 
-def _is_duplicate(tr: Transaction, keys: Keyspace, publication: Publication, seen: set[bytes], now_ms: int) -> bool:
+def _is_duplicate(work: Work, publication: Publication, seen: set[bytes]) -> bool:
     for name, window_ms in _ids(publication):
-        entry = _entry(keys, publication, name)
+        entry = _entry(work.keys, publication, name)
         if entry in seen:
             return True
         seen.add(entry)
-        end_ms = now_ms + window_ms
-        tr.set(entry, end_ms.to_bytes(END_BYTES, "big"))
-        tr.set(keys.dedup_end(end_ms, publication.exchange, publication.routing_key, name), b"")
+        end_ms = work.now_ms + window_ms
+        work.tr.set(entry, end_ms.to_bytes(END_BYTES, "big"))
+        work.tr.set(work.keys.dedup_end(end_ms, publication.exchange, publication.routing_key, name), b"")
     return False
 
 
@@ -65,24 +65,26 @@ def _ids(publication: Publication) -> list[tuple[str, int]]:
     return [each for each in (once, (publication.dedup_id, publication.dedup_window_ms)) if each[0]]
 
 
-def clear_ended(tr: Transaction, keys: Keyspace, end_ms: int, limit: int = ENTRIES_PER_TRANSACTION) -> int:
+def clear_ended(work: Work, end_ms: int, limit: int = ENTRIES_PER_TRANSACTION) -> int:
     """Clear up to ``limit`` entries whose window was over at ``end_ms``. Returns how many it looked at.
 
     An id that was published again since has an entry with a later end, which stays.
     """
-    rows = tr.get_range(*keys.dedup_ended(end_ms), limit=limit, snapshot=True)
-    entries = [entry for entry, _ in readable(rows, keys.dedup_of)]
-    ended = [value is not None and decode_end(value) <= end_ms for value in tr.get_many(entries)] if entries else []
+    rows = work.tr.get_range(*work.keys.dedup_ended(end_ms), limit=limit, snapshot=True)
+    entries = [entry for entry, _ in readable(rows, work.keys.dedup_of)]
+    ended = (
+        [value is not None and decode_end(value) <= end_ms for value in work.tr.get_many(entries)] if entries else []
+    )
     for key in [*(key for key, _ in rows), *(entry for entry, is_over in zip(entries, ended, strict=True) if is_over)]:
-        tr.clear(key)
+        work.tr.clear(key)
     return len(rows)
 
 
-def restore(tr: Transaction, keys: Keyspace, entries_: Sequence[tuple[str, str, str, int]]) -> None:
+def restore(work: Work, entries_: Sequence[tuple[str, str, str, int]]) -> None:
     """Windows of another store."""
     for exchange, routing_key, dedup_id, end_ms in entries_:
-        tr.set(keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(END_BYTES, "big"))
-        tr.set(keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
+        work.tr.set(work.keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(END_BYTES, "big"))
+        work.tr.set(work.keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
 
 
 def _entry(keys: Keyspace, publication: Publication, name: str) -> bytes:

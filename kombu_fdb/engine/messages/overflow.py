@@ -30,14 +30,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from kombu_fdb.engine.messages.deadletter import Graves, bury, drop
-from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored.tally import READY, Tally
+from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.message import Message, delete, take_out
+from kombu_fdb.engine.stored.effects import READY
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
-from kombu_fdb.keyspace.codec import decode_amount, outline_of, size_of
+from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ATTEMPTS", "MOST_LEAVING", "Load", "judge", "shed", "trim"]
 
@@ -72,15 +73,15 @@ class Verdict(NamedTuple):
     overfull: Mapping[str, Load]
 
 
-def judge(tr: Transaction, graves: Graves, coming: Mapping[str, tuple[int, int]]) -> Verdict:
+def judge(work: Work, coming: Mapping[str, tuple[int, int]]) -> Verdict:
     """What becomes of so many messages and bytes ``coming`` to each queue. Raises ``CapacityExceeded``."""
     refusing = []
     overfull = {}
     for queue, new in coming.items():
-        full = _full(tr, graves, queue, Load(*new))
+        full = _full(work, queue, Load(*new))
         if full is None:
             continue
-        mode = graves.routing.overflow(tr, queue) or DROP_HEAD
+        mode = work.routing.overflow(work.tr, queue) or DROP_HEAD
         if mode == REJECT:
             raise _refusal(queue, full)
         if mode == REJECT_DLX:
@@ -90,23 +91,24 @@ def judge(tr: Transaction, graves: Graves, coming: Mapping[str, tuple[int, int]]
     return Verdict(refusing, overfull)
 
 
-def shed(tr: Transaction, graves: Graves, tally: Tally, queue: str, own: Load, now_ms: int) -> int:
+def shed(work: Work, queue: str, own: Load) -> int:
     """Let the oldest give way for what a publisher has stored, its ``own``, of which nothing gives way for itself."""
-    return _trim(tr, graves, tally, queue, now_ms, own, own.messages + MOST_LEAVING)
+    return _trim(work, queue, own, own.messages + MOST_LEAVING)
 
 
-def trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int, limit: int = MOST_LEAVING) -> int:
+def trim(work: Work, queue: str, limit: int = MOST_LEAVING) -> int:
     """Make a queue fit that is over its maximum, by parts, where the oldest give way. Returns how many gave way."""
-    return _trim(tr, graves, tally, queue, now_ms, Load(), limit)
+    return _trim(work, queue, Load(), limit)
 
 
-def _trim(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int, least: Load, most_rows: int) -> int:
-    full = _full(tr, graves, queue, Load(), least)
-    if full is None or (graves.routing.overflow(tr, queue) or DROP_HEAD) != DROP_HEAD:
+def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
+    full = _full(work, queue, Load(), least)
+    if full is None or (work.routing.overflow(work.tr, queue) or DROP_HEAD) != DROP_HEAD:
         return 0
-    rows = _oldest(tr, graves, queue, full, most_rows=most_rows)
+    rows = _oldest(work, queue, full, most_rows=most_rows)
+    take_out(work, queue, rows)
     for key, value in rows:
-        _give_way(tr, graves, tally, queue, key, value, now_ms)
+        _give_way(work, Message(queue, key, value))
     return len(rows)
 
 
@@ -118,12 +120,12 @@ class _Full(NamedTuple):
     excess: Load
 
 
-def _full(tr: Transaction, graves: Graves, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
+def _full(work: Work, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
     """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
-    most = graves.routing.max_load(tr, queue)
+    most = work.routing.max_load(work.tr, queue)
     if most == (None, None):
         return None
-    ready = Load(*decode_amount(tr.get(graves.keys.count(queue, READY), snapshot=True)))
+    ready = Load(*decode_amount(work.tr.get(work.keys.count(queue, READY), snapshot=True)))
     excess = Load(*(_excess(*each) for each in zip(ready, new, most, least, strict=True)))
     return None if excess == NOTHING else _Full(ready, most, excess)
 
@@ -142,13 +144,13 @@ def _refusal(queue: str, full: _Full) -> CapacityExceeded:
     return CapacityExceeded(queue=queue, unit="bytes", current_size=size, capacity=most, fix=fix)
 
 
-def _oldest(tr: Transaction, graves: Graves, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
+def _oldest(work: Work, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
     """The messages that give way, at most ``most_rows``."""
     ready, _most, excess = full
     found: list[KeyValue] = []
     freed = Load()
     likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))
-    for row in _from_head(tr, graves, queue, max(1, min(likely, most_rows))):
+    for row in _from_head(work, queue, max(1, min(likely, most_rows))):
         found.append(row)
         freed = freed.grown(size_of(row[1]))
         enough = freed.messages >= excess.messages and freed.size >= excess.size
@@ -157,40 +159,31 @@ def _oldest(tr: Transaction, graves: Graves, queue: str, full: _Full, *, most_ro
     return found
 
 
-def _from_head(tr: Transaction, graves: Graves, queue: str, part: int) -> Iterator[KeyValue]:
+def _from_head(work: Work, queue: str, part: int) -> Iterator[KeyValue]:
     """The last rank's messages from the first on, of those without a key if there are any, then the rank before."""
-    for prefix in (graves.keys.ready(queue), graves.keys.keyed(queue)):
+    for prefix in (work.keys.ready(queue), work.keys.keyed(queue)):
         begin, end = range_of(prefix)
-        while last := tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
+        while last := work.tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
             try:
-                key, rank = split_place(graves.keys.place(queue, last[0][0]))
+                key, rank = split_place(work.keys.place(queue, last[0][0]))
             except FormatError:  # of no rank
                 end = last[0][0]
                 yield last[0]
                 continue
-            end = graves.keys.items(queue, key, rank)
-            yield from _in_parts(tr, *range_of(end), part)
+            end = work.keys.items(queue, key, rank)
+            yield from _in_parts(work, *range_of(end), part)
 
 
-def _in_parts(tr: Transaction, begin: bytes, end: bytes, part: int) -> Iterator[KeyValue]:
-    while rows := tr.get_range(begin, end, limit=part, snapshot=True):
+def _in_parts(work: Work, begin: bytes, end: bytes, part: int) -> Iterator[KeyValue]:
+    while rows := work.tr.get_range(begin, end, limit=part, snapshot=True):
         yield from rows
         if len(rows) < part:
             return
         begin = rows[-1][0] + b"\x00"
 
 
-def _give_way(tr: Transaction, graves: Graves, tally: Tally, queue: str, key: bytes, value: bytes, now_ms: int) -> None:
-    tr.add_read_conflict_key(key)
-    tr.clear(key)
-    tally.unready(queue, size_of(value))
-    if fair_key := graves.keys.key_at(queue, key):
-        tally.went(queue, fair_key)
-        turns.leave_places(tr, graves.keys, queue, [key])
-    if graves.routing.dead_letter_exchange(tr, queue) is not None:
-        bury(tr, graves, tally, queue, value, "maxlen", now_ms, place=key)
-        return
-    try:
-        drop(tr, graves.keys, outline_of(value), key)
-    except FormatError:  # no payload to be found
-        return
+def _give_way(work: Work, message: Message) -> None:
+    if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
+        delete(work, message)
+    else:
+        bury(work, message, Cause("maxlen"))

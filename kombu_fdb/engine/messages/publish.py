@@ -9,34 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kombu_fdb.engine.messages.deadletter import Graves, bury
+from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
+from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import Load, judge
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.engine.stored.tally import PUBLISHED, Tally
-from kombu_fdb.engine.stored.whereabouts import note
+from kombu_fdb.engine.stored.effects import PUBLISHED, Effects
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import LimitExceeded
-from kombu_fdb.keyspace.codec import INLINE_BYTES, chunks_of, encode_record, size_of
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import STAMP_CODE
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.primitives.clock import IdSource
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
     "BATCH_BYTES",
     "BATCH_MESSAGES",
     "MOST_STAMPED",
+    "DeadCopy",
     "Published",
     "expires_at",
     "named",
     "publish",
     "publish_dead",
-    "put",
-    "store_delayed",
-    "store_ready",
 ]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
@@ -62,35 +58,26 @@ def named(publications: Sequence[Publication], ids: IdSource) -> list[Publicatio
     ]
 
 
-def publish(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    publications: Sequence[Publication],
-    *,
-    now_ms: int,
-    beforehand: bool = False,
-) -> Published:
+def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Published:
     """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
 
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; ``CopiesMissing``
-    is raised then. The publications are :func:`named`, and the same in the next run.
+    is raised then. The publications are :func:`named`, and the same in the next run, as is its moment.
     """
-    routing = graves.routing
-    reached = [routing.route(tr, each.exchange, each.routing_key) for each in publications]
-    _check_stamps(tally, reached)
-    fresh = without_duplicates(tr, graves.keys, publications, now_ms)
-    refusing, overfull = judge(tr, graves, _coming(fresh, reached, now_ms))
+    reached = [work.routing.route(work.tr, each.exchange, each.routing_key) for each in publications]
+    _check_stamps(work.effects, reached)
+    fresh = without_duplicates(work, publications)
+    refusing, overfull = judge(work, _coming(fresh, reached, work.now_ms))
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
         for queue, one in zip(queues, _one_for_each(publication, queues), strict=True):
-            tally.note(queue, PUBLISHED, one.key)
-            if one.due_ms > now_ms or queue not in refusing:
-                _put(tr, graves, tally, queue, one, now_ms)
+            work.effects.note(queue, PUBLISHED, one.key)
+            if one.due_ms > work.now_ms or queue not in refusing:
+                _put(work, queue, one)
             else:
-                refused = one if one.message_id else one._replace(message_id=graves.ids())
-                publish_dead(tr, graves, tally, queue, refused, (), now_ms, reason="maxlen", beforehand=beforehand)
+                refused = one if one.message_id else one._replace(message_id=work.ids())
+                publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
     return Published(reached, overfull)
 
 
@@ -102,8 +89,8 @@ def _one_for_each(publication: Publication, queues: Sequence[str]) -> list[Publi
     return [publication, *(publication._replace(message_id=each) for each in further)]
 
 
-def _check_stamps(tally: Tally, reached: Sequence[list[str]]) -> None:
-    messages = tally.stamped + sum(map(len, reached))
+def _check_stamps(effects: Effects, reached: Sequence[list[str]]) -> None:
+    messages = effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(
             "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
@@ -123,38 +110,48 @@ def _coming(
     return coming
 
 
-def _put(tr: Transaction, graves: Graves, tally: Tally, queue: str, publication: Publication, now_ms: int) -> None:
-    keys, routing = graves.keys, graves.routing
+def _put(work: Work, queue: str, publication: Publication) -> None:
+    """Store one copy in one queue."""
     if publication.key:
-        limits.check_capacity(tr, keys, tally, queue, publication.key, routing.control(tr, queue))
-    if publication.priority and publication.priority > (most_urgent := routing.max_priority(tr, queue)):
-        publication = publication._replace(priority=most_urgent)
-    ttl_ms = _shorter(publication.ttl_ms, routing.message_ttl_ms(tr, queue))
-    message_id = publication.message_id or graves.ids()
-    put(tr, keys, tally, queue, publication, ttl_ms=ttl_ms, now_ms=now_ms, message_id=message_id)
+        limits.check_capacity(work, queue, publication.key, work.routing.control(work.tr, queue))
+    priority = publication.priority and min(publication.priority, work.routing.max_priority(work.tr, queue))
+    to = Subqueue(queue, publication.key, work.keys.rank(priority))
+    record = _record(work, queue, publication)
+    if publication.due_ms > work.now_ms:
+        put_delayed(work, to, publication.due_ms, record)
+    else:
+        put_ready(work, to, record)
 
 
-def publish_dead(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    queue: str,
-    publication: Publication,
-    deaths: Sequence[Death],
-    now_ms: int,
-    *,
-    reason: str,
-    details: dict[str, Any] | None = None,
-    beforehand: bool = False,
-) -> None:
-    """Bury a message that does not stand in the store, as if it had died in ``queue``. It needs a message id.
+def _record(work: Work, queue: str, publication: Publication) -> Record:
+    start_ms = max(work.now_ms, publication.due_ms)
+    ttl_ms = _shorter(publication.ttl_ms, work.routing.message_ttl_ms(work.tr, queue))
+    return Record.of(
+        publication.message_id or work.ids(),
+        publication.payload,
+        published_ms=work.now_ms,
+        expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
+        key=publication.key,
+        ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
+    )
 
-    ``beforehand``: as for :func:`publish`.
-    """
-    record = encode_record(
+
+class DeadCopy(NamedTuple):
+    """A message from outside, which needs a message id, that dies as if in ``queue``. ``deaths``: its history."""
+
+    queue: str
+    publication: Publication
+    deaths: Sequence[Death] = ()
+
+
+def publish_dead(work: Work, copy: DeadCopy, cause: Cause, *, beforehand: bool = False) -> None:
+    """Bury a message that does not stand in the store. ``beforehand``: as for :func:`publish`."""
+    queue, publication, deaths = copy
+    record = Record.of(
         publication.message_id,
         publication.payload,
-        published_ms=now_ms,
+        published_ms=work.now_ms,
         expires_ms=0,
         deaths=deaths,
         key=publication.key,
@@ -162,68 +159,7 @@ def publish_dead(
         task_id=publication.task_id,
         priority=publication.priority,
     )
-    _put_chunks(tr, graves.keys, publication.message_id, publication.payload)
-    payload = publication.payload if beforehand else b""
-    bury(tr, graves, tally, queue, record, reason, now_ms, place=b"", details=details, payload=payload)
-
-
-def _put_chunks(tr: Transaction, keys: Keyspace, message_id: bytes, payload: bytes) -> None:
-    for number, chunk in enumerate(chunks_of(payload)):
-        tr.set(keys.body(message_id, number), chunk)
-
-
-def put(
-    tr: Transaction,
-    keys: Keyspace,
-    tally: Tally,
-    queue: str,
-    publication: Publication,
-    *,
-    ttl_ms: int | None,
-    now_ms: int,
-    message_id: bytes,
-) -> None:
-    """Store one copy in one queue."""
-    payload = publication.payload
-    start_ms = max(now_ms, publication.due_ms)
-    record = encode_record(
-        message_id,
-        payload,
-        published_ms=now_ms,
-        expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
-        key=publication.key,
-        ttr_ms=publication.ttr_ms,
-        task_id=publication.task_id,
-    )
-    _put_chunks(tr, keys, message_id, payload)
-    rank, task_id = keys.rank(publication.priority), publication.task_id
-    if publication.due_ms > now_ms:
-        store_delayed(tr, keys, tally, queue, publication.due_ms, rank, record, task_id=task_id)
-    else:
-        store_ready(tr, keys, tally, queue, publication.key, rank, record, task_id=task_id)
-
-
-def store_ready(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, rank: bytes, record: bytes, *, task_id: str
-) -> None:
-    """Put a record at the end of its rank, among the messages of its key if it has one."""
-    prefix, user_version = keys.items(queue, key, rank) + STAMP_CODE, tally.next_user_version()
-    tr.set_versionstamped_key(prefix, user_version, record)
-    note(tr, keys, task_id, prefix, user_version)
-    tally.ready(queue, size_of(record))
-    if key:
-        tally.came(queue, key, rank)
-
-
-def store_delayed(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, due_ms: int, rank: bytes, record: bytes, *, task_id: str
-) -> None:
-    """Keep a record out of the ready range until it is due. Guarantee: NOT-EARLY."""
-    prefix, user_version = keys.delayed_prefix(queue, due_ms, rank), tally.next_user_version()
-    tr.set_versionstamped_key(prefix, user_version, record)
-    note(tr, keys, task_id, prefix, user_version)
-    tr.set(keys.waiting(queue), b"")
-    tally.delayed(queue)
+    bury(work, from_outside(work, queue, record), cause, payload=publication.payload if beforehand else b"")
 
 
 def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:

@@ -8,138 +8,105 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.deadletter import Graves, Policy, bury, drop
-from kombu_fdb.engine.messages.publish import store_delayed
-from kombu_fdb.engine.stored.tally import ACKED, LATE, LEASED, RETURNED, Tally
-from kombu_fdb.engine.stored.whereabouts import forget
+from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_back, put_delayed
+from kombu_fdb.engine.stored.effects import ACKED, LATE, RETURNED
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, redelivered, size_of
-from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
+from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
+from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.model import Lease
-from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Policy", "ack", "end_of_lease", "put_back", "reject", "release"]
+__all__ = ["Release", "ack", "over_limit", "reject", "release", "release_message"]
 
 
-def ack(tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]) -> list[bool]:
+class Release(NamedTuple):
+    """How messages come back: as an attempt that counts or not, and not before ``due_ms``.
+
+    ``details``: noted at the death of those that have come back too often.
+    """
+
+    counted: bool
+    due_ms: int = 0
+    details: dict[str, Any] | None = None
+
+
+def ack(work: Work, leases: Sequence[Lease]) -> list[bool]:
     """Delete the messages."""
-    held = _take_leases(tr, keys, tally, leases)
-    for lease in held:
-        if lease is not None:
-            queue, place, value = lease
-            tally.note(queue, ACKED, split_place(place)[0])
-            _drop_value(tr, keys, value, place)
-    return [lease is not None for lease in held]
+    held = _take_leases(work, leases)
+    for message in held:
+        if message is not None:
+            work.effects.note(message.queue, ACKED, split_place(message.place)[0])
+            delete(work, message)
+    return [message is not None for message in held]
 
 
-def release(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    leases: Sequence[Lease],
-    now_ms: int,
-    *,
-    counted: bool,
-    due_ms: int = 0,
-    details: dict[str, Any] | None = None,
-) -> list[bool]:
-    """Hand the messages back. ``details``: noted at the death of those that have come back too often."""
-    held = _take_leases(tr, graves.keys, tally, leases)
-    for lease in held:
-        if lease is not None:
-            put_back(tr, graves, tally, *lease, now_ms, counted=counted, due_ms=due_ms, details=details)
-    return [lease is not None for lease in held]
+def release(work: Work, leases: Sequence[Lease], how: Release) -> list[bool]:
+    """Hand the messages back."""
+    held = _take_leases(work, leases)
+    for message in held:
+        if message is not None:
+            release_message(work, message, how)
+    return [message is not None for message in held]
 
 
-def reject(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    leases: Sequence[Lease],
-    now_ms: int,
-    *,
-    reason: str,
-    details: dict[str, Any],
-) -> list[bool]:
+def reject(work: Work, leases: Sequence[Lease], cause: Cause) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
-    held = _take_leases(tr, graves.keys, tally, leases)
-    for lease in held:
-        if lease is not None:
-            queue, place, value = lease
-            bury(tr, graves, tally, queue, value, reason, now_ms, place=place, details=details)
-    return [lease is not None for lease in held]
+    held = _take_leases(work, leases)
+    for message in held:
+        if message is not None:
+            bury(work, message, cause)
+    return [message is not None for message in held]
 
 
-def put_back(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    queue: str,
-    place: bytes,
-    value: bytes,
-    now_ms: int,
-    *,
-    counted: bool,
-    due_ms: int = 0,
-    details: dict[str, Any] | None = None,
-) -> None:
+def release_message(work: Work, message: Message, how: Release) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
-    if counted:
-        is_over, value = graves.over_limit(tr, queue, value), redelivered(value)
+    if how.counted:
+        is_over = over_limit(work, message)
+        message = message._replace(value=redelivered(message.value))
         if is_over:
-            bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, place=place, details=details)
+            bury(work, message, Cause("delivery_limit", how.details))
             return
-    key, rank = split_place(place)
-    tally.note(queue, RETURNED, key)
-    if due_ms > now_ms:
-        task_id = names_of(value)[1]
-        forget(tr, graves.keys, task_id, place)
-        store_delayed(tr, graves.keys, tally, queue, due_ms, rank, value, task_id=task_id)
-        return
-    tr.set(graves.keys.at(queue, place), value)
-    tally.ready(queue, size_of(value))
-    if key:
-        tally.came(queue, key, rank)
+    key, rank = split_place(message.place)
+    work.effects.note(message.queue, RETURNED, key)
+    if how.due_ms > work.now_ms:
+        forget(work, message)
+        put_delayed(work, Subqueue(message.queue, key, rank), how.due_ms, message.value)
+    else:
+        put_back(work, message)
 
 
-def _take_leases(
-    tr: Transaction, keys: Keyspace, tally: Tally, leases: Sequence[Lease]
-) -> list[tuple[str, bytes, bytes] | None]:
-    """Clear the leases that still exist: queue, place, record of each, or None."""
-    lease_keys = [keys.lease(*lease) for lease in leases]
-    held: list[tuple[str, bytes, bytes] | None] = []
+def over_limit(work: Work, message: Message, *, again: int = 1) -> bool:
+    """Whether it will have come back more often than it may, once it has come back ``again`` times."""
+    limit = work.routing.delivery_limit(work.tr, message.queue, work.policy.delivery_limit)
+    try:
+        return limit is not None and outline_of(message.value).redeliveries + again > limit
+    except FormatError:
+        return True
+
+
+def _take_leases(work: Work, leases: Sequence[Lease]) -> list[Message | None]:
+    """Clear the leases that still exist: the message of each, or None."""
+    lease_keys = [work.keys.lease(*lease) for lease in leases]
+    held: list[Message | None] = []
     seen: set[bytes] = set()
-    for key, value in zip(lease_keys, tr.get_many(lease_keys), strict=True):
+    for key, value in zip(lease_keys, work.tr.get_many(lease_keys), strict=True):
         if value is None or key in seen:
-            tally.note("", LATE)  # nobody knows its queue any more
+            work.effects.note("", LATE)  # nobody knows its queue any more
             held.append(None)
             continue
         seen.add(key)
-        held.append(_end_lease(tr, tally, key, value))
+        held.append(_take_lease(work, key, value))
     return held
 
 
-def _end_lease(tr: Transaction, tally: Tally, key: bytes, value: bytes) -> tuple[str, bytes, bytes] | None:
+def _take_lease(work: Work, key: bytes, value: bytes) -> Message | None:
     try:
-        lease = decode_lease(value)
+        message = Message(*decode_lease(value))
     except FormatError:  # left where it is: the sweep keeps it for a person to look at
         return None
-    tr.clear(key)
-    end_of_lease(tally, lease[0], lease[1])
-    return lease
-
-
-def end_of_lease(tally: Tally, queue: str, place: bytes) -> None:
-    """One message of the queue, and of its key, is no longer leased."""
-    tally.change(queue, LEASED, -1)
-    if has_key(place):
-        tally.freed(queue, split_place(place)[0])
-
-
-def _drop_value(tr: Transaction, keys: Keyspace, value: bytes, place: bytes) -> None:
-    try:
-        drop(tr, keys, outline_of(value), place)
-    except FormatError:  # nothing but the record can be deleted, and that is done
-        return
+    work.tr.clear(key)
+    end_lease(work, message.queue, message.place)
+    return message

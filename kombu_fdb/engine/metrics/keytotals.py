@@ -21,7 +21,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 
-from kombu_fdb.engine.stored.tally import Event
+from kombu_fdb.engine.stored.effects import Event
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
@@ -113,37 +114,39 @@ def write(tr: Transaction, keys: Keyspace, events: Mapping[Event, int]) -> None:
         tr.add(keys.key_total(queue, key, event), number)
 
 
-def read_next(tr: Transaction, keys: Keyspace, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
+def read_next(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
     """The first queue from ``begin`` on whose messages have keys, its totals, and where the next begins; None: no more.
 
     Queues without keys cost nothing.
     """
-    while head := tr.get_range(begin, keys.all_key_totals[1], limit=1, snapshot=True):
-        for (queue, _key, _event), _ in keys.read(head, str, str, str):
-            return queue, _read(tr, keys, queue), keys.key_totals(queue)[1]
+    while head := work.tr.get_range(begin, work.keys.all_key_totals[1], limit=1, snapshot=True):
+        for (queue, _key, _event), _ in work.keys.read(head, str, str, str):
+            return queue, _read(work, queue), work.keys.key_totals(queue)[1]
         begin = head[0][0] + b"\x00"
     return None
 
 
-def _read(tr: Transaction, keys: Keyspace, queue: str) -> KeyTotals:
+def _read(work: Work, queue: str) -> KeyTotals:
     found: KeyTotals = {}
-    for (_queue, key, event), value in keys.read(tr.get_range(*keys.key_totals(queue), snapshot=True), str, str, str):
+    for (_queue, key, event), value in work.keys.read(
+        work.tr.get_range(*work.keys.key_totals(queue), snapshot=True), str, str, str
+    ):
         found.setdefault(key, {})[event] = decode_count(value)
     return found
 
 
-def fold(tr: Transaction, keys: Keyspace, queue: str, names: Sequence[str]) -> None:
+def fold(work: Work, queue: str, names: Sequence[str]) -> None:
     """Count these keys among the others."""
     sums: defaultdict[str, int] = defaultdict(int)
-    for rows in tr.get_ranges([(*keys.key_totals_of(queue, name), 0) for name in names]):
-        for (_queue, _key, event), value in keys.read(rows, str, str, str):
+    for rows in work.tr.get_ranges([(*work.keys.key_totals_of(queue, name), 0) for name in names]):
+        for (_queue, _key, event), value in work.keys.read(rows, str, str, str):
             sums[event] += decode_count(value)
     for name in names:
-        tr.clear_range(*keys.key_totals_of(queue, name))
+        work.tr.clear_range(*work.keys.key_totals_of(queue, name))
     for event, number in sums.items():
-        tr.add(keys.key_total(queue, OTHERS, event), number)
+        work.tr.add(work.keys.key_total(queue, OTHERS, event), number)
 
 
-def forget(tr: Transaction, keys: Keyspace, queue: str) -> None:
+def forget(work: Work, queue: str) -> None:
     """The queue is gone."""
-    tr.clear_range(*keys.key_totals(queue))
+    work.tr.clear_range(*work.keys.key_totals(queue))

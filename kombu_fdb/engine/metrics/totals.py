@@ -4,7 +4,7 @@ Each process counts what it does and adds it to ``("total", queue, event)`` abou
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 What it did last is added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
 store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
-counted in the transaction that does it (``tally.py``). What happens to messages with a key is counted by key as
+counted in the transaction that does it (``effects.py``). What happens to messages with a key is counted by key as
 well, as ``keytotals.py`` says.
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from threading import Lock
 
 from kombu_fdb.engine.metrics import keytotals
-from kombu_fdb.engine.stored.tally import Event
+from kombu_fdb.engine.stored.effects import Event
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
@@ -108,15 +109,15 @@ class Share:
         self._totals.note(self.taken)
 
 
-def read(tr: Transaction, keys: Keyspace) -> dict[str, dict[str, int]]:
+def read(work: Work) -> dict[str, dict[str, int]]:
     """By queue and event; ``""`` is for what is of no queue."""
     found: dict[str, dict[str, int]] = {}
-    for (queue, event), value in keys.read(tr.get_range(*keys.all_totals, snapshot=True), str, str):
+    for (queue, event), value in work.keys.read(work.tr.get_range(*work.keys.all_totals, snapshot=True), str, str):
         found.setdefault(queue, {})[event] = decode_count(value)
     return found
 
 
-def forget(tr: Transaction, keys: Keyspace, queue: str) -> None:
+def forget(work: Work, queue: str) -> None:
     """The queue is gone."""
-    tr.clear_range(*keys.totals(queue))
-    keytotals.forget(tr, keys, queue)
+    work.tr.clear_range(*work.keys.totals(queue))
+    keytotals.forget(work, queue)

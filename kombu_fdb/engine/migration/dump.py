@@ -12,13 +12,15 @@ can't read them can't dump their queue.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
-from kombu_fdb.engine.messages.claim import payload_of
+from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.dedup import decode_end
-from kombu_fdb.engine.stored.tally import DELAYED, NEWER, READY
+from kombu_fdb.engine.stored.effects import DELAYED, NEWER, READY
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     UPGRADE,
@@ -33,7 +35,7 @@ from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["dedups", "messages"]
 
@@ -49,7 +51,7 @@ PAYLOAD_BYTES = 4_000_000
 class Read(Protocol):
     """Runs a body that only reads in a transaction of its own."""
 
-    def __call__(self, verb: Callable[[Transaction], T]) -> T: ...
+    def __call__(self, verb: Callable[[Work], T]) -> T: ...
 
 
 class _Row(NamedTuple):
@@ -62,11 +64,11 @@ class _Row(NamedTuple):
 
 def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
-    if decode_count(read(lambda tr: tr.get(keys.count(queue, NEWER), snapshot=True))):
+    if decode_count(read(lambda work: work.tr.get(keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
     rows = _rows(read, keys, queue, leased=leased)
     for part in _parts(rows):
-        yield from read(_opener(keys, queue, part))
+        yield from read(_opener(queue, part))
 
 
 def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
@@ -75,36 +77,40 @@ def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
         yield exchange, routing_key, dedup_id, decode_end(value)
 
 
-def _opener(keys: Keyspace, queue: str, rows: list[_Row]) -> Callable[[Transaction], list[StoredMessage]]:
-    return lambda tr: [_open(tr, keys, queue, row) for row in rows]
+def _opener(queue: str, rows: list[_Row]) -> Callable[[Work], list[StoredMessage]]:
+    return lambda work: [_open(work, queue, row) for row in rows]
 
 
-def _open(tr: Transaction, keys: Keyspace, queue: str, row: _Row) -> StoredMessage:
+def _open(work: Work, queue: str, row: _Row) -> StoredMessage:
+    found = StoredMessage(
+        queue=queue,
+        state=row.state,
+        payload=row.value,
+        priority=row.priority,
+        due_ms=row.due_ms,
+        key=row.key,
+        keyed=bool(row.key),
+        unreadable=True,
+    )
     try:
-        record = decode_record(row.value)
-        payload = payload_of(tr, keys, record)
+        record, payload = message.read(work, row.value)
     except FormatError:
         if is_newer(row.value):
             raise _newer(queue) from None
-        return StoredMessage(
-            queue, row.state, row.value, row.priority, row.due_ms, row.key, bool(row.key), unreadable=True
-        )
-    return StoredMessage(
-        queue,
-        row.state,
-        payload,
-        row.priority,
-        row.due_ms,
-        record.key,
-        bool(row.key),
-        record.message_id,
-        record.published_ms,
-        record.expires_ms,
-        record.redeliveries,
-        record.ttr_ms,
-        record.task_id,
-        record.deaths,
-        record.priority,
+        return found
+    return dataclasses.replace(
+        found,
+        payload=payload,
+        key=record.key,
+        message_id=record.message_id,
+        published_ms=record.published_ms,
+        expires_ms=record.expires_ms,
+        redeliveries=record.redeliveries,
+        ttr_ms=record.ttr_ms,
+        task_id=record.task_id,
+        deaths=record.deaths,
+        priority_before=record.priority,
+        unreadable=False,
     )
 
 
@@ -187,8 +193,8 @@ def _scan(read: Read, whole: Range) -> Iterator[KeyValue]:
         begin = rows[0][-1][0] + b"\x00"
 
 
-def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Transaction], list[list[KeyValue]]]:
-    return lambda tr: tr.get_ranges(ranges, snapshot=True)
+def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Work], list[list[KeyValue]]]:
+    return lambda work: work.tr.get_ranges(ranges, snapshot=True)
 
 
 def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:

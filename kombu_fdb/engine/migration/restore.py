@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.engine.messages.publish import store_delayed, store_ready
-from kombu_fdb.engine.stored.tally import DELAYED, Tally
+from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
+from kombu_fdb.engine.stored.effects import DELAYED
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import chunks_of, decode_json, encode_json, encode_stored
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.codec import decode_json, encode_json, record_of
 from kombu_fdb.model import StoredMessage
-from kombu_fdb.primitives.clock import IdSource
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "clear_marks", "finish", "restore", "state"]
 
@@ -30,62 +28,48 @@ MESSAGES_PER_TRANSACTION = 500
 MARKS_PER_TRANSACTION = 5_000
 
 
-def state(tr: Transaction, keys: Keyspace, import_id: bytes) -> dict[str, Any] | None:
+def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
     """What is known of a finished import; None if it is new or under way. Raises ``FormatError``."""
-    value = tr.get(keys.import_(import_id))
+    value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):
         raise FormatError("unreadable note of an import", value=str(facts)[:80])
     return facts
 
 
-def restore(
-    tr: Transaction,
-    keys: Keyspace,
-    tally: Tally,
-    import_id: bytes,
-    messages: Sequence[tuple[bytes, StoredMessage]],
-    ids: IdSource,
-) -> int:
+def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
     """Store those whose mark is not set yet, in this order. Returns how many."""
-    marks = [keys.imported(import_id, mark) for mark, _ in messages]
-    firsts = [keys.body(message.message_id, 0) for _, message in messages]
-    found = tr.get_many([*marks, *firsts])
+    marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
+    firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
+    found = work.tr.get_many([*marks, *firsts])
     known, taken = found[: len(marks)], found[len(marks) :]
     stored = 0
     for key, (_, message), mark, body in zip(marks, messages, known, taken, strict=True):
         if mark is None:
-            tr.set(key, b"")
-            message_id = ids() if body is not None or not message.message_id else message.message_id
-            _store(tr, keys, tally, message, message_id)
+            work.tr.set(key, b"")
+            message_id = work.ids() if body is not None or not message.message_id else message.message_id
+            _store(work, message, message_id)
             stored += 1
     return stored
 
 
-def _store(tr: Transaction, keys: Keyspace, tally: Tally, message: StoredMessage, message_id: bytes) -> None:
-    record = message.payload if message.unreadable else _record(tr, keys, message, message_id)
-    rank = keys.rank(message.priority)
+def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
+    stored = message.payload if message.unreadable else record_of(message, message_id)
+    rank = work.keys.rank(message.priority)
     if message.state == DELAYED:
-        store_delayed(tr, keys, tally, message.queue, message.due_ms, rank, record, task_id=message.task_id)
+        put_delayed(work, Subqueue(message.queue, "", rank), message.due_ms, stored)
     else:
-        key = message.key if message.keyed else ""
-        store_ready(tr, keys, tally, message.queue, key, rank, record, task_id=message.task_id)
+        put_ready(work, Subqueue(message.queue, message.key if message.keyed else "", rank), stored)
 
 
-def _record(tr: Transaction, keys: Keyspace, message: StoredMessage, message_id: bytes) -> bytes:
-    for number, chunk in enumerate(chunks_of(message.payload)):
-        tr.set(keys.body(message_id, number), chunk)
-    return encode_stored(message, message_id)
-
-
-def finish(tr: Transaction, keys: Keyspace, import_id: bytes, facts: dict[str, Any]) -> None:
+def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
     """The import is over."""
-    tr.set(keys.import_(import_id), encode_json(facts))
+    work.tr.set(work.keys.import_(import_id), encode_json(facts))
 
 
-def clear_marks(tr: Transaction, keys: Keyspace, import_id: bytes) -> int:
+def clear_marks(work: Work, import_id: bytes) -> int:
     """Clear some marks of a finished import. Returns how many."""
-    rows = tr.get_range(*keys.all_imported(import_id), limit=MARKS_PER_TRANSACTION, snapshot=True)
+    rows = work.tr.get_range(*work.keys.all_imported(import_id), limit=MARKS_PER_TRANSACTION, snapshot=True)
     if rows:
-        tr.clear_range(rows[0][0], rows[-1][0] + b"\x00")
+        work.tr.clear_range(rows[0][0], rows[-1][0] + b"\x00")
     return len(rows)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import heapq
 from itertools import islice
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import published_at
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import URGENT
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["MOST_SLICES", "Urgency", "oldest_first", "urgency"]
 
@@ -37,15 +37,14 @@ def urgency(priority: int, record: bytes, ageing_s: float, now_ms: int) -> Urgen
     return max(0, URGENT - priority - int(waited_s / ageing_s)), priority
 
 
-def oldest_first(
-    tr: Transaction, keys: Keyspace, queue: str, ageing_s: float, want: int, now_ms: int
-) -> list[KeyValue]:
+def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[KeyValue]:
     """The first ``want`` messages without a key."""
     priorities = range(URGENT + 1)
-    windows = tr.get_ranges(
-        [(*range_of(keys.items(queue, "", keys.rank(priority))), want) for priority in priorities], snapshot=True
+    windows = work.tr.get_ranges(
+        [(*range_of(work.keys.items(queue, "", work.keys.rank(priority))), want) for priority in priorities],
+        snapshot=True,
     )
     candidates = [[(priority, row) for row in rows] for priority, rows in zip(priorities, windows, strict=True)]
     # Merging compares the heads only, so that each priority keeps its order, whatever its publishers' clocks say.
-    merged = heapq.merge(*candidates, key=lambda each: urgency(each[0], each[1][1], ageing_s, now_ms))
+    merged = heapq.merge(*candidates, key=lambda each: urgency(each[0], each[1][1], ageing_s, work.now_ms))
     return [row for _, row in islice(merged, want)]

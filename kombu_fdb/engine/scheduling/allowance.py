@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from kombu_fdb.engine.scheduling import rates, relimit
 from kombu_fdb.engine.scheduling.rates import Bucket, Sightings
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count, limits_of
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["Allowance", "Allowances"]
 
@@ -38,20 +37,12 @@ class Allowance:
 class Allowances:
     """Of the keys of one queue, for one claim."""
 
-    def __init__(
-        self,
-        tr: Transaction,
-        keys: Keyspace,
-        queue: str,
-        control: QueueControl,
-        now_ms: int,
-        sightings: Sightings | None,
-    ) -> None:
-        self._tr = tr
-        self._keys = keys
+    def __init__(self, work: Work, queue: str, control: QueueControl, sightings: Sightings | None) -> None:
+        self._tr = work.tr
+        self._keys = work.keys
         self._queue = queue
         self._control = control
-        self._now_ms = now_ms
+        self._now_ms = work.now_ms
         self._sightings = sightings
         self._limits: dict[str, KeyLimits] = {}
         self._rows: dict[str, bytes | None] = {}
@@ -77,6 +68,9 @@ class Allowances:
 
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1
+
+    def priority(self, key: str) -> int | None:
+        return self._limits[key].priority if key in self._limits else None
 
     def of(self, key: str) -> Allowance:
         """What the key may have now."""

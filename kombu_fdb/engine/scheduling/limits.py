@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import relimit, turns
-from kombu_fdb.engine.stored.tally import Tally
-from kombu_fdb.errors import CapacityExceeded, OptionError
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     control_of,
     decode_control,
@@ -23,10 +23,8 @@ from kombu_fdb.keyspace.codec import (
     encode_limits,
     limits_of,
 )
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl
 from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_control", "set_control"]
 
@@ -36,81 +34,87 @@ T = TypeVar("T", KeyLimits, QueueControl)
 NOT_SET_HERE = ("limited", "single_active", "consumer_timeout_ms")
 
 
-def read_control(tr: Transaction, keys: Keyspace, queue: str) -> QueueControl:
+def read_control(work: Work, queue: str) -> QueueControl:
     """Raises ``FormatError``."""
-    return decode_control(tr.get(keys.control(queue)))
+    return decode_control(work.tr.get(work.keys.control(queue)))
 
 
-def read(tr: Transaction, keys: Keyspace, queue: str, key: str) -> KeyLimits:
+def read(work: Work, queue: str, key: str) -> KeyLimits:
     """The key's own limits, or those of every key. Raises ``FormatError``."""
-    own, control = tr.get_many([keys.limits(queue, key), keys.control(queue)])
+    own, control = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
     return decode_control(control).every_key if own is None else decode_limits(own)
 
 
-def set_control(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, control: QueueControl) -> None:
-    """Raises ``OptionError``."""
+def set_control(work: Work, queue: str, control: QueueControl) -> None:
+    """Raises ``InvalidArgument``."""
     check_control(control)
-    before = control_of(tr.get(keys.control(queue)))
+    before = control_of(work.tr.get(work.keys.control(queue)))
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
-    tr.set(keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
+    work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key:
-        tr.set(keys.fair(queue), b"")
-        relimit.begin(tr, keys, queue, first=not _is_limited(before))
-    tally.wake(queue)
+        work.tr.set(work.keys.fair(queue), b"")
+        relimit.begin(work, queue, first=not _is_limited(before))
+    work.effects.wake(queue)
 
 
-def limit(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, limits: KeyLimits | None) -> None:
-    """Raises ``OptionError``, and ``QueueError`` for a key that no message can have."""
+def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
+    """Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
-    control = control_of(tr.get(keys.control(queue)))
+    stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
+    control = control_of(declared)
+    before = control.every_key if stored is None else limits_of(stored)
     if limits is None:
-        tr.clear(keys.limits(queue, key))
+        work.tr.clear(work.keys.limits(queue, key))
     else:
         check_limits(limits)
         if limits.capacity is not None and not key:
-            raise OptionError(
+            raise InvalidArgument(
                 "messages without a key have no capacity of their own",
                 queue=queue,
                 fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
             )
-        tr.set(keys.limits(queue, key), encode_limits(limits))
+        work.tr.set(work.keys.limits(queue, key), encode_limits(limits))
         if not control.limited:
-            tr.set(keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
+            work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
         if not _is_limited(control):
-            relimit.begin(tr, keys, queue, first=True)
-        tr.set(keys.fair(queue), b"")
-    if (control.every_key if limits is None else limits).paused:
-        turns.pause(tr, keys, queue, key)
-    tr.set(keys.freed(queue, key), b"")
-    tally.wake(queue)
+            relimit.begin(work, queue, first=True)
+        work.tr.set(work.keys.fair(queue), b"")
+    _leave_ring(work, queue, key, before, control.every_key if limits is None else limits)
+    work.tr.set(work.keys.freed(queue, key), b"")
+    work.effects.wake(queue)
 
 
-def change(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, changes: Mapping[str, Any]
-) -> KeyLimits:
-    """Change some limits of the key and keep its others, or those of every key. Raises ``OptionError``."""
-    changed = _replace(read(tr, keys, queue, key), changes)
-    limit(tr, keys, tally, queue, key, changed)
+def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
+    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' by ``relimit.py``."""
+    is_moved = before.priority != after.priority
+    if is_moved or after.paused:
+        turns.pause(work, queue, key)
+    if is_moved and turns.is_in_ring(work, queue, key):
+        relimit.begin_ring(work, queue)
+
+
+def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:
+    """Change some limits of the key and keep its others, or those of every key. Raises ``InvalidArgument``."""
+    changed = _replace(read(work, queue, key), changes)
+    limit(work, queue, key, changed)
     return changed
 
 
-def change_control(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]
-) -> None:
-    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``OptionError``."""
+def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]) -> None:
+    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``InvalidArgument``."""
     for name in changes.keys() & set(NOT_SET_HERE):
-        raise OptionError("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
-    control = _replace(read_control(tr, keys, queue), changes)
+        raise InvalidArgument("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
+    control = _replace(read_control(work, queue), changes)
     changed = dataclasses.replace(control, every_key=_replace(control.every_key, every_key))
-    set_control(tr, keys, tally, queue, changed)
+    set_control(work, queue, changed)
 
 
 def _replace(value: T, changes: Mapping[str, Any]) -> T:
     if not isinstance(changes, Mapping):
-        raise OptionError("limits are given by their names", given=repr(changes)[:80])
+        raise InvalidArgument("limits are given by their names", given=repr(changes)[:80])
     known = {each.name for each in dataclasses.fields(value)}
     for name in changes.keys() - known:
-        raise OptionError("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
+        raise InvalidArgument("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
 
 
@@ -118,13 +122,13 @@ def _is_limited(control: QueueControl) -> bool:
     return control.limited or control.every_key != KeyLimits()
 
 
-def check_capacity(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, control: QueueControl) -> None:
+def check_capacity(work: Work, queue: str, key: str, control: QueueControl) -> None:
     """Raises ``CapacityExceeded`` if the key is full. At snapshot: concurrent publishers may overshoot a little."""
     if not control.limited and control.every_key.capacity is None:
         return
-    own, backlog = tr.get_many([keys.limits(queue, key), keys.backlog(queue, key)], snapshot=True)
+    own, backlog = work.tr.get_many([work.keys.limits(queue, key), work.keys.backlog(queue, key)], snapshot=True)
     capacity = (control.every_key if own is None else limits_of(own)).capacity
-    size = decode_count(backlog) + tally.coming(queue, key)
+    size = decode_count(backlog) + work.effects.coming(queue, key)
     if capacity is not None and size >= capacity:
         raise CapacityExceeded(
             queue=queue,

@@ -29,11 +29,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import control_of, limits_of
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["FULL_FOR_MS", "Bucket", "Sightings", "clear_full", "credit", "encode", "refilled", "seen", "wait_ms"]
 
@@ -122,41 +122,41 @@ class Seen(NamedTuple):
     unchanged_ms: int
 
 
-def seen(tr: Transaction, keys: Keyspace, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[Seen | None]:
+def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[Seen | None]:
     """The buckets of these queues and keys, at snapshot; None where there is no row."""
-    wanted = [keys.bucket(queue, key) for queue, key in of]
-    rows = zip(wanted, tr.get_many(wanted, snapshot=True) if wanted else [], strict=True)
+    wanted = [work.keys.bucket(queue, key) for queue, key in of]
+    rows = zip(wanted, work.tr.get_many(wanted, snapshot=True) if wanted else [], strict=True)
     return [None if row is None else Seen((key, row), sightings.unchanged_ms(key, row)) for key, row in rows]
 
 
-def credit(tr: Transaction, keys: Keyspace, buckets: Iterable[Seen | None]) -> None:
+def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
     """Put the tokens in that have come while this process saw them unchanged, by no wall clock.
 
     The row that says so is another one, whose moment is later by as much: nobody counts that time again.
     """
     known = [each for each in buckets if each is not None]
-    for (row, unchanged_ms), limits in zip(known, _limits(tr, keys, [each.row for each in known]), strict=True):
+    for (row, unchanged_ms), limits in zip(known, _limits(work, [each.row for each in known]), strict=True):
         bucket = _decode(row[1])
         if bucket is not None and limits.rate is not None and unchanged_ms > 0:
             tokens = min(float(limits.burst), bucket.tokens + unchanged_ms / 1000 * limits.rate)
-            tr.add_read_conflict_key(row[0])
-            tr.set(row[0], encode(Bucket(tokens, min(bucket.filled_ms + unchanged_ms, LAST_MS))))
+            work.tr.add_read_conflict_key(row[0])
+            work.tr.set(row[0], encode(Bucket(tokens, min(bucket.filled_ms + unchanged_ms, LAST_MS))))
 
 
-def clear_full(tr: Transaction, keys: Keyspace, begin: bytes, now_ms: int) -> bytes:
+def clear_full(work: Work, begin: bytes) -> bytes:
     """Clear the buckets among the next :data:`BUCKETS_PER_PART` that need no row; where to go on, b"" at the end."""
-    rows = tr.get_range(begin, keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
-    for row, limits in zip(rows, _limits(tr, keys, rows), strict=True):
-        if _is_full(row[1], limits, now_ms):
-            tr.add_read_conflict_key(row[0])
-            tr.clear(row[0])
+    rows = work.tr.get_range(begin, work.keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
+    for row, limits in zip(rows, _limits(work, rows), strict=True):
+        if _is_full(row[1], limits, work.now_ms):
+            work.tr.add_read_conflict_key(row[0])
+            work.tr.clear(row[0])
     return rows[-1][0] + b"\x00" if len(rows) == BUCKETS_PER_PART else b""
 
 
-def _limits(tr: Transaction, keys: Keyspace, rows: list[KeyValue]) -> list[KeyLimits]:
-    names = [next(keys.read([row], str, str), (("", ""), b""))[0] for row in rows]
-    asked = [each for queue, key in names for each in (keys.limits(queue, key), keys.control(queue))]
-    values = tr.get_many(asked, snapshot=True) if asked else []
+def _limits(work: Work, rows: list[KeyValue]) -> list[KeyLimits]:
+    names = [next(work.keys.read([row], str, str), (("", ""), b""))[0] for row in rows]
+    asked = [each for queue, key in names for each in (work.keys.limits(queue, key), work.keys.control(queue))]
+    values = work.tr.get_many(asked, snapshot=True) if asked else []
     return [
         control_of(control).every_key if own is None else limits_of(own)
         for own, control in zip(values[::2], values[1::2], strict=True)

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.engine.stored.work import Work
 
 __all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
 
@@ -30,28 +29,24 @@ __all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
 SESSION_BYTES = 16
 
 
-def admitted(
-    tr: Transaction, keys: Keyspace, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]
-) -> set[str]:
+def admitted(work: Work, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]) -> set[str]:
     """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where nobody is."""
     found = set()
-    records = tr.get_many([keys.single(queue) for queue in queues]) if queues else []
+    records = work.tr.get_many([work.keys.single(queue) for queue in queues]) if queues else []
     for queue, record in zip(queues, records, strict=True):
         tag = consumers.get(queue)
         if _is_nobody(record):
             found.add(queue)
             if tag is not None:
-                tr.set(keys.single(queue), _record(session_id, tag))
+                work.tr.set(work.keys.single(queue), _record(session_id, tag))
         elif tag is not None and record == _record(session_id, tag):
             found.add(queue)
     return found
 
 
-def standing_by(
-    tr: Transaction, keys: Keyspace, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]
-) -> set[str]:
+def standing_by(work: Work, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]) -> set[str]:
     """Those of ``queues`` of which another consumer is the active one."""
-    records = tr.get_many([keys.single(queue) for queue in queues], snapshot=True) if queues else []
+    records = work.tr.get_many([work.keys.single(queue) for queue in queues], snapshot=True) if queues else []
     return {
         queue
         for queue, record in zip(queues, records, strict=True)
@@ -59,31 +54,31 @@ def standing_by(
     }
 
 
-def leave(tr: Transaction, keys: Keyspace, queue: str, session_id: bytes, tag: str) -> None:
+def leave(work: Work, queue: str, session_id: bytes, tag: str) -> None:
     """The consumer ends: if it was active, let another one be."""
-    if tr.get(keys.single(queue)) == _record(session_id, tag):
-        vacate(tr, keys, queue)
+    if work.tr.get(work.keys.single(queue)) == _record(session_id, tag):
+        vacate(work, queue)
 
 
-def leave_all(tr: Transaction, keys: Keyspace, session_id: bytes, tags: Collection[str] | None = None) -> None:
+def leave_all(work: Work, session_id: bytes, tags: Collection[str] | None = None) -> None:
     """The same for these consumers of a session, or all, in all queues."""
-    for (queue,), record in keys.read(tr.get_range(*keys.all_singles, snapshot=True), str):
+    for (queue,), record in work.keys.read(work.tr.get_range(*work.keys.all_singles, snapshot=True), str):
         if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
-            tr.add_read_conflict_key(keys.single(queue))
-            vacate(tr, keys, queue)
+            work.tr.add_read_conflict_key(work.keys.single(queue))
+            vacate(work, queue)
 
 
-def active(tr: Transaction, keys: Keyspace, queue: str) -> tuple[bytes, str] | None:
+def active(work: Work, queue: str) -> tuple[bytes, str] | None:
     """Session and tag of the active consumer."""
-    record = tr.get(keys.single(queue), snapshot=True)
+    record = work.tr.get(work.keys.single(queue), snapshot=True)
     if record is None or _is_nobody(record):
         return None
     return record[:SESSION_BYTES], record[SESSION_BYTES:].decode(errors="replace")
 
 
-def vacate(tr: Transaction, keys: Keyspace, queue: str) -> None:
+def vacate(work: Work, queue: str) -> None:
     """Nobody is active. The record is not cleared but set: it is a bell too."""
-    tr.set_versionstamped_value(keys.single(queue))
+    work.tr.set_versionstamped_value(work.keys.single(queue))
 
 
 def _is_nobody(record: bytes | None) -> bool:

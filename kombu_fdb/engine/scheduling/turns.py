@@ -6,22 +6,23 @@ Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes i
 reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
 
 The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it whoever takes a key's last
-message away, other than by a claim, or pauses the key, finds the turn and takes it out too: else it would stand there
-as one of the tenant's until its round comes. Turns of stores that were written before there were such marks are served,
-and not counted.
+message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it out too:
+else it would stand there as one of the tenant's until its round comes. Turns of stores that were written before there
+were such marks are served, and not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
     "ACTIVE",
@@ -29,10 +30,13 @@ __all__ = [
     "SEPARATOR",
     "Tenants",
     "Turn",
+    "is_in_ring",
     "leave",
     "leave_places",
     "pause",
     "pause_marks",
+    "rank_of",
+    "take_out",
     "tenant_of",
 ]
 
@@ -58,12 +62,17 @@ def tenant_of(key: str) -> str | None:
     return tenant if separator else None
 
 
+def rank_of(items: bytes, priority: int | None) -> bytes:
+    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
+    return items if priority is None else Keyspace.rank(priority)
+
+
 class Tenants:
     """How many turns each tenant has, as one claim reads and changes it."""
 
-    def __init__(self, tr: Transaction, keys: Keyspace, queue: str) -> None:
-        self._tr = tr
-        self._keys = keys
+    def __init__(self, work: Work, queue: str) -> None:
+        self._tr = work.tr
+        self._keys = work.keys
         self._queue = queue
         self._turns: dict[tuple[bytes, str], int] = {}
         self._changes: Counter[tuple[bytes, str]] = Counter()
@@ -121,13 +130,13 @@ class Tenants:
                 self._tr.add(self._keys.turns(self._queue, *each), by)
 
 
-def leave_places(tr: Transaction, keys: Keyspace, queue: str, messages: Iterable[bytes]) -> None:
+def leave_places(work: Work, queue: str, messages: Iterable[bytes]) -> None:
     """As :func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
-    places = (keys.place(queue, each) for each in messages if each.startswith(keys.keyed(queue)))
-    leave(tr, keys, queue, [subqueue for subqueue, _ in readable([(place, b"") for place in places], split_place)])
+    places = (work.keys.place(queue, each) for each in messages if each.startswith(work.keys.keyed(queue)))
+    leave(work, queue, [subqueue for subqueue, _ in readable([(place, b"") for place in places], split_place)])
 
 
-def leave(tr: Transaction, keys: Keyspace, queue: str, subqueues: Iterable[tuple[str, bytes]]) -> None:
+def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, bytes]]) -> None:
     """Messages of these keys and ranks were taken away: those without another one leave the ring, if of a tenant.
 
     Reads, and nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim
@@ -136,29 +145,55 @@ def leave(tr: Transaction, keys: Keyspace, queue: str, subqueues: Iterable[tuple
     asked = sorted({each for each in subqueues if tenant_of(each[0]) is not None})
     if not asked:
         return
-    ranges = [range_of(keys.items(queue, *each)) for each in asked]
-    heads = tr.get_ranges([(*whole, 1) for whole in ranges], snapshot=True)
-    marks = [keys.active(queue, *each) for each in asked]
-    for whole, head, row, mark in zip(ranges, heads, marks, tr.get_many(marks), strict=True):
-        if not head and (entry := _entry_of(keys, queue, mark)) is not None:
-            tr.add_read_conflict_range(*whole)
-            tr.clear(row)
-            _take_out(tr, keys, queue, entry)
+    ranges = [range_of(work.keys.items(queue, *each)) for each in asked]
+    heads = work.tr.get_ranges([(*whole, 1) for whole in ranges], snapshot=True)
+    marks = [work.keys.active(queue, *each) for each in asked]
+    for whole, head, row, mark in zip(ranges, heads, marks, work.tr.get_many(marks), strict=True):
+        if not head and (entry := _entry_of(work.keys, queue, mark)) is not None:
+            work.tr.add_read_conflict_range(*whole)
+            work.tr.clear(row)
+            _take_out(work, queue, entry)
 
 
-def pause(tr: Transaction, keys: Keyspace, queue: str, key: str) -> None:
-    """The key was paused: if of a tenant, it leaves the ring, and is parked. Conflicts with a claim that serves it."""
+def is_in_ring(work: Work, queue: str, key: str) -> bool:
+    """Whether the key has a turn."""
+    return any(mark.startswith(ACTIVE) for _row, mark in work.tr.get_range(*work.keys.active_ranks(queue, key)))
+
+
+def pause(work: Work, queue: str, key: str) -> None:
+    """If of a tenant, the key leaves the ring, and is parked. Conflicts with a claim that serves it."""
     if tenant_of(key) is not None:
-        pause_marks(tr, keys, queue, tr.get_range(*keys.active_ranks(queue, key)))
+        pause_marks(work, queue, work.tr.get_range(*work.keys.active_ranks(queue, key)))
 
 
-def pause_marks(tr: Transaction, keys: Keyspace, queue: str, marks: Iterable[KeyValue]) -> None:
+def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
     """As :func:`pause`, of sub-queues by the rows of their marks, which may have been read at snapshot."""
     for row, mark in marks:
-        if (entry := _entry_of(keys, queue, mark)) is not None:
-            tr.add_read_conflict_key(row)
-            tr.set(row, PARKED)
-            _take_out(tr, keys, queue, entry)
+        if (entry := _entry_of(work.keys, queue, mark)) is not None:
+            work.tr.add_read_conflict_key(row)
+            work.tr.set(row, PARKED)
+            _take_out(work, queue, entry)
+
+
+def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
+    """These turns, which may have been read at snapshot, leave the ring; their sub-queues are parked.
+
+    Whoever calls it rings the keys' bells. Conflicts with a claim that serves one of them.
+    """
+    rows = [work.keys.active(queue, turn.key, turn.items) for turn in turns]
+    for turn, row, mark in zip(turns, rows, work.tr.get_many(rows, snapshot=True) if rows else [], strict=True):
+        entry = _ring_entry(work.keys, queue, turn)
+        if _entry_of(work.keys, queue, mark) == entry:
+            pause_marks(work, queue, [(row, mark or b"")])
+            continue
+        work.tr.add_read_conflict_key(entry)
+        work.tr.clear(entry)
+        if mark is not None and mark.startswith(ACTIVE):
+            work.tr.set(row, PARKED)
+
+
+def _ring_entry(keys: Keyspace, queue: str, turn: Turn) -> bytes:
+    return keys.ring_entry(queue, turn.rank, turn.round, turn.stamp, turn.key)
 
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
@@ -173,11 +208,11 @@ def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
     return entry
 
 
-def _take_out(tr: Transaction, keys: Keyspace, queue: str, entry: bytes) -> None:
-    rank, _round, _stamp, key = keys.split_ring(queue, entry)
-    tr.add_read_conflict_key(entry)
-    tr.clear(entry)
-    tr.add(keys.turns(queue, rank, tenant_of(key) or ""), -1)
+def _take_out(work: Work, queue: str, entry: bytes) -> None:
+    rank, _round, _stamp, key = work.keys.split_ring(queue, entry)
+    work.tr.add_read_conflict_key(entry)
+    work.tr.clear(entry)
+    work.tr.add(work.keys.turns(queue, rank, tenant_of(key) or ""), -1)
 
 
 def _number(value: bytes | None) -> int:

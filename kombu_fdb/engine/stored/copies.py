@@ -28,9 +28,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["CHUNKS_PER_TRANSACTION", "COPIED_BYTES", "CopiesMissing", "clear_abandoned", "copy_part", "take"]
 
@@ -56,69 +55,69 @@ class CopiesMissing(Exception):
         self.chunks = chunks
 
 
-def take(tr: Transaction, keys: Keyspace, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
+def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
     """The ids of the complete copies for these queues, which are the caller's now. Raises ``CopiesMissing``.
 
     ``payload``: of a message from outside, else b"".
     """
-    rows = [keys.copy(record.message_id, target) for target in targets]
-    heads = [_decode(value) for value in tr.get_many(rows)]
+    rows = [work.keys.copy(record.message_id, target) for target in targets]
+    heads = [_decode(value) for value in work.tr.get_many(rows)]
     missing = [
         target
         for target, head in zip(targets, heads, strict=True)
-        if not head[2] or _is_stale(tr, keys, record, head[1], payload)
+        if not head[2] or _is_stale(work, record, head[1], payload)
     ]
     if missing:
         raise CopiesMissing(record.message_id, missing, payload, record.chunks)
     for row in rows:
-        tr.clear(row)
+        work.tr.clear(row)
     return [copy_id for copy_id, _chunks, _complete in heads]
 
 
-def _is_stale(tr: Transaction, keys: Keyspace, record: Record, chunks: int, payload: bytes) -> bool:
+def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
     """Whether a complete copy is shorter than its message: the one it was made of was acknowledged meanwhile.
 
     Of a message that has lost chunks itself, the copy is as good as it gets.
     """
     if chunks >= record.chunks:
         return False
-    return bool(payload) or tr.get(keys.body(record.message_id, chunks)) is not None
+    return bool(payload) or work.tr.get(work.keys.body(record.message_id, chunks)) is not None
 
 
-def copy_part(tr: Transaction, keys: Keyspace, missing: CopiesMissing, target: str, new_id: bytes, most: int) -> bool:
+def copy_part(work: Work, missing: CopiesMissing, target: str, new_id: bytes, most: int) -> bool:
     """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: of one that is begun."""
-    row = keys.copy(missing.message_id, target)
-    copy_id, begun, complete = _decode(tr.get(row))
+    row = work.keys.copy(missing.message_id, target)
+    copy_id, begun, complete = _decode(work.tr.get(row))
     if complete and begun >= missing.chunks:
         return True
     if complete:  # cut short: begun anew
-        tr.clear_range(*keys.bodies(copy_id))
+        work.tr.clear_range(*work.keys.bodies(copy_id))
         begun = 0
     copy_id = copy_id if begun else new_id
     if missing.payload:
         chunks = list(enumerate(chunks_of(missing.payload)))[begun : begun + most]
     else:
-        chunks = _stored(tr, keys, missing.message_id, begun, most)
+        chunks = _stored(work, missing.message_id, begun, most)
     for number, chunk in chunks:
-        tr.set(keys.body(copy_id, number), chunk)
+        work.tr.set(work.keys.body(copy_id, number), chunk)
         begun = number + 1
     complete = len(chunks) < most
-    tr.set(row, _HEAD.pack(copy_id, begun, complete))
+    work.tr.set(row, _HEAD.pack(copy_id, begun, complete))
     return complete
 
 
-def _stored(tr: Transaction, keys: Keyspace, message_id: bytes, first: int, most: int) -> list[tuple[int, bytes]]:
-    _begin, end = keys.bodies(message_id)
-    rows = tr.get_range(keys.body(message_id, first), end, limit=most, snapshot=True)
-    return [(keys.chunk_of(key), chunk) for key, chunk in rows]
+def _stored(work: Work, message_id: bytes, first: int, most: int) -> list[tuple[int, bytes]]:
+    _begin, end = work.keys.bodies(message_id)
+    rows = work.tr.get_range(work.keys.body(message_id, first), end, limit=most, snapshot=True)
+    return [(work.keys.chunk_of(key), chunk) for key, chunk in rows]
 
 
-def clear_abandoned(tr: Transaction, keys: Keyspace, row: bytes, value: bytes) -> bool:
+def clear_abandoned(work: Work, row: bytes, value: bytes) -> bool:
     """Clear a copy that nobody took, if its row is still what was observed."""
-    if tr.get(row) != value:
+    if work.tr.get(row) != value:
         return False
-    tr.clear(row)
-    tr.clear_range(*keys.bodies(_decode(value)[0]))
+    work.tr.clear(row)
+    work.tr.clear_range(*work.keys.bodies(_decode(value)[0]))
     return True
 
 

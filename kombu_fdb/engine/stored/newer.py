@@ -20,18 +20,18 @@ often as it comes back before a new one takes it: in the end there is no old one
 
 from __future__ import annotations
 
-from kombu_fdb.engine.stored.tally import NEWER, Tally
+from kombu_fdb.engine.stored.effects import NEWER
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, split_place
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["LEASE", "RECORD", "keep", "keep_lease"]
 
 RECORD, LEASE = "record", "lease"
 
 
-def keep(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, value: bytes, place: bytes) -> bool:
+def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
     """Keep a newer record, which its caller has taken out of ``place`` (or key) in ``queue``.
 
     False, and nothing is done, if it is none, or was at no place that can be read.
@@ -39,11 +39,11 @@ def keep(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, value: bytes
     if not is_newer(value):
         return False
     try:
-        place = _place(keys, queue, place)
+        place = _place(work.keys, queue, place)
     except FormatError:
         return False
-    tr.set(keys.newer(RECORD, value[0], queue, place), value)
-    tally.change(queue, NEWER, 1)
+    work.tr.set(work.keys.newer(RECORD, value[0], queue, place), value)
+    work.effects.change(queue, NEWER, 1)
     return True
 
 
@@ -54,7 +54,7 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> bytes:
     return place
 
 
-def keep_lease(tr: Transaction, keys: Keyspace, tally: Tally, value: bytes) -> tuple[str, bytes] | None:
+def keep_lease(work: Work, value: bytes) -> tuple[str, bytes] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is none."""
     try:
         queue, place = head_of_lease(value)
@@ -62,6 +62,6 @@ def keep_lease(tr: Transaction, keys: Keyspace, tally: Tally, value: bytes) -> t
         return None
     if value[0] <= LEASE_VERSION:
         return None
-    tr.set(keys.newer(LEASE, value[0], queue, place), value)
-    tally.change(queue, NEWER, 1)
+    work.tr.set(work.keys.newer(LEASE, value[0], queue, place), value)
+    work.effects.change(queue, NEWER, 1)
     return queue, place

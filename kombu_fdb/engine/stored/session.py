@@ -31,11 +31,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.errors import FormatError, LeaseLost
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError, SessionLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Lease
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
     "LEASES_PER_CLAIM",
@@ -64,27 +65,23 @@ UNREADABLE_TTL_S = 600.0
 
 
 def open_session(
-    tr: Transaction,
-    keys: Keyspace,
+    work: Work,
     session_id: bytes,
     description: dict[str, str | int],
     ttl_s: float,
-    now_ms: int,
 ) -> None:
     """Record the session and its first beat."""
-    tr.set(keys.session(session_id), encode_json(description))
-    _beat(tr, keys, session_id, ttl_s, now_ms)
+    work.tr.set(work.keys.session(session_id), encode_json(description))
+    _beat(work, session_id, ttl_s)
 
 
-def _beat(
-    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, now_ms: int, consumed: Sequence[str] = ()
-) -> None:
+def _beat(work: Work, session_id: bytes, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """The beat carries the session's time to live: whoever observes it judges it by its own promise.
 
     Its wall clock is for people to read; nothing is ever decided by it.
     """
-    suffix = encode_json([now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
-    tr.set_versionstamped_value(keys.beat(session_id), suffix=suffix)
+    suffix = encode_json([work.now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
+    work.tr.set_versionstamped_value(work.keys.beat(session_id), suffix=suffix)
 
 
 def consumed_of(beat: bytes) -> list[str]:
@@ -122,93 +119,91 @@ def description_of(value: bytes) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def require(
-    tr: Transaction, keys: Keyspace, session_id: bytes, *, and_read: Sequence[bytes] = ()
-) -> list[bytes | None]:
-    """Raises ``LeaseLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
-    key = keys.session(session_id)
-    tr.add_read_conflict_key(key)
-    own, *others = tr.get_many([key, *and_read], snapshot=True)
+def require(work: Work, session_id: bytes, *, and_read: Sequence[bytes] = ()) -> list[bytes | None]:
+    """Raises ``SessionLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
+    key = work.keys.session(session_id)
+    work.tr.add_read_conflict_key(key)
+    own, *others = work.tr.get_many([key, *and_read], snapshot=True)
     if own is None:
-        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+        raise SessionLost(session=session_id.hex())
     return others
 
 
-def seal(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
-    """No claim of this session that has begun commits after this transaction. Raises ``LeaseLost`` if it was fenced.
+def seal(work: Work, session_id: bytes) -> None:
+    """No claim of this session that has begun commits after this transaction. Raises ``SessionLost`` if it was fenced.
 
     A claim conflicts on the session's record, and this writes it as it is. So whoever looks for the leases of a claim
     whose answer was lost finds all there will ever be.
     """
-    key = keys.session(session_id)
-    record = tr.get(key)
+    key = work.keys.session(session_id)
+    record = work.tr.get(key)
     if record is None:
-        raise LeaseLost("the session was ended by another process", session=session_id.hex())
-    tr.set(key, record)
+        raise SessionLost(session=session_id.hex())
+    work.tr.set(key, record)
 
 
-def beat(
-    tr: Transaction, keys: Keyspace, session_id: bytes, ttl_s: float, consumed: Sequence[str], now_ms: int
-) -> bool:
+def beat(work: Work, session_id: bytes, ttl_s: float, consumed: Sequence[str]) -> bool:
     """Show a sign of life, and the queues consumed; False if the session was fenced."""
-    if tr.get(keys.session(session_id)) is None:
+    if work.tr.get(work.keys.session(session_id)) is None:
         return False
-    _beat(tr, keys, session_id, ttl_s, now_ms, consumed)
+    _beat(work, session_id, ttl_s, consumed)
     return True
 
 
-def beats(tr: Transaction, keys: Keyspace) -> list[tuple[bytes, bytes, float]]:
+def beats(work: Work) -> list[tuple[bytes, bytes, float]]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
-    return _known(keys, tr.get_range(*keys.all_beats, snapshot=True))
+    return _known(work.keys, work.tr.get_range(*work.keys.all_beats, snapshot=True))
 
 
-def neighbours(tr: Transaction, keys: Keyspace, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
+def neighbours(work: Work, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
     """The session itself and up to ``most`` that follow it in the ring of ids; the last id is followed by the first."""
-    begin, end = keys.all_beats
-    own = keys.beat(session_id)
-    behind, before = tr.get_ranges([(own, end, most + 1), (begin, own, most)], snapshot=True)
-    return _known(keys, (behind + before)[: most + 1])
+    begin, end = work.keys.all_beats
+    own = work.keys.beat(session_id)
+    behind, before = work.tr.get_ranges([(own, end, most + 1), (begin, own, most)], snapshot=True)
+    return _known(work.keys, (behind + before)[: most + 1])
 
 
 def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[bytes, bytes, float]]:
     return [(session_id, value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
 
 
-def fence(tr: Transaction, keys: Keyspace, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
+def fence(work: Work, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
     """End the session, unless its beat is no longer ``last_beat``."""
-    if last_beat is not None and tr.get(keys.beat(session_id)) != last_beat:
+    if last_beat is not None and work.tr.get(work.keys.beat(session_id)) != last_beat:
         return False
-    tr.clear(keys.session(session_id))
+    work.tr.clear(work.keys.session(session_id))
     return True
 
 
-def leases_of_claim(tr: Transaction, keys: Keyspace, session_id: bytes, first: int, most: int) -> list[Lease]:
+def leases_of_claim(work: Work, session_id: bytes, first: int, most: int) -> list[Lease]:
     """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those."""
     end = first + LEASES_PER_CLAIM
-    rows = tr.get_range(keys.lease(session_id, first), keys.lease(session_id, end), limit=most, snapshot=True)
-    return [Lease(session_id, number) for (_session, number), _ in keys.read(rows, bytes, int)]
+    rows = work.tr.get_range(
+        work.keys.lease(session_id, first), work.keys.lease(session_id, end), limit=most, snapshot=True
+    )
+    return [Lease(session_id, number) for (_session, number), _ in work.keys.read(rows, bytes, int)]
 
 
-def holds(tr: Transaction, keys: Keyspace, leases_: Sequence[Lease]) -> list[bool]:
+def holds(work: Work, leases_: Sequence[Lease]) -> list[bool]:
     """Whether each lease stands: not settled, not swept, and its session not fenced."""
-    asked = [key for lease in leases_ for key in (keys.lease(*lease), keys.session(lease.session))]
-    values = tr.get_many(asked, snapshot=True)
+    asked = [key for lease in leases_ for key in (work.keys.lease(*lease), work.keys.session(lease.session))]
+    values = work.tr.get_many(asked, snapshot=True)
     return [None not in values[at : at + 2] for at in range(0, len(values), 2)]
 
 
-def hold_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes, observed: bytes | None) -> bool:
+def hold_role(work: Work, role: str, session_id: bytes, observed: bytes | None) -> bool:
     """Take a role that is free or whose record is still ``observed``, or renew it if it is ours."""
-    key = keys.role(role)
-    record = tr.get(key)
+    key = work.keys.role(role)
+    record = work.tr.get(key)
     if record is not None and not record.startswith(session_id) and record != observed:
         return False
-    tr.set_versionstamped_value(key, prefix=session_id)
+    work.tr.set_versionstamped_value(key, prefix=session_id)
     return True
 
 
-def leave_role(tr: Transaction, keys: Keyspace, role: str, session_id: bytes) -> None:
+def leave_role(work: Work, role: str, session_id: bytes) -> None:
     """Free a role we hold, so that another process takes it at once."""
-    key = keys.role(role)
-    record = tr.get(key)
+    key = work.keys.role(role)
+    record = work.tr.get(key)
     if record is not None and record.startswith(session_id):
-        tr.clear(key)
+        work.tr.clear(key)

@@ -12,10 +12,10 @@ publishes it. A message without a task id has no row and pays nothing.
 
 from __future__ import annotations
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["STAMP_BYTES", "forget", "note", "places"]
 
@@ -23,26 +23,28 @@ __all__ = ["STAMP_BYTES", "forget", "note", "places"]
 STAMP_BYTES = 12
 
 
-def note(tr: Transaction, keys: Keyspace, task_id: str, prefix: bytes, user_version: bytes) -> None:
+def note(work: Work, task_id: str, prefix: bytes, user_version: bytes) -> None:
     """The message that this transaction stores at ``prefix``, a stamp, ``user_version`` is one of the task's."""
     if task_id:
-        tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
+        work.tr.set_versionstamped_key(
+            work.keys.task(task_id) + STAMP_CODE, user_version, prefix[len(work.keys.prefix) :]
+        )
 
 
-def forget(tr: Transaction, keys: Keyspace, task_id: str, place: bytes) -> None:
+def forget(work: Work, task_id: str, place: bytes) -> None:
     """The message leaves ``place`` (or key) for good, and with it the stamp in which that ends."""
     if task_id and place:
-        tr.clear(keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
+        work.tr.clear(work.keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
 
 
-def places(tr: Transaction, keys: Keyspace, task_id: str, *, snapshot: bool = False) -> list[bytes]:
+def places(work: Work, task_id: str, *, snapshot: bool = False) -> list[bytes]:
     """The keys of all the task's messages, in the order in which they got there; of a leased one, where it was.
 
     A row that leads to something other than a message leads nowhere: what is found here may be deleted.
     """
-    rows = tr.get_range(*range_of(keys.task(task_id)), snapshot=snapshot)
-    found = [keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
-    return [key for key in found if _is_of_a_message(keys, key)]
+    rows = work.tr.get_range(*range_of(work.keys.task(task_id)), snapshot=snapshot)
+    found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
+    return [key for key in found if _is_of_a_message(work.keys, key)]
 
 
 def _is_of_a_message(keys: Keyspace, key: bytes) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["Aside", "read", "write"]
 
@@ -36,14 +36,16 @@ class Aside(NamedTuple):
         return f"{self.duty}{about}, {self.times} times: {self.error}"
 
 
-def write(tr: Transaction, keys: Keyspace, aside: Aside) -> None:
+def write(work: Work, aside: Aside) -> None:
     fields = {"error": aside.error[:LONGEST_ERROR], "times": aside.times, "since_ms": aside.since_ms}
-    tr.set(keys.aside(aside.duty, aside.subject), encode_json(fields))
+    work.tr.set(work.keys.aside(aside.duty, aside.subject), encode_json(fields))
 
 
-def read(tr: Transaction, keys: Keyspace) -> list[Aside]:
+def read(work: Work) -> list[Aside]:
     """Snapshot."""
-    return [_decode(keys, *row) for row in tr.get_range(*keys.all_asides, limit=MOST_SHOWN, snapshot=True)]
+    return [
+        _decode(work.keys, *row) for row in work.tr.get_range(*work.keys.all_asides, limit=MOST_SHOWN, snapshot=True)
+    ]
 
 
 def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.messages.deadletter import Graves, bury
-from kombu_fdb.engine.messages.publish import store_ready
+from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_ready, take_row
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.engine.scheduling.rates import Sightings
-from kombu_fdb.engine.stored.tally import DELAYED, Tally
-from kombu_fdb.engine.stored.whereabouts import forget
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import due_from, names_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import LONGEST_MS
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "due_queues", "promote", "thaw"]
 
@@ -35,19 +34,23 @@ QUEUES_PER_LOOK = 500
 UNTOLD_WAIT_MS = 60_000
 
 
-def due_queues(tr: Transaction, keys: Keyspace, now_ms: int, begin: bytes = b"") -> tuple[list[str], int | None, bytes]:
+def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bytes]:
     """Queues that have due messages, or none any more, and when the next of the others is due; all at snapshot.
 
     Of some queues only, from the row ``begin`` on; the last result is where to go on, b"" at the end.
     """
-    first, end = keys.all_waiting
-    rows = tr.get_range(begin or first, end, limit=QUEUES_PER_LOOK, snapshot=True)
-    queues = names_in(keys, rows)
-    heads = tr.get_ranges([(*range_of(keys.delayed(queue)), 1) for queue in queues], snapshot=True) if queues else []
+    first, end = work.keys.all_waiting
+    rows = work.tr.get_range(begin or first, end, limit=QUEUES_PER_LOOK, snapshot=True)
+    queues = names_in(work.keys, rows)
+    heads = (
+        work.tr.get_ranges([(*range_of(work.keys.delayed(queue)), 1) for queue in queues], snapshot=True)
+        if queues
+        else []
+    )
     due, later = [], []
     for queue, head in zip(queues, heads, strict=True):
-        due_ms = _due(keys, queue, head)
-        if due_ms is None or due_ms <= now_ms:
+        due_ms = _due(work.keys, queue, head)
+        if due_ms is None or due_ms <= work.now_ms:
             due.append(queue)
         else:
             later.append(due_ms)
@@ -67,37 +70,33 @@ def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
         return None
 
 
-def promote(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int, limit: int = MESSAGES_PER_TRANSACTION
-) -> tuple[int, int | None]:
+def promote(work: Work, queue: str, limit: int = MESSAGES_PER_TRANSACTION) -> tuple[int, int | None]:
     """Make up to ``limit`` due messages ready. Returns how many, and when the next is due.
 
     One whose due time can't be read, among them or at the head of the others, is dead-lettered as malformed.
     """
-    begin, end = graves.keys.delayed_until(queue, now_ms)
-    due = tr.get_range(begin, end, limit=limit, snapshot=True)
+    begin, end = work.keys.delayed_until(queue, work.now_ms)
+    due = work.tr.get_range(begin, end, limit=limit, snapshot=True)
     for row in due:
-        _promote_one(tr, graves, tally, queue, row, now_ms)
-    return len(due), _next_due(tr, graves, tally, queue, now_ms)
+        _promote_one(work, queue, row)
+    return len(due), _next_due(work, queue)
 
 
-def _promote_one(tr: Transaction, graves: Graves, tally: Tally, queue: str, row: KeyValue, now_ms: int) -> None:
-    keys, (key, value) = graves.keys, row
-    tr.add_read_conflict_key(key)
-    tr.clear(key)
-    tally.change(queue, DELAYED, -1)
+def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
+    take_row(work, queue, row)
+    message = Message(queue, *row)
     try:
-        due_ms, rank = keys.split_delayed(queue, key)
+        due_ms, rank = work.keys.split_delayed(queue, message.place)
     except FormatError as error:
-        bury(tr, graves, tally, queue, value, "malformed", now_ms, place=key, details={"error": str(error)})
+        bury(work, message, Cause.malformed(error))
         return
-    fair_key, task_id = names_of(value)
-    forget(tr, keys, task_id, key)
-    store_ready(tr, keys, tally, queue, fair_key, rank, due_from(value, due_ms), task_id=task_id)
+    forget(work, message)
+    fair_key, _task_id = names_of(message.value)
+    put_ready(work, Subqueue(queue, fair_key, rank), due_from(message.value, due_ms))
 
 
-def thaw(tr: Transaction, keys: Keyspace, now_ms: int, sightings: Sightings) -> int | None:
-    """Ring for keys whose rate allows a message again. Returns when the next one is due.
+def thaw(work: Work, sightings: Sightings) -> int | None:
+    """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     That is when the moment has come by this clock, or when the entry has been seen here for as long as it was to wait:
     who wrote it may have another clock, or this one was set back since. A bell that is rung too early costs a look.
@@ -105,24 +104,26 @@ def thaw(tr: Transaction, keys: Keyspace, now_ms: int, sightings: Sightings) -> 
     What has come since is put into the bucket (:func:`.rates.credit`): of many consumers the one that answers the bell
     may never have seen it.
     """
-    found = [(row, _thaw(keys, *row)) for row in _thaws(tr, keys)]
+    found = [(row, _thaw(work.keys, *row)) for row in _thaws(work)]
     for row, frozen in found:
         if frozen is None:  # nobody's
-            tr.clear(row[0])
+            work.tr.clear(row[0])
     waiting = [(row, frozen) for row, frozen in found if frozen is not None]
-    seen = rates.seen(tr, keys, [frozen[1:3] for _, frozen in waiting], sightings)
+    seen = rates.seen(work, [frozen[1:3] for _, frozen in waiting], sightings)
     waits, over = [], []
     for (row, (due_ms, queue, key, wait_ms)), bucket in zip(waiting, seen, strict=True):
-        left_ms = min(due_ms - now_ms, wait_ms - sightings.unchanged_ms(*row))
+        left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
         if left_ms > 0:
             waits.append(left_ms)
             continue
         over.append(bucket)
-        tr.clear(row[0])
-        tr.set(keys.freed(queue, key), b"")
-        tr.set_versionstamped_value(keys.bell(queue))
-    rates.credit(tr, keys, over)
-    return now_ms + min(waits) if waits else None
+        work.tr.clear(row[0])
+        work.tr.set(work.keys.freed(queue, key), b"")
+        work.tr.set_versionstamped_value(work.keys.bell(queue))
+    rates.credit(work, over)
+    if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
+        return work.now_ms
+    return work.now_ms + min(waits) if waits else None
 
 
 def _thaw(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, int] | None:
@@ -134,25 +135,24 @@ def _thaw(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, in
     return due_ms, queue, key, min(int.from_bytes(value, "big"), LONGEST_MS) if value else UNTOLD_WAIT_MS
 
 
-def _thaws(tr: Transaction, keys: Keyspace) -> list[KeyValue]:
+def _thaws(work: Work) -> list[KeyValue]:
     """Those due first, and if there are many, those due last: wrong clocks' are there."""
-    first = tr.get_range(*keys.all_thaws, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    first = work.tr.get_range(*work.keys.all_thaws, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     if len(first) < MESSAGES_PER_TRANSACTION:
         return first
     begin = first[-1][0] + b"\x00"
-    last = tr.get_range(begin, keys.all_thaws[1], limit=MESSAGES_PER_TRANSACTION, reverse=True, snapshot=True)
+    last = work.tr.get_range(begin, work.keys.all_thaws[1], limit=MESSAGES_PER_TRANSACTION, reverse=True, snapshot=True)
     return first + last
 
 
-def _next_due(tr: Transaction, graves: Graves, tally: Tally, queue: str, now_ms: int) -> int | None:
-    keys = graves.keys
-    whole = range_of(keys.delayed(queue))
-    head = tr.get_range(*whole, limit=1, snapshot=True)
+def _next_due(work: Work, queue: str) -> int | None:
+    whole = range_of(work.keys.delayed(queue))
+    head = work.tr.get_range(*whole, limit=1, snapshot=True)
     if head:
-        due_ms = _due(keys, queue, head)
+        due_ms = _due(work.keys, queue, head)
         if due_ms is None:
-            _promote_one(tr, graves, tally, queue, head[0], now_ms)
-        return now_ms if due_ms is None else due_ms
-    tr.add_read_conflict_range(*whole)
-    tr.clear(keys.waiting(queue))
+            _promote_one(work, queue, head[0])
+        return work.now_ms if due_ms is None else due_ms
+    work.tr.add_read_conflict_range(*whole)
+    work.tr.clear(work.keys.waiting(queue))
     return None

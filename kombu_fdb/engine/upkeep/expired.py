@@ -8,46 +8,31 @@ publisher's (SKEW).
 
 from __future__ import annotations
 
-from kombu_fdb.engine.messages.deadletter import Graves, drop_expired
-from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.messages.bury import drop_expired
+from kombu_fdb.engine.messages.message import Message, take_out
 from kombu_fdb.engine.stored.walking import rows_from
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_record, size_of
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["ROWS_PER_TRANSACTION", "drop_part"]
 
 ROWS_PER_TRANSACTION = 200
 
 
-def drop_part(
-    tr: Transaction, graves: Graves, tally: Tally, queue: str, cursor: bytes, now_ms: int, limit: int
-) -> tuple[int, bytes]:
+def drop_part(work: Work, queue: str, cursor: bytes, limit: int) -> tuple[int, bytes]:
     """Look at up to ``limit`` messages. Returns how many were dropped, and where to go on; b"" at the end.
 
     Conflicts with whoever takes one that is dropped, and with nobody else.
     """
-    keys = graves.keys
-    ranges = [range_of(keys.keyed(queue)), range_of(keys.ready(queue))]
-    rows, following = rows_from(tr, ranges, cursor, limit)
-    expired = [(key, value, record) for key, value in rows if (record := _expired(value, now_ms)) is not None]
-    for key, value, _ in expired:
-        _take_out(tr, keys, tally, queue, key, value)
-    turns.leave_places(tr, keys, queue, [key for key, _, _ in expired])  # before anything is stored: it reads
-    for key, value, record in expired:
-        drop_expired(tr, graves, tally, queue, record, value, now_ms, place=key)
+    ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
+    rows, following = rows_from(work, ranges, cursor, limit)
+    expired = [(row, record) for row in rows if (record := _expired(row[1], work.now_ms)) is not None]
+    take_out(work, queue, [row for row, _ in expired])
+    for row, record in expired:
+        drop_expired(work, Message(queue, *row), record)
     return len(expired), following
-
-
-def _take_out(tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: bytes, value: bytes) -> None:
-    tr.add_read_conflict_key(key)
-    tr.clear(key)
-    tally.unready(queue, size_of(value))
-    if key.startswith(keys.keyed(queue)):
-        tally.went(queue, keys.key_at(queue, key))
 
 
 def _expired(value: bytes, now_ms: int) -> Record | None:

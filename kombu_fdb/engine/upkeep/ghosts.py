@@ -8,36 +8,47 @@ again.
 
 from __future__ import annotations
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.routing.tables import PREDECLARED
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["clear_exchange", "clear_queue"]
 
 
-def clear_queue(tr: Transaction, keys: Keyspace, queue: str, bell: bytes) -> bool:
+def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
     """Clear what an undeclared queue has left, if its bell is still what was observed.
 
     Not if it has messages, or somebody has said how it is to be worked on. Whoever publishes to it sets the bell.
     """
-    if tr.get_many([keys.bell(queue), keys.queue(queue), keys.control(queue)]) != [bell, None, None]:
+    if work.tr.get_many([work.keys.bell(queue), work.keys.queue(queue), work.keys.control(queue)]) != [
+        bell,
+        None,
+        None,
+    ]:
         return False
-    ranges = [keys.counts(queue), keys.all_limits(queue), range_of(keys.ready(queue)), range_of(keys.delayed(queue))]
-    if any(tr.get_ranges([(*each, 1) for each in ranges])):
+    ranges = [
+        work.keys.counts(queue),
+        work.keys.all_limits(queue),
+        range_of(work.keys.ready(queue)),
+        range_of(work.keys.delayed(queue)),
+    ]
+    if any(work.tr.get_ranges([(*each, 1) for each in ranges])):
         return False
-    return control.delete_queue(tr, keys, queue, if_unused=True, if_empty=True)
+    return control.delete_queue(work, queue, if_unused=True, if_empty=True)
 
 
-def clear_exchange(tr: Transaction, keys: Keyspace, exchange: str, epoch: bytes) -> bool:
+def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:
     """Clear the epoch of an exchange that is gone, if it is still what was observed.
 
     A cache from before the deletion has another epoch, and one from after it knows no binding: neither is wrong then.
     """
-    if exchange in PREDECLARED or tr.get_many([keys.epoch(exchange), keys.exchange(exchange)]) != [epoch, None]:
+    if exchange in PREDECLARED or work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)]) != [
+        epoch,
+        None,
+    ]:
         return False
-    if tr.get_range(*keys.bindings(exchange), limit=1):
+    if work.tr.get_range(*work.keys.bindings(exchange), limit=1):
         return False
-    tr.clear(keys.epoch(exchange))
+    work.tr.clear(work.keys.epoch(exchange))
     return True

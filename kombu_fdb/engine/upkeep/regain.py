@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from kombu_fdb.engine.messages.deadletter import Graves, bury
-from kombu_fdb.engine.messages.settle import put_back
+from kombu_fdb.engine.messages import settle
+from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.message import Message
+from kombu_fdb.engine.messages.settle import Release
+from kombu_fdb.engine.stored.effects import NEWER
 from kombu_fdb.engine.stored.newer import LEASE, RECORD
-from kombu_fdb.engine.stored.tally import NEWER, Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, Range
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "is_any", "part"]
 
 MESSAGES_PER_TRANSACTION = 200
 
 
-def is_any(tr: Transaction, keys: Keyspace) -> bool:
+def is_any(work: Work) -> bool:
     """Whether something is kept that this version can read. Snapshot."""
-    return any(tr.get_ranges([(*each, 1) for each in _ranges(keys)], snapshot=True))
+    return any(work.tr.get_ranges([(*each, 1) for each in _ranges(work.keys)], snapshot=True))
 
 
-def part(tr: Transaction, graves: Graves, tally: Tally, now_ms: int, limit: int) -> int:
+def part(work: Work, limit: int) -> int:
     """Bring up to ``limit`` messages back to their places. Returns how many."""
-    records, leases = tr.get_ranges([(*each, limit) for each in _ranges(graves.keys)], snapshot=True)
+    records, leases = work.tr.get_ranges([(*each, limit) for each in _ranges(work.keys)], snapshot=True)
     for number, row in enumerate((records + leases)[:limit]):
-        _bring_back(tr, graves, tally, row, now_ms, is_lease=number >= len(records))
+        _bring_back(work, row, is_lease=number >= len(records))
     return min(len(records) + len(leases), limit)
 
 
@@ -34,28 +37,29 @@ def _ranges(keys: Keyspace) -> list[Range]:
     return [keys.newer_until(*each) for each in known]
 
 
-def _bring_back(tr: Transaction, graves: Graves, tally: Tally, row: KeyValue, now_ms: int, *, is_lease: bool) -> None:
+def _bring_back(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     kept, value = row
-    tr.add_read_conflict_key(kept)
-    tr.clear(kept)
+    work.tr.add_read_conflict_key(kept)
+    work.tr.clear(kept)
     try:
-        queue, place = graves.keys.split_newer(kept)
+        queue, place = work.keys.split_newer(kept)
     except FormatError:  # nobody's
         return
-    tally.change(queue, NEWER, -1)
+    work.effects.change(queue, NEWER, -1)
+    message = Message(queue, place, value)
     if is_lease:
-        _return(tr, graves, tally, queue, place, value, now_ms)
-    elif graves.over_limit(tr, queue, value, again=0):
-        bury(tr, graves, tally, queue, value, "delivery_limit", now_ms, place=place)
+        _return(work, message)
+    elif settle.over_limit(work, message, again=0):
+        bury(work, message, Cause("delivery_limit"))
     else:
-        put_back(tr, graves, tally, queue, place, value, now_ms, counted=False)
+        settle.release_message(work, message, Release(counted=False))
 
 
-def _return(tr: Transaction, graves: Graves, tally: Tally, queue: str, place: bytes, lease: bytes, now_ms: int) -> None:
-    """What a dead session held."""
+def _return(work: Work, kept: Message) -> None:
+    """What a dead session held; ``kept.value`` is its lease."""
     try:
-        record = codec.decode_lease(lease)[2]
+        record = codec.decode_lease(kept.value)[2]
     except FormatError as error:
-        bury(tr, graves, tally, queue, lease, "malformed", now_ms, place=place, details={"error": str(error)})
+        bury(work, kept, Cause.malformed(error))
         return
-    put_back(tr, graves, tally, queue, place, record, now_ms, counted=True)
+    settle.release_message(work, kept._replace(value=record), Release(counted=True))

@@ -14,16 +14,17 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kombu_fdb.engine.messages.deadletter import Graves, bury
-from kombu_fdb.engine.messages.settle import end_of_lease, put_back
+from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.message import Message, end_lease
+from kombu_fdb.engine.messages.settle import Release, release_message
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import newer
-from kombu_fdb.engine.stored.tally import LOST, Tally
+from kombu_fdb.engine.stored.effects import LOST
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part", "skip"]
 
@@ -95,64 +96,55 @@ def counted_gap(gap_s: float, longest_s: float) -> float:
 
 
 def release_part(
-    tr: Transaction,
-    graves: Graves,
-    tally: Tally,
-    session_id: bytes,
-    now_ms: int,
-    *,
-    counted: bool,
-    cursor: bytes = b"",
-    limit: int = LEASES_PER_TRANSACTION,
+    work: Work, session_id: bytes, *, counted: bool, cursor: bytes = b"", limit: int = LEASES_PER_TRANSACTION
 ) -> tuple[int, bytes]:
     """Bring up to ``limit`` messages of a fenced session back. Returns how many, and where to go on; b"" at the end.
 
     The leases are conflict keys: an acknowledgement that commits meanwhile makes this transaction start again.
     """
-    keys = graves.keys
-    if tr.get(keys.session(session_id)) is not None:
+    if work.tr.get(work.keys.session(session_id)) is not None:
         return 0, b""  # beaten and never fenced: not ours to take
-    begin, end = range_of(keys.leases(session_id))
-    rows = tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
+    begin, end = range_of(work.keys.leases(session_id))
+    rows = work.tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
     for key, value in rows:
-        tr.add_read_conflict_key(key)
-        tr.clear(key)
-        _bring_back(tr, graves, tally, value, now_ms, counted=counted)
+        work.tr.add_read_conflict_key(key)
+        work.tr.clear(key)
+        _bring_back(work, value, counted=counted)
     if rows:
         return len(rows), rows[-1][0] + b"\x00"
-    if not cursor or not tr.get_range(begin, cursor, limit=1, snapshot=True):
-        single.leave_all(tr, keys, session_id)
+    if not cursor or not work.tr.get_range(begin, cursor, limit=1, snapshot=True):
+        single.leave_all(work, session_id)
     return 0, b""
 
 
-def skip(tr: Transaction, keys: Keyspace, session_id: bytes, cursor: bytes) -> bytes:
+def skip(work: Work, session_id: bytes, cursor: bytes) -> bytes:
     """Where to go on behind the next lease, which can't be brought back; b"" if there is none."""
-    begin, end = range_of(keys.leases(session_id))
-    rows = tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
+    begin, end = range_of(work.keys.leases(session_id))
+    rows = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     return rows[0][0] + b"\x00" if rows else b""
 
 
-def forget(tr: Transaction, keys: Keyspace, session_id: bytes) -> None:
+def forget(work: Work, session_id: bytes) -> None:
     """The last trace of a fenced session, by which it is found if whoever cleans up after it dies meanwhile.
 
     It stays while a lease does: one that could not be brought back is tried again with the next sweep.
     """
-    held = tr.get_range(*range_of(keys.leases(session_id)), limit=1)
-    if not held and tr.get(keys.session(session_id)) is None:
-        tr.clear(keys.beat(session_id))
+    held = work.tr.get_range(*range_of(work.keys.leases(session_id)), limit=1)
+    if not held and work.tr.get(work.keys.session(session_id)) is None:
+        work.tr.clear(work.keys.beat(session_id))
 
 
-def _bring_back(tr: Transaction, graves: Graves, tally: Tally, value: bytes, now_ms: int, *, counted: bool) -> None:
-    if (kept := newer.keep_lease(tr, graves.keys, tally, value)) is not None:
-        tally.note(kept[0], LOST, split_place(kept[1])[0])
-        end_of_lease(tally, *kept)
+def _bring_back(work: Work, lease: bytes, *, counted: bool) -> None:
+    if (kept := newer.keep_lease(work, lease)) is not None:
+        work.effects.note(kept[0], LOST, split_place(kept[1])[0])
+        end_lease(work, *kept)
         return
     try:
-        queue, place, record = decode_lease(value)
+        message = Message(*decode_lease(lease))
     except FormatError as error:  # its queue is not known any more; kept for a person to look at
-        bury(tr, graves, tally, "unreadable", value, "malformed", now_ms, place=b"", details={"error": str(error)})
+        bury(work, Message("unreadable", b"", lease), Cause.malformed(error))
         return
     if counted:  # else its owner gave it back
-        tally.note(queue, LOST, split_place(place)[0])
-    end_of_lease(tally, queue, place)
-    put_back(tr, graves, tally, queue, place, record, now_ms, counted=counted)
+        work.effects.note(message.queue, LOST, split_place(message.place)[0])
+    end_lease(work, message.queue, message.place)
+    release_message(work, message, Release(counted))

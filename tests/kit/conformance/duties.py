@@ -16,14 +16,13 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages import overflow
-from kombu_fdb.engine.messages.deadletter import Policy
-from kombu_fdb.engine.messages.publish import store_ready
+from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import delay, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
-from kombu_fdb.keyspace.codec import decode_record, encode_record
+from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.process.keeper import TURN_TRANSACTIONS, Duties
@@ -211,7 +210,7 @@ class DutiesConformance(OnBench):
         for session in sessions:
             bench.put(*[b"%d" % number for number in range(5)])
             bench.take(5, session=session)
-        refuse(monkeypatch, sweep, "put_back", lambda record: record.payload == b"2")
+        refuse(monkeypatch, sweep, "release_message", lambda message: decoded(message.value).payload == b"2")
         sweep_until(bench, lambda: bench.counts() == (8, 0, 2))
         assert {(each.duty, each.error) for each in bench.engine.asides()} == {("sweep", "over a limit of the store")}
         monkeypatch.undo()
@@ -396,7 +395,7 @@ def set_all(keys: list[bytes], tr: Transaction) -> None:
         tr.set(key, b"")
 
 
-def decoded(value: bytes) -> object:
+def decoded(value: bytes) -> Any:
     try:
         return decode_record(value)
     except FormatError:
@@ -451,13 +450,8 @@ def store_with_histories(bench: Bench, queue: str, number: int) -> None:
 
 
 def store(bench: Bench, queue: str, payload: bytes, deaths: tuple[Death, ...]) -> None:
-    record = encode_record(bench.engine._ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
-
-    def body(tr: Transaction, tally: Tally) -> None:
-        keys = bench.engine.keys
-        store_ready(tr, keys, tally, queue, "", keys.rank(0), record, task_id="")
-
-    bench.engine._write(body)
+    record = Record.of(bench.engine._ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
+    bench.work(lambda work: put_ready(work, Subqueue(queue, "", work.keys.rank(0)), record))
 
 
 def take_all(bench: Bench, limit: int = 100, *queues: str) -> list[Delivery]:
@@ -481,7 +475,7 @@ def sweep_until(bench: Bench, condition: Callable[[], bool]) -> None:
 def assert_nothing_left(bench: Bench) -> None:
     keys = bench.engine.keys
     assert leftovers(bench.engine) == ([] if not bench.engine.bindings() else leftovers_but_bindings(bench))
-    assert bench.engine._read(lambda tr: tr.get_range(*keys.all_copies, snapshot=True)) == []
+    assert bench.engine._read(lambda work: work.tr.get_range(*keys.all_copies, snapshot=True)) == []
 
 
 def leftovers_but_bindings(bench: Bench) -> list[bytes]:

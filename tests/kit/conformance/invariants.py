@@ -8,12 +8,12 @@ from collections.abc import Callable
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.newer import LEASE
 from kombu_fdb.engine.stored.whereabouts import places
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, size_of
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import QueueCounts
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
 
@@ -21,10 +21,7 @@ __all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
 def _rows(engine: Engine, tag: str) -> list[KeyValue]:
     begin, end = range_of(engine.keys._key(tag))
 
-    def body(tr: Transaction) -> list[KeyValue]:
-        return tr.get_range(begin, end, snapshot=True)
-
-    return engine._read(body)
+    return engine._read(lambda work: work.tr.get_range(begin, end, snapshot=True))
 
 
 def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
@@ -92,13 +89,13 @@ def check_whereabouts(engine: Engine) -> None:
         elif keys.unpack(key)[1] == LEASE:
             unnamed.add(place)
     rows = {str(keys.unpack(key)[1]) for key, _ in _rows(engine, "task")}
-    found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(keys, task_id))}
+    found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(task_id))}
     found = {(task_id, key) for task_id, key in found if key not in unnamed}
     assert found == expected, f"the index by task id: {found ^ expected}"
 
 
-def _places_of(keys: Keyspace, task_id: str) -> Callable[[Transaction], list[bytes]]:
-    return lambda tr: places(tr, keys, task_id)
+def _places_of(task_id: str) -> Callable[[Work], list[bytes]]:
+    return lambda work: places(work, task_id)
 
 
 def leftovers(engine: Engine) -> list[bytes]:

@@ -19,7 +19,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import KeyLimits, QueueCounts
+from kombu_fdb.model import KeyLimits, QueueCounts, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 
@@ -180,7 +180,7 @@ class NewerConformance:
         assert len(bench.engine.letters_part(bench.engine.walk("q.dead"), b"", 10)[0]) == 1
         assert bench.engine.replay("q", 10) == 0
         assert bench.engine.trim_dead() == 0
-        (listed,) = bench.engine.page("q.dead", "ready", 10).messages
+        (listed,) = bench.engine.page("q.dead", View("ready"), 10).messages
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):
             bench.engine.replay_at("q.dead", listed.position, listed.message.message_id)
         with upgraded():
@@ -206,7 +206,7 @@ class NewerConformance:
         assert bench.engine.purge("purged") == 1
         assert len(bench.engine.take_back(LARGE[:100].hex())) == 1
         with upgraded():
-            (left,) = bench.engine.page("cancelled", "ready", 10).messages
+            (left,) = bench.engine.page("cancelled", View("ready"), 10).messages
         assert bench.engine.delete("cancelled", left.message.message_id)
         assert leftovers(bench.engine) == []
 

@@ -14,13 +14,21 @@ from typing import Any
 import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
-from kombu_fdb.engine.facade.engine import Engine, Policy
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
+from kombu_fdb.errors import (
+    CapacityExceeded,
+    ExchangeNotFound,
+    FormatError,
+    InvalidArgument,
+    MessageTooLarge,
+    NotEquivalent,
+    SessionLost,
+)
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Publication, QueueCounts
+from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.keeper import ROLE_TTL_S, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -49,11 +57,9 @@ class Bench:
         return Engine(
             self.database,
             self.namespace,
-            clock=self.clock,
-            ids=random_id,
-            rng=random.Random(7),
+            Environment(self.clock, random_id, random.Random(7)),
             policy=self.policy,
-            timeout_s=30.0,
+            timeouts=Timeouts(call_s=30.0),
         )
 
     def duties(self, session: bytes | None = None) -> Duties:
@@ -88,11 +94,11 @@ class Bench:
     def write(self, verb: Callable[[Transaction], object]) -> None:
         """Do something to the store behind the engine's back."""
 
-        def body(tr: Transaction, tally: Tally) -> None:
-            del tally
-            verb(tr)
+        self.engine._write(lambda work: verb(work.tr))
 
-        self.engine._write(body)
+    def work(self, verb: Callable[[Work], object]) -> None:
+        """Run a verb of the engine by itself."""
+        self.engine._write(verb)
 
     def later(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -201,7 +207,7 @@ class QueueConformance(OnBench):
     def test_acks_may_travel_with_a_claim(self, bench: Bench) -> None:
         bench.put(b"a", b"b")
         (first,) = bench.take(1)
-        (second,) = bench.engine.claim(bench.session, ["q"], 1, acks=[first.lease])
+        (second,) = bench.engine.claim(bench.session, ["q"], 1, terms=ClaimTerms(acks=[first.lease]))
         assert second.payload == b"b"
         assert bench.counts() == (0, 0, 1)
 
@@ -220,7 +226,7 @@ class QueueConformance(OnBench):
 
     def test_a_no_ack_queue_takes_without_a_lease(self, bench: Bench) -> None:
         bench.put(b"a", bytes(INLINE_BYTES + 1))
-        taken = bench.engine.claim(bench.session, ["q"], 5, no_ack={"q"})
+        taken = bench.engine.claim(bench.session, ["q"], 5, terms=ClaimTerms(no_ack={"q"}))
         assert [len(delivery.payload) for delivery in taken] == [1, INLINE_BYTES + 1]
         assert bench.counts() == (0, 0, 0)
         assert leftovers(bench.engine) == []
@@ -243,7 +249,7 @@ class QueueConformance(OnBench):
         bench.put(*[b"%d" % number for number in range(300)])
         (known,) = bench.take(1)
         first = bench.engine.reserve()
-        bench.engine.claim(bench.session, ["q"], 250, first=first)
+        bench.engine.claim(bench.session, ["q"], 250, terms=ClaimTerms(first=first))
         (later,) = bench.take(1)
         assert bench.engine.recover(bench.session, first) == 250
         assert bench.engine.recover(bench.session, first) == 0
@@ -252,7 +258,7 @@ class QueueConformance(OnBench):
 
     def test_an_ended_session_recovers_nothing(self, bench: Bench) -> None:
         bench.engine.close_session(bench.session)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(SessionLost):
             bench.engine.recover(bench.session, bench.engine.reserve())
 
     # -- delays ----------------------------------------------------------------------------------------------------
@@ -506,7 +512,7 @@ class QueueConformance(OnBench):
 
     @pytest.mark.parametrize("arguments", [{"x-overflow": "explode"}, {"x-max-length": "3"}, {"x-message-ttl": 1.5}])
     def test_senseless_arguments(self, bench: Bench, arguments: dict[str, Any]) -> None:
-        with pytest.raises(NotEquivalent):
+        with pytest.raises(InvalidArgument):
             bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
 
     # -- sessions --------------------------------------------------------------------------------------------------
@@ -517,7 +523,7 @@ class QueueConformance(OnBench):
         bench.take(2, session=session)
         assert bench.engine.close_session(session) == 2
         assert [(d.payload, d.redeliveries) for d in bench.take()] == [(b"a", 0), (b"b", 0), (b"c", 0)]
-        with pytest.raises(LeaseLost):
+        with pytest.raises(SessionLost):
             bench.take(session=session)
         assert not bench.engine.beat(session)
 

@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine.dead_letters import replay
+from kombu_fdb.engine.dead_letters import replay, trim
 from kombu_fdb.engine.facade import budget
 from kombu_fdb.engine.facade.tidying import Tidying
 from kombu_fdb.engine.inspection import cancel
-from kombu_fdb.engine.messages import again, claim, deadletter, dedup, move, overflow, publish, settle
+from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
+from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import fair, rates, relimit, single
 from kombu_fdb.engine.scheduling.allowance import Allowances
 from kombu_fdb.engine.stored import copies, session
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.effects import Effects
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import delay, expired, ghosts, regain, sweep
 from kombu_fdb.errors import CommitUnknown
@@ -83,7 +85,12 @@ class _SnapshotReads(_NoConflictKeys):
 def _blind(module: Any, verb: str) -> tuple[Any, str, Any]:
     """The verb without its conflict keys; what it reads serializably it reads at snapshot."""
     original = getattr(module, verb)
-    return module, verb, lambda tr, *args, **kwargs: original(_SnapshotReads(tr), *args, **kwargs)
+    return module, verb, lambda work, *args, **kwargs: original(_careless_work(work), *args, **kwargs)
+
+
+def _careless_work(work: Work) -> Work:
+    blind: Any = _SnapshotReads(work.tr)
+    return work._replace(tr=blind)
 
 
 def _careless(step: str, scheduler: Any = fair._Scheduler) -> tuple[Any, str, Any]:
@@ -110,17 +117,17 @@ class _Unexpected(Exception):
 
 
 _commit = retry.Retry._commit
-_fence, _insert, _bury = session.fence, fair._Scheduler._insert, deadletter._way
-_store_ready, _release_part = publish.store_ready, sweep.release_part
+_fence, _insert, _way = session.fence, fair._Scheduler._insert, bury._way
+_put_ready, _release_part = message.put_ready, sweep.release_part
 
 
-def _require_nothing(tr: Transaction, _keys: object, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
-    return tr.get_many(and_read, snapshot=True)
+def _require_nothing(work: Work, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
+    return work.tr.get_many(and_read, snapshot=True)
 
 
-def _forgetful_fence(tr: Transaction, keys: Keyspace, session_id: bytes, **given: Any) -> bool:
-    tr.clear(keys.beat(session_id))
-    return _fence(tr, keys, session_id, **given)
+def _forgetful_fence(work: Work, session_id: bytes, **given: Any) -> bool:
+    work.tr.clear(work.keys.beat(session_id))
+    return _fence(work, session_id, **given)
 
 
 def _believe(_run: object, tr: Transaction, *_args: object) -> None:
@@ -134,10 +141,8 @@ def _forget_attempts(_run: object, tr: Transaction, *_args: object) -> None:
     tr.commit()
 
 
-def _at_once(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, _due_ms: int, rank: bytes, record: bytes, *, task_id: str
-) -> None:
-    _store_ready(tr, keys, tally, queue, "", rank, record, task_id=task_id)
+def _at_once(work: Work, to: Subqueue, _due_ms: int, message: Any) -> None:
+    _put_ready(work, to._replace(key=""), message)
 
 
 def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes, bytes]:
@@ -146,7 +151,7 @@ def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes
 
 
 def _first_grave(*args: Any) -> Any:
-    way = _bury(*args)
+    way = _way(*args)
     return way._replace(queues=way.queues[:1])
 
 
@@ -159,33 +164,30 @@ def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
     return True
 
 
-_ready = Tally.ready
+_ready = Effects.ready
 
 
-def _silent_ready(tally: Tally, queue: str, size: int) -> None:
-    bells = set(tally._bells)
-    _ready(tally, queue, size)
-    tally._bells &= bells
+def _silent_ready(effects: Effects, queue: str, size: int) -> None:
+    bells = set(effects._bells)
+    _ready(effects, queue, size)
+    effects._bells &= bells
 
 
-def _open_to_all(_tr: Transaction, _keys: object, queues: Sequence[str], *_: object) -> list[str]:
+def _open_to_all(_work: object, queues: Sequence[str], *_: object) -> list[str]:
     return list(queues)
 
 
-def _hand_over(
-    tr: Transaction, graves: deadletter.Graves, tally: Tally, session_id: bytes, *args: Any, **given: Any
-) -> tuple[int, bytes]:
-    if tr.get(graves.keys.session(session_id)) is None:
-        single.leave_all(tr, graves.keys, session_id)
-    return _release_part(tr, graves, tally, session_id, *args, **{**given, "limit": 1})
+def _hand_over(work: Work, session_id: bytes, **given: Any) -> tuple[int, bytes]:
+    if work.tr.get(work.keys.session(session_id)) is None:
+        single.leave_all(work, session_id)
+    return _release_part(work, session_id, **{**given, "limit": 1})
 
 
 _take_message = claim._take
 
 
-def _careless_without_lease(tr: Transaction, *args: Any, leased: bool, **given: Any) -> Any:
-    seen: Any = tr if leased else _SnapshotReads(tr)
-    return _take_message(seen, *args, leased=leased, **given)
+def _careless_without_lease(work: Work, *args: Any, leased: bool, **given: Any) -> Any:
+    return _take_message(work if leased else _careless_work(work), *args, leased=leased, **given)
 
 
 def _only_look(run: retry.Retry, tr: Transaction, doubt: tokens.Doubt[Any]) -> bytes | None:
@@ -214,12 +216,12 @@ TWINS: dict[str, Twin] = {
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
-    "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "drop")),
+    "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
     "a retry does not ask whether it has happened": Twin(
         "ONE-PLACE", "outages", retry.Retry, "_commit", _forget_attempts
     ),
     "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", _believe),
-    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", deadletter, "_way", _first_grave),
+    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", bury, "_way", _first_grave),
     "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
     "closing settles a part": Twin("NOT-TWICE", "stops", Client, "_end", wrong.settle_a_part),
     # Owners
@@ -228,25 +230,23 @@ TWINS: dict[str, Twin] = {
     "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
     "an outage counts as silence": Twin("NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s),
     "fencing ignores the last beat": Twin(
-        "NOT-TWICE", "sessions", session, "fence", lambda tr, keys, session_id, **_: _fence(tr, keys, session_id)
+        "NOT-TWICE", "sessions", session, "fence", lambda work, session_id, **_: _fence(work, session_id)
     ),
     "nobody goes on where a dead sweeper stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
     "nobody is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
     "delayed messages are not asked whether they are due": Twin(
         "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
     ),
-    "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "store_delayed", _at_once),
+    "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "put_delayed", _at_once),
     # Poison
     "nobody counts deliveries": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
-    "nobody looks at the delivery limit": Twin(
-        "POISON-ENDS", "poison", *_without(deadletter.Graves, "over_limit", False)
-    ),
-    "malformed bytes are not expected": Twin("POISON-ENDS", "poison", claim, "FormatError", _Unexpected),
+    "nobody looks at the delivery limit": Twin("POISON-ENDS", "poison", *_without(settle, "over_limit", False)),
+    "malformed bytes are not expected": Twin("POISON-ENDS", "poison", message, "FormatError", _Unexpected),
     # Keys
     "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
     "a door is answered at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
     "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
-    "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Tally, "spared")),
+    "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
     "claims of one limited key do not exclude each other": Twin(
         "KEY-LIMIT", "one key", *_careless("_exclude_rivals", Allowances)
@@ -255,6 +255,7 @@ TWINS: dict[str, Twin] = {
         "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
     ),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
+    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),
     # Single active consumers
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
@@ -285,10 +286,10 @@ TWINS: dict[str, Twin] = {
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
     "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(replay, "_take")),
     # Numbers and bounds
-    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_of_lease")),
-    "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Tally, "leased")),
+    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_lease")),
+    "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Effects, "leased")),
     "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
-    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(deadletter, "trim", 0)),
+    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(trim, "trim", 0)),
     "what a queue grew by other than publishing stays": Twin("BOUNDED", "full", *_without(overflow, "trim", 0)),
     # Duties
     "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(budget.Budget, "spend", False)),
@@ -299,9 +300,9 @@ TWINS: dict[str, Twin] = {
     "a ghost is not looked at": Twin("DURABLE", "", *_blind(ghosts, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
     "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(regain, "part")),
-    "a ready message rings no bell": Twin("BOUNDED", "claims", Tally, "ready", _silent_ready),
+    "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
     "without a key a message of a fair queue wakes nobody": Twin(
-        "BOUNDED", "fair", publish, "store_ready", wrong.wake_for_keys
+        "BOUNDED", "fair", publish, "put_ready", wrong.wake_for_keys
     ),
 }
 

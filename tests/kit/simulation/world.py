@@ -29,7 +29,7 @@ from kit.simulation.process import (
     StepFaults,
 )
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.facade.engine import Engine, Policy
+from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.options import Options
@@ -223,12 +223,9 @@ class World:
         engine = SimulatedEngine(
             link,
             "sim",
-            clock=clock,
-            ids=lambda: ids.randbytes(16),
-            rng=Dice(self.frames),
+            Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
             policy=Policy(delivery_limit=self.profile.delivery_limit, dead_length=DEAD_LENGTH),
-            timeout_s=CALL_TIMEOUT_S,
-            publish_timeout_s=CALL_TIMEOUT_S,
+            timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
         )
         engine.frames = self.frames
         return engine, link

@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 from kombu_fdb.engine.facade.tidying import Tidying
-from kombu_fdb.engine.messages import claim, publish
+from kombu_fdb.engine.messages import claim, message
+from kombu_fdb.engine.messages.message import Opened, Subqueue
 from kombu_fdb.engine.scheduling import rates
-from kombu_fdb.engine.stored.tally import Tally
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import decode_record, redelivered
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.process.client import Client
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
@@ -31,7 +31,7 @@ __all__ = [
 #: Longer than any call lasts.
 ANSWER_S = 20.0
 
-_commit, _store = retry.Retry._commit, publish.store_ready
+_commit, _put_ready = retry.Retry._commit, message.put_ready
 _refilled, _deliver = rates.refilled, claim._deliver
 _clear_dedup_part = Tidying.clear_dedup_part
 
@@ -42,13 +42,11 @@ def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
         membership.close()
 
 
-def wake_for_keys(
-    tr: Transaction, keys: Keyspace, tally: Tally, queue: str, key: str, *args: Any, **given: Any
-) -> None:
-    bells = set(tally._bells)
-    _store(tr, keys, tally, queue, key, *args, **given)
-    if queue.startswith("fair") and not key:
-        tally._bells &= bells
+def wake_for_keys(work: Work, to: Subqueue, message: Any) -> None:
+    bells = set(work.effects._bells)
+    _put_ready(work, to, message)
+    if to.queue.startswith("fair") and not to.key:
+        work.effects._bells &= bells
 
 
 def only_in_time(run: retry.Retry, tr: Transaction, doubt: Any, *args: Any) -> None:
@@ -87,10 +85,10 @@ def live_anew(value: bytes) -> bytes:
     )
 
 
-def never_expired(tr: Transaction, graves: Any, tally: Tally, found: Any, window: Any, **given: Any) -> Any:
-    if isinstance(found.opened, tuple):
-        found = found._replace(opened=(found.opened[0]._replace(expires_ms=0), found.opened[1]))
-    return _deliver(tr, graves, tally, found, window, **given)
+def never_expired(work: Work, found: Any, window: Any, **given: Any) -> Any:
+    if isinstance(found.opened, Opened):
+        found = found._replace(opened=found.opened._replace(record=found.opened.record._replace(expires_ms=0)))
+    return _deliver(work, found, window, **given)
 
 
 def clear_at_once(engine: Any, **_: Any) -> int:

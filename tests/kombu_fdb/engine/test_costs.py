@@ -13,7 +13,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 
 from kombu_fdb.engine.scheduling.ageing import MOST_SLICES
-from kombu_fdb.model import Lease, Publication
+from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -154,7 +154,7 @@ def test_a_limited_queue_with_room_costs_one_read_at_publish(bench: Bench, count
 def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
     bench.engine.publish([Publication("", "q", b"1234567890")] * backlog)
     bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length-bytes": backlog * 10}))
-    bench.engine._read(lambda tr: bench.engine.routing.max_load(tr, "q"))  # the declaration
+    bench.engine._read(lambda work: work.routing.max_load(work.tr, "q"))  # the declaration
     cost(counted, lambda: bench.put(b"1234567890" * 3))
     publish, shed = counted.transactions
     assert (publish.point_reads, publish.range_reads, publish.conflict_keys) == (1, 0, TOKEN)
@@ -168,7 +168,7 @@ def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench
     other = bench.engine.open_session({})
 
     def claim(session: bytes) -> list[Lease]:
-        return [each.lease for each in bench.engine.claim(session, ["q"], 8, consumers={"q": "tag"})]
+        return [each.lease for each in bench.engine.claim(session, ["q"], 8, terms=ClaimTerms(consumers={"q": "tag"}))]
 
     claim(bench.session)
     bench.put(*[b"a"] * 10)

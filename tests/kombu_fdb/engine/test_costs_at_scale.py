@@ -16,7 +16,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.keyspace.codec import encode_record
+from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_stamp
 from kombu_fdb.model import Lease, Publication
@@ -38,9 +38,9 @@ def stamp(number: int) -> bytes:
 
 
 def record(number: int, key: str = "") -> bytes:
-    return encode_record(
+    return Record.of(
         number.to_bytes(16, "big"), b"a", published_ms=0, expires_ms=0, key=key, task_id=f"task-{number}"
-    )
+    ).encode()
 
 
 def plain(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:

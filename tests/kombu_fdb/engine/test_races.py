@@ -18,11 +18,11 @@ from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
-from kombu_fdb.engine.messages.claim import Window
+from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.errors import LeaseLost
+from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, KeyLimits, Publication
+from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -58,7 +58,7 @@ def two_claims(bench: Bench) -> None:
 
 def claim_while_the_session_ends(bench: Bench) -> None:
     bench.put(b"a")
-    with pytest.raises(LeaseLost):
+    with pytest.raises(SessionLost):
         during(bench, bench.take, lambda: bench.another().close_session(bench.session))
     assert bench.counts() == (1, 0, 0)
 
@@ -265,7 +265,7 @@ def door_while_a_rival_answers_it(bench: Bench) -> None:
     bench.put(b"3", b"4", key="a")
     during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
     keys = bench.engine.keys
-    ring = bench.engine._read(lambda tr: tr.get_range(*range_of(keys.ring("q"))))
+    ring = bench.engine._read(lambda work: work.tr.get_range(*range_of(keys.ring("q"))))
     turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
     assert len(set(turns)) == len(turns), "two turns for one key"
 
@@ -280,7 +280,7 @@ class Consumers:
         self.engines = {"one": bench.engine, "two": bench.another()}
 
     def take(self, tag: str) -> list[Delivery]:
-        return self.engines[tag].claim(self.sessions[tag], ["q"], 1, consumers={"q": tag})
+        return self.engines[tag].claim(self.sessions[tag], ["q"], 1, terms=ClaimTerms(consumers={"q": tag}))
 
     def cancel(self, tag: str) -> None:
         self.engines[tag].remove_consumer(self.sessions[tag], "q", tag)
@@ -419,9 +419,7 @@ def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.Monkey
     """A number given twice would overwrite a lease, and lose its message."""
     bench, numbers = Bench(MemoryDatabase()), list[range]()
 
-    def note(
-        _tr: object, _graves: object, _tally: object, _queues: object, window: Window, **_: object
-    ) -> list[object]:
+    def note(_work: object, _queues: object, window: Window, **_: object) -> list[object]:
         numbers.append(range(window.next_number, window.next_number + window.limit))
         return []
 

@@ -19,7 +19,6 @@ from kombu_fdb.keyspace.codec import (
     decode_record,
     due_from,
     encode_lease,
-    encode_record,
     head_of_lease,
     is_newer,
     names_of,
@@ -73,7 +72,7 @@ def test_records_round_trip(  # noqa: PLR0917
     task_id: str,
     priority: int,
 ) -> None:
-    value = encode_record(
+    value = Record.of(
         message_id,
         payload,
         published_ms=published,
@@ -84,7 +83,7 @@ def test_records_round_trip(  # noqa: PLR0917
         ttr_ms=ttr_ms,
         task_id=task_id,
         priority=priority,
-    )
+    ).encode()
     record = decode_record(value)
     head = (message_id, published, expires, count, 0, len(payload), payload)
     assert record == (*head, history, key, ttr_ms, task_id, priority)
@@ -106,7 +105,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
     payload = bytes(range(256)) * (size // 256 + 1)
     payload = payload[:size]
     chunks = chunks_of(payload)
-    record = decode_record(encode_record(bytes(16), payload, published_ms=0, expires_ms=0))
+    record = decode_record(Record.of(bytes(16), payload, published_ms=0, expires_ms=0).encode())
     assert record.chunks == len(chunks)
     assert record.size == size
     assert (b"".join(chunks) or record.payload) == payload
@@ -114,7 +113,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
 
 def test_golden_bytes() -> None:
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
-    value = encode_record(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3)
+    value = Record.of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3).encode()
     assert value.hex() == (
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
@@ -124,7 +123,7 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
 def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
     death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
-    head = encode_record(bytes(16), b"", published_ms=1, expires_ms=2)
+    head = Record.of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
     at = struct.calcsize(">BHHHB")
     record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
@@ -169,7 +168,7 @@ def test_what_every_version_of_a_lease_keeps() -> None:
         b'{"some": "text", "that": "is", "as": "long as the head of a record"}',
         NEWER[:5] + b"\xff" + NEWER[6:],
         NEWER.replace(b"key", b"k\xffy"),
-        encode_record(bytes(16), b"ours", published_ms=1, expires_ms=0),
+        Record.of(bytes(16), b"ours", published_ms=1, expires_ms=0).encode(),
     ],
 )
 def test_what_is_no_newer_record(value: bytes) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,10 +27,10 @@ from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 DEATH = Death("q", "rejected", 2, 5, "dlx", ("a", "b"), {"error": "x"})
-RECORD = codec.encode_record(bytes(16), b"payload", published_ms=1, expires_ms=2, redeliveries=3, deaths=[DEATH])
-RECORD_WITH_ALL = codec.encode_record(
+RECORD = codec.Record.of(bytes(16), b"payload", published_ms=1, expires_ms=2, redeliveries=3, deaths=[DEATH]).encode()
+RECORD_WITH_ALL = codec.Record.of(
     bytes(16), b"p", published_ms=1, expires_ms=2, deaths=[DEATH], key="k", ttr_ms=9, task_id="t", priority=3
-)
+).encode()
 PLACE = pack("key") + pack_int(4) + pack_stamp(bytes(12))
 
 
@@ -49,20 +50,7 @@ def decode_record(value: bytes) -> None:
     """And what burying does with it: all of it can be written again."""
     record = codec.decode_record(value)
     sum(death.count for death in record.deaths)
-    codec.encode_record(
-        record.message_id,
-        record.payload,
-        published_ms=record.published_ms,
-        expires_ms=record.expires_ms,
-        redeliveries=record.redeliveries,
-        deaths=record.deaths,
-        key=record.key,
-        chunks=record.chunks,
-        size=record.size,
-        ttr_ms=record.ttr_ms,
-        task_id=record.task_id,
-        priority=record.priority,
-    )
+    record.encode()
 
 
 def decode_limits(value: bytes) -> None:
@@ -155,7 +143,7 @@ def test_values_of_ours_with_some_bytes_changed(decode: Callable[[bytes], object
 
 def with_extras(extras: bytes) -> bytes:
     """A record whose extras are these."""
-    record = codec.encode_record(bytes(16), b"", published_ms=1, expires_ms=2)
+    record = codec.Record.of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     return record[:11] + len(extras).to_bytes(4, "big") + record[15:] + extras
 
 
@@ -234,4 +222,4 @@ def test_an_active_consumer_with_an_unreadable_tag_has_a_name() -> None:
     class Keys:
         single = staticmethod(str.encode)
 
-    assert single.active(Stored(), Keys(), "q") == (bytes(16), "\N{REPLACEMENT CHARACTER}")  # type: ignore[arg-type]
+    assert single.active(SimpleNamespace(tr=Stored(), keys=Keys()), "q") == (bytes(16), "\N{REPLACEMENT CHARACTER}")  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def test_records_of_publications(data: Any) -> None:
     except (OptionError, QueueError):
         return
     record = codec.decode_record(
-        codec.encode_record(
+        codec.Record.of(
             bytes(16),
             b"",
             published_ms=0,
@@ -99,7 +99,7 @@ def test_records_of_publications(data: Any) -> None:
             ttr_ms=publication.ttr_ms,
             task_id=publication.task_id,
             priority=publication.priority,
-        )
+        ).encode()
     )
     assert (record.expires_ms, record.ttr_ms, record.key) == (
         publication.expires_ms,

@@ -24,8 +24,10 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.process import errands
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
-from kombu_fdb.transport import dispatch as dispatch_module
 from kombu_fdb.transport import transport as transport_module
+from kombu_fdb.transport.consuming import delivering
+from kombu_fdb.transport.consuming import dispatch as dispatch_module
+from kombu_fdb.transport.holding import credit, held, settling
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.
@@ -305,7 +307,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (9, 1))
-            until(lambda: not connection.transport.receiver.attendance.given)
+            until(lambda: not connection.transport.receiver.reception.attendance.given)
             fill(watcher, 1, first=10)
             let_the_receiver_turn(connection)
             assert everything(watcher) == [(number, False) for number in range(1, 11)]
@@ -320,7 +322,7 @@ class TestUndrained:
             for handed in (1, 2):
                 connection.drain_events(timeout=DEADLINE_S)
                 until(lambda handed=handed: placed(engine) == (10 - handed, handed))
-            drain(connection)
+            until(lambda: connection.drain_events(timeout=DEADLINE_S) or len(held) == 10)
             assert [message.payload for message in held] == list(range(10))
             assert not any(message.delivery_info["redelivered"] for message in held)
 
@@ -331,7 +333,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=print):
             drain(connection)
             receiver = connection.transport.receiver
-            until(lambda: not receiver.attendance.given and receiver._asleep)
+            until(lambda: not receiver.reception.attendance.given and receiver.reception.asleep)
             turns: list[None] = []
             monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
             fill(watcher, 1)  # rings no bell of its
@@ -442,7 +444,10 @@ class TestInterrupted:
 
     def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
         connection = connect(delivery_limit=None)  # the same messages come back at each line
-        files = {str(each.__file__) for each in (transport_module, dispatch_module, channel_module)}
+        files = {
+            str(each.__file__)
+            for each in (transport_module, delivering, dispatch_module, credit, held, settling, channel_module)
+        }
         received: list[Any] = []
         fill(connection, 3)
         places: list[str] = []
@@ -450,11 +455,11 @@ class TestInterrupted:
             until(lambda: drain(connection) is None and len(received) == 3)
             for line in range(1, 200):
                 received.pop(0).requeue()
-                until(lambda: connection.transport.receiver.arrived.wait(DEADLINE_S))
+                until(lambda: connection.transport.receiver.reception.arrived.wait(DEADLINE_S))
                 hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
                 places += filter(None, [hit])
                 until(lambda: drain(connection) is None and len(received) == 3)
-                assert len(connection.default_channel.inbox) == 0, places
+                assert len(connection.default_channel.credit.inbox) == 0, places
                 assert len(connection.default_channel.qos) == 3, places
                 if not hit:
                     break
@@ -477,7 +482,7 @@ class TestTwoThreads:
             transport = connection.transport
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: transport.receiver.attendance.given)
+            until(lambda: transport.receiver.reception.attendance.given)
             transport.close_connection(transport)
             thread.join(10)
         assert not thread.is_alive()

@@ -10,7 +10,7 @@ from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import BatchPublishError
 
 from kombu_fdb.errors import CommitUnknown
-from kombu_fdb.transport import batch as batch_module
+from kombu_fdb.transport.publishing import batch as batch_module
 
 
 @pytest.fixture

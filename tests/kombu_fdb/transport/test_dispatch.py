@@ -7,40 +7,27 @@ from typing import Any
 import pytest
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport.dispatch import Dispatch, Subscription
-from kombu_fdb.transport.inbox import Inbox
+from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.holding.credit import Credit
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0
 
 
-class Qos:
-    def __init__(self, prefetch: int) -> None:
-        self.prefetch_count = prefetch
-        self.held: dict[int, Lease] = {}
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def can_consume(self) -> bool:
-        return not self.prefetch_count or len(self.held) < self.prefetch_count
-
-    def hold(self, tag: int, lease: Lease) -> None:
-        self.held[tag] = lease
-
-
 class Channel:
+    """All of it that is looked at here."""
+
     def __init__(self, prefetch: int = 0) -> None:
-        self.qos = Qos(prefetch)
-        self.inbox = Inbox()
-        self.free_since: float | None = None
-        self.handed = 0
-        self.most_handed: int | None = None
+        self.credit: Credit[Subscription] = Credit()
+        self.credit.prefetch = prefetch
 
 
 def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription:
     settings = {"no_ack": False, "transient": False, **options}
-    return Subscription(f"{queue}-{id(settings)}", queue, channel, callback=print, **settings)
+    return Subscription(
+        f"{queue}-{id(settings)}", queue, channel.credit, settler=None, open=None, callback=print, **settings
+    )
 
 
 def deliveries(number: int, queue: str = "q", first: int = 0) -> list[Delivery]:
@@ -70,8 +57,8 @@ def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
         assert dispatch.next([])
     assert dispatch.next([]) is None
     assert dispatch.plan({"q"}, 0).queues == []
-    one.qos.held.popitem()
-    one.qos.held.popitem()
+    one.credit.held.leases.popitem()
+    one.credit.held.leases.popitem()
     assert dispatch.plan({"q"}, 0).limit == 2
 
 
@@ -138,7 +125,7 @@ def test_removed_consumer_leaves_its_messages(dispatch: Dispatch) -> None:
     dispatch.place(deliveries(4))
     assert len(dispatch.remove(first)) == 2
     assert dispatch.remove(first) == []
-    assert len(one.inbox) == 2
+    assert len(one.credit.inbox) == 2
     assert len(dispatch.remove(second)) == 2
     assert len(dispatch.place(deliveries(1, first=9))) == 1, "no home"
 
@@ -148,9 +135,9 @@ def test_lost_session(dispatch: Dispatch) -> None:
     dispatch.add(subscription(one))
     dispatch.place(deliveries(2))
     dispatch.drop_session(b"other")
-    assert len(one.inbox) == 2
+    assert len(one.credit.inbox) == 2
     dispatch.drop_session(b"s")
-    assert len(one.inbox) == 0
+    assert len(one.credit.inbox) == 0
 
 
 def test_closed(dispatch: Dispatch) -> None:
@@ -165,11 +152,11 @@ def test_closed(dispatch: Dispatch) -> None:
 def test_no_more_than_there_are_free_slots() -> None:
     dispatch, channel = Dispatch(64, 0.002, PATIENCE_S), Channel(prefetch=8)
     dispatch.add(subscription(channel))
-    channel.most_handed = 2
+    assert channel.credit.limit_slots(2)
     assert dispatch.plan({"q"}, 0).limit == 2
     dispatch.place(deliveries(1))
     assert dispatch.plan({"q"}, 0).limit == 1, "a claimed message takes its slot"
     assert dispatch.next([]) is not None
     assert dispatch.plan({"q"}, 0).limit == 1, "and keeps it when it was handed out"
-    channel.most_handed += 1
+    assert channel.credit.limit_slots(2), "one is free again"
     assert dispatch.plan({"q"}, 0).limit == 2

@@ -1,4 +1,4 @@
-"""What a Celery worker can't handle rests between its attempts, and is logged once (transport/poison.py)."""
+"""What a Celery worker can't handle rests between its attempts, and is logged once (transport/worker/poison.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
-from kombu_fdb.transport import poison
-from kombu_fdb.transport.tasks import body_fault, fault_of
+from kombu_fdb.transport.encoding.tasks import body_fault, fault_of
+from kombu_fdb.transport.worker import poison
 
 LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})
 GOOD = {"task": "t", "id": "an-id"}
@@ -68,13 +68,13 @@ def test_one_traceback_and_then_a_line_for_each_attempt(
     monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 1)
     publish(channel, "5")
     (stored,) = channel.engine.peek("q", 1)
-    with caplog.at_level(logging.ERROR, "kombu_fdb.transport.poison"):
+    with caplog.at_level(logging.ERROR, "kombu_fdb.transport.worker.poison"):
         for _ in range(4):
             work(connection)
     (letter,) = until(lambda: channel.engine.peek("q.dead", 2))
     assert letter.deaths[0].reason == "delivery_limit"
     assert "not what Celery expects" in letter.deaths[0].details["traceback"]
-    told = [record for record in caplog.records if record.name == "kombu_fdb.transport.poison"]
+    told = [record for record in caplog.records if record.name == "kombu_fdb.transport.worker.poison"]
     assert [bool(record.exc_info) for record in told] == [True, False, False, False]
     assert [record.args[0] for record in told] == [1, 2, 3, 4]
     for record in told:

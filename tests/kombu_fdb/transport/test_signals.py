@@ -13,13 +13,14 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process import client
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel, qos
+from kombu_fdb.transport import channel
+from kombu_fdb.transport.holding import credit, held, qos, settling
 
 MOST_STEPS = 400
 
 
 def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None:
-    files = {str(each.__file__) for each in (channel, client, qos)}
+    files = {str(each.__file__) for each in (channel, client, credit, held, qos, settling)}
     with MemoryStores():
         url = f"fdb+memory://{random_id().hex()}"
         with Broker.open(url) as broker, Connection(url) as connection:
@@ -62,6 +63,6 @@ def test_connections_that_only_publish_and_are_forgotten_leave_nothing() -> None
         with Broker.open(url) as broker:
             connection = Connection(url)
             connection.Producer().publish("x", routing_key="q")
-            assert connection.transport.store is broker.client
+            assert connection.transport.store is broker._client
             del connection
-            assert not broker.client._errands
+            assert not broker._client._errands

@@ -1,4 +1,4 @@
-"""What Celery takes for granted of a task's time limits (transport/tasks.py)."""
+"""What Celery takes for granted of a task's time limits (transport/encoding/tasks.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.transport.tasks import is_timelimit
+from kombu_fdb.transport.encoding.tasks import is_timelimit
 
 
 @pytest.mark.parametrize("limits", [None, [None, None], [1, None], (0.5, 300), [10**300, 1e308]])

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from kit.simulation.process import Frame
 from kit.simulation.world import World
-from kombu_fdb.engine.dead_letters.letters import Walk
 from kombu_fdb.engine.dead_letters.replay import Moved
+from kombu_fdb.engine.dead_letters.scan import Walk
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl

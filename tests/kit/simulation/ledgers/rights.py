@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.messages.deadletter import DEAD_SUFFIX
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import Lease
 
 __all__ = ["Judge"]

@@ -73,7 +73,7 @@ def _decode(value: bytes) -> tuple[Record, bytes]:
     try:
         return decode_record(value), b""
     except FormatError:
-        return Record(value, 0, 0, 0, 0, len(value), value, ()), value
+        return Record.unreadable(value, value), value
 
 
 def label_of(payload: bytes) -> str:

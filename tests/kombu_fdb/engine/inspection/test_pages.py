@@ -13,7 +13,7 @@ from kit.costs import Cost, CountingDatabase
 from kombu_fdb.engine.inspection import pages
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
-from kombu_fdb.model import Listed, Publication
+from kombu_fdb.model import Listed, Publication, View
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -46,7 +46,7 @@ def walk(bench: Bench, state: str, limit: int = 3, queue: str = "q", **options: 
     """All pages, one after the other."""
     found, after = [], b""
     while True:
-        page = bench.engine.page(queue, state, limit, after=after, **options)
+        page = bench.engine.page(queue, View(state, after=after, **options), limit)
         assert len(page.messages) <= limit
         found += page.messages
         if page.following is None:
@@ -198,7 +198,7 @@ def test_a_position_nobody_gave_out_leads_nowhere(bench: Bench, state: str, posi
     bench.put(b"another queue's", queue="r")
     bench.take(1, "r")
     assert bench.engine.read_at("q", state, position) is None
-    page = bench.engine.page("q", state, 3, after=position)
+    page = bench.engine.page("q", View(state, after=position), 3)
     assert all(each.message.queue == "q" for each in page.messages)
 
 
@@ -206,7 +206,10 @@ def test_what_nobody_can_read_is_shown_as_its_bytes(bench: Bench) -> None:
     fill(bench)
     keys = bench.engine.keys
     (broken,) = (each for each in walk(bench, "ready") if each.message.payload == b"urgent")
-    key, old = keys.at("q", broken.position), bench.engine._read(lambda tr: tr.get(keys.at("q", broken.position)))
+    key, old = (
+        keys.at("q", broken.position),
+        bench.engine._read(lambda work: work.tr.get(keys.at("q", broken.position))),
+    )
     bench.write(lambda tr: tr.set(key, b"garbage"))
     assert b"garbage" in payloads(walk(bench, "ready"))
     bench.write(lambda tr: tr.set(key, old))
@@ -229,11 +232,11 @@ def test_every_page_costs_the_same_in_a_queue_of_any_length(
         for start in range(0, backlog, 2_000):
             number = min(2_000, backlog - start)
             bench.engine.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * number)
-        first, last = (bench.engine.page("q", state, 50, reverse=reverse) for reverse in (False, True))
+        first, last = (bench.engine.page("q", View(state, reverse=reverse), 50) for reverse in (False, True))
         middle = first
         for reverse, after in ((False, b""), (False, first.following), (False, last.following), (True, last.following)):
             assert after is not None
-            paid = cost(counted, lambda s=state, a=after, r=reverse: bench.engine.page("q", s, 50, after=a, reverse=r))
+            paid = cost(counted, lambda s=state, a=after, r=reverse: bench.engine.page("q", View(s, None, a, r), 50))
             assert (paid.rows, paid.point_reads, paid.conflict_keys, paid.writes) == (51, 0, 0, 0) or (
                 after == last.following and not reverse and paid.rows == 49
             )

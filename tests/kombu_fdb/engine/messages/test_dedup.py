@@ -30,6 +30,6 @@ def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
     looked: list[int] = []
     counted.reset()
     for _ in range(3):
-        bench.write(lambda tr: looked.append(dedup.clear_ended(tr, bench.engine.keys, bench.clock.wall_ms(), limit=2)))
+        bench.work(lambda work: looked.append(dedup.clear_ended(work, work.now_ms, limit=2)))
     assert looked == [2, 1, 0]
     assert counted.total().conflict_ranges == 0

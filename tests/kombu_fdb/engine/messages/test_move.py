@@ -162,4 +162,4 @@ def test_a_finished_import_leaves_no_marks_however_often_it_is_finished(bench):
         transfer.finish(IMPORT, {"messages": 4})
     assert transfer.finished(IMPORT) == {"messages": 4}
     keys = bench.engine.keys
-    assert bench.engine._read(lambda tr: tr.get_range(*keys.all_imported(IMPORT))) == []
+    assert bench.engine._read(lambda work: work.tr.get_range(*keys.all_imported(IMPORT))) == []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
@@ -37,7 +37,12 @@ class Fleet:
 
     def _engine(self, clock: ManualClock) -> Engine:
         bench = self.bench
-        return Engine(bench.database, bench.namespace, clock=clock, ids=random_id, rng=random.Random(1), timeout_s=30.0)
+        return Engine(
+            bench.database,
+            bench.namespace,
+            Environment(clock, random_id, random.Random(1)),
+            timeouts=Timeouts(call_s=30.0),
+        )
 
     def put(self, number: int) -> None:
         self.bench.engine.publish([Publication("", "q", b"", key="a")] * number)
@@ -215,5 +220,5 @@ def test_a_damaged_bucket_keeps_nobody_from_being_promoted() -> None:
     row = bench.engine.keys.bucket("q", "a"), rates.encode(rates.Bucket(0.0, last_ms))
     bench.engine.limit("q", "a", KeyLimits(rate=1, burst=1))
     bench.write(lambda tr: tr.set(*row))
-    bench.write(lambda tr: rates.credit(tr, bench.engine.keys, [rates.Seen(row, now_ms)]))
+    bench.work(lambda work: rates.credit(work, [rates.Seen(row, now_ms)]))
     assert dict(bench.engine.rows(bench.engine.keys.all_buckets))[row[0]] == rates.encode(rates.Bucket(1.0, last_ms))

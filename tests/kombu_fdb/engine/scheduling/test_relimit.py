@@ -191,4 +191,4 @@ def test_nothing_is_left_of_it(bench: Bench) -> None:
     bench.put(b"1")
     bench.take()
     limit_every_key(bench)
-    assert bench.engine._read(lambda tr: tr.get_range(*bench.engine.keys.all_relimits)) == []
+    assert bench.engine._read(lambda work: work.tr.get_range(*bench.engine.keys.all_relimits)) == []

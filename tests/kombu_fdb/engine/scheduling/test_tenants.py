@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import KeyLimits, Publication, QueueControl
+from kombu_fdb.model import KeyLimits, Publication, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -207,7 +208,7 @@ def test_tenants_leave_no_rows(bench: Bench) -> None:
         bench.engine.limit("q", f"big/{number}", None)
     while bench.take(50):
         pass
-    rows = bench.engine._read(lambda tr: tr.get_range(*bench.engine.keys.fairness("q")[3]))
+    rows = bench.engine._read(lambda work: work.tr.get_range(*bench.engine.keys.fairness("q")[3]))
     assert rows == []
 
 
@@ -215,8 +216,10 @@ def turns_of(bench: Bench, queue: str) -> tuple[int, int]:
     """How many turns stand in the ring, and how many tenants have some, by the store's rows."""
     keys = bench.engine.keys
 
-    def body(tr: Transaction) -> tuple[int, int]:
-        ring, turns = tr.get_ranges([(*range_of(keys.ring(queue)), 0), (*keys.fairness(queue)[3], 0)], snapshot=True)
+    def body(work: Work) -> tuple[int, int]:
+        ring, turns = work.tr.get_ranges(
+            [(*range_of(keys.ring(queue)), 0), (*keys.fairness(queue)[3], 0)], snapshot=True
+        )
         return len(ring), len(turns)
 
     return bench.engine._read(body)
@@ -236,7 +239,7 @@ def replayed_to_itself(bench: Bench) -> None:
 
 
 def replayed_one_by_one(bench: Bench) -> None:
-    for each in bench.engine.page("q.dead", "ready", LETTERS).messages:
+    for each in bench.engine.page("q.dead", View("ready"), LETTERS).messages:
         assert bench.engine.replay_at("q.dead", each.position, each.message.message_id) == "q"
 
 

@@ -44,7 +44,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def rows(bench: Bench) -> Counter[str]:
     """How many rows there are of each kind."""
     keys = bench.engine.keys
-    found = bench.engine._read(lambda tr: tr.get_range(*range_of(keys.prefix), snapshot=True))
+    found = bench.engine._read(lambda work: work.tr.get_range(*range_of(keys.prefix), snapshot=True))
     return Counter(str(keys.unpack(key)[0]) for key, _ in found)
 
 

@@ -118,11 +118,13 @@ def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: byte
     bench.put(b"x")
     (delivery,) = bench.take()
     key = engine.keys.lease(*delivery.lease)
-    queue, place, _ = decode_lease(engine._read(lambda tr: tr.get(key)) or b"")
+    queue, place, _ = decode_lease(engine._read(lambda work: work.tr.get(key)) or b"")
     bench.write(lambda tr: tr.set(key, encode_lease(queue, place, record)))
     engine.fence(bench.session, bench.beats()[bench.session])
     assert engine.release_session(bench.session) == 1
-    (letter,) = engine._read(lambda tr: tr.get_range(engine.keys.at("q", place), engine.keys.at("q", place) + b"\0"))
+    (letter,) = engine._read(
+        lambda work: work.tr.get_range(engine.keys.at("q", place), engine.keys.at("q", place) + b"\0")
+    )
     assert letter[1] == record
 
 

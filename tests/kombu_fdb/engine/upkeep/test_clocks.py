@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
 from kombu_fdb.engine.messages.dedup import KEPT_MS
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
@@ -27,7 +27,10 @@ class Host:
         self.clock = ManualClock()
         self.clock.jump_wall(error_s)
         self.engine = Engine(
-            bench.database, bench.namespace, clock=self.clock, ids=random_id, rng=random.Random(1), timeout_s=30.0
+            bench.database,
+            bench.namespace,
+            Environment(self.clock, random_id, random.Random(1)),
+            timeouts=Timeouts(call_s=30.0),
         )
         self.session = self.engine.open_session({})
 

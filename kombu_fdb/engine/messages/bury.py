@@ -1,0 +1,188 @@
+"""Dead letters: what happens to a message that will not be delivered again.
+
+In the transaction that takes it out of its queue it goes to the queue's dead-letter exchange
+(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``), or, where none is set, to ``<queue>.dead``, which keeps it
+for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
+(https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
+
+An exchange that does not exist, or routes nowhere, counts as not set: nothing vanishes for a wrong name.
+
+A message of any size can die into any number of queues, whether it stands in the store or comes from outside: what does
+not fit into the transaction of its burial is copied beforehand (``copies.py``).
+
+A message of a newer version is not buried, for its history can't be read: it is kept for who can (``newer.py``).
+
+Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
+when it would enter one for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
+dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, put_ready
+from kombu_fdb.engine.stored import copies, newer, whereabouts
+from kombu_fdb.engine.stored.effects import DEAD
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import ExchangeNotFound, FormatError
+from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
+from kombu_fdb.keyspace.layout import priority_of
+from kombu_fdb.model import NO_PRIORITY, Death
+
+__all__ = ["DEAD_SUFFIX", "Cause", "bury", "drop_expired", "fitted"]
+
+DEAD_SUFFIX = ".dead"
+#: A history must fit into a record, and a record into a value of the store (100,000 B): how large the details of one
+#: death may be as JSON, and how many of the latest deaths keep theirs.
+DETAILS_BYTES = 16_000
+MOST_DETAILED = 4
+#: How large a whole history may be; beyond it the oldest deaths are forgotten.
+HISTORY_BYTES = 80_000
+
+
+class Cause(NamedTuple):
+    """Why a message dies. ``details``: stand in its history, within :data:`DETAILS_BYTES`."""
+
+    reason: str
+    details: dict[str, Any] | None = None
+
+    @classmethod
+    def malformed(cls, error: FormatError) -> Cause:
+        """Nobody can read it."""
+        return cls("malformed", {"error": str(error)})
+
+
+def drop_expired(work: Work, message: Message, record: Record) -> None:
+    """A message outlived its time: dead-lettered if an exchange is set, else gone."""
+    if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
+        delete_rest(work, record, message.place)
+    else:
+        bury(work, message, Cause("expired"))
+
+
+def bury(work: Work, message: Message, cause: Cause, *, payload: bytes = b"") -> None:
+    """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
+
+    ``payload``: of a message from outside, what to copy it from, if that may be done beforehand. Raises
+    ``CopiesMissing``.
+    """
+    queue, place, value = message
+    if newer.keep(work, queue, value, place):
+        return
+    record = _readable(work, value)
+    work.effects.note(queue, DEAD, record.key)
+    record = record._replace(priority=record.priority or priority_of(place))
+    way = _way(work, queue)
+    targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, cause.reason)]
+    if not targets:
+        delete_rest(work, record, place)
+        return
+    whereabouts.forget(work, record.task_id, place)
+    death = Death(queue, cause.reason, 1, work.now_ms, way.exchange, (way.routing_key,), fitted(cause.details or {}))
+    record = record._replace(redeliveries=0, deaths=_remember(record.deaths, death))
+    for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
+        _put(work, target, copy, declared=way.declared)
+
+
+def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
+    """By its priority, as RabbitMQ does; ``<queue>.dead`` keeps the order of the deaths."""
+    # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
+    ttl_ms = work.routing.message_ttl_ms(work.tr, target) if declared else work.policy.dead_ttl_ms
+    expires_ms = 0 if ttl_ms is None else work.now_ms + ttl_ms
+    rank = work.keys.rank(NO_PRIORITY if target.endswith(DEAD_SUFFIX) else record.priority)
+    put_ready(work, Subqueue(target, "", rank), record._replace(expires_ms=expires_ms))
+
+
+def _readable(work: Work, value: bytes) -> Record:
+    try:
+        return decode_record(value)
+    except FormatError:
+        return Record.unreadable(value, work.ids())
+
+
+class _Way(NamedTuple):
+    """Where dead letters go, and by which exchange and key; ``declared``: as the queue's arguments say."""
+
+    queues: list[str]
+    exchange: str = ""
+    routing_key: str = ""
+    declared: bool = False
+
+
+def _way(work: Work, queue: str) -> _Way:
+    exchange = work.routing.dead_letter_exchange(work.tr, queue)
+    if exchange is not None:
+        routing_key = work.routing.dead_letter_routing_key(work.tr, queue)
+        queues = _route(work, exchange, routing_key)
+        if queues:
+            return _Way(queues, exchange, routing_key, declared=True)
+    if queue.endswith(DEAD_SUFFIX) or not work.policy.keep_dead:
+        return _Way([])
+    return _Way([queue + DEAD_SUFFIX], routing_key=queue + DEAD_SUFFIX)
+
+
+def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
+    """An exchange that is not there, or unreadable, must not stop whoever buries, often a sweep; it reaches nobody."""
+    try:
+        return work.routing.route(work.tr, exchange, routing_key)
+    except (ExchangeNotFound, FormatError):
+        return []
+
+
+def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> bool:
+    """RabbitMQ's rule: a message that comes to a queue again without ever having been rejected is dropped."""
+    return "rejected" not in (reason, *(death.reason for death in deaths)) and any(
+        death.queue == target for death in deaths
+    )
+
+
+def _remember(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+    """One entry per queue and reason, the newest first."""
+    others = [old for old in deaths if (old.queue, old.reason) != (death.queue, death.reason)]
+    count = sum(old.count for old in deaths if old not in others)
+    kept = (dataclasses.replace(death, count=count + 1), *others)
+    return _within(kept[:MOST_DETAILED] + tuple(dataclasses.replace(old, details={}) for old in kept[MOST_DETAILED:]))
+
+
+def _within(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
+    """The newest of them that fit into :data:`HISTORY_BYTES`; at least one."""
+    sizes = accumulate(len(encode_json(dataclasses.asdict(death))) for death in deaths)
+    most = sum(size <= HISTORY_BYTES for size in sizes)
+    return deaths[: max(most, 1)]
+
+
+def fitted(details: dict[str, Any]) -> dict[str, Any]:
+    """The details within :data:`DETAILS_BYTES`: the longest are halved; of a traceback the end stays."""
+    details = dict(details)
+    while len(encode_json(details)) > DETAILS_BYTES:
+        name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))
+        half = len(value) // 2 if isinstance(value, str | list) else 0
+        details[name] = value[len(value) - half :] if name == "traceback" else value[:half] if half else ""
+    return details
+
+
+def _copies(work: Work, record: Record, targets: Sequence[str], place: bytes, payload: bytes) -> list[Record]:
+    """The message once per target. Chunks belong to one message id, so further copies get chunks of their own.
+
+    Raises ``CopiesMissing`` for a message that is too large to be copied here, and may be copied beforehand.
+    """
+    further = targets[1:]
+    if (place or payload) and record.chunks and record.size * len(further) > copies.COPIED_BYTES:
+        ids = copies.take(work, record, further, payload)
+    else:
+        ids = [work.ids() for _ in further]
+        _copy_chunks(work, record, ids)
+    return [record, *(record._replace(message_id=each) for each in ids)]
+
+
+def _copy_chunks(work: Work, record: Record, ids: list[bytes]) -> None:
+    if not record.chunks or not ids:
+        return
+    rows = work.tr.get_range(*work.keys.bodies(record.message_id), snapshot=True)
+    for (_message_id, number), chunk in work.keys.read(rows, bytes, int):
+        for each in ids:
+            work.tr.set(work.keys.body(each, number), chunk)

@@ -1,0 +1,261 @@
+"""The stored message: out of its queue, into another, under a lease, read, deleted. All verbs do that here.
+
+Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
+ready, among the messages of its key or of none, or delayed; or its record stands in a lease. Whoever moves a message
+takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and tells the transaction's effects
+what became more and what less (COUNTS).
+
+* nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp; the index by task learns it.
+* ready, delayed -> out: :func:`take_out`. It conflicts with whoever takes the same message, and with nobody else.
+* out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
+* out -> ready at its old place: :func:`put_back`. Stamp and index stay.
+* out -> gone: :func:`delete` clears what there is besides the row.
+* out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above.
+
+A record that can't be read is moved like any other: what has to be known of it is patched, or found in its place. One
+that has to be read is an error of the caller's (``FormatError``), or :meth:`.Record.unreadable` stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from kombu_fdb.engine.scheduling import turns
+from kombu_fdb.engine.stored import whereabouts
+from kombu_fdb.engine.stored.effects import DELAYED, LEASED
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    Record,
+    chunks_of,
+    decode_record,
+    encode_lease,
+    names_of,
+    outline_of,
+    size_of,
+)
+from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
+from kombu_fdb.keyspace.tuples import STAMP_CODE
+from kombu_fdb.model import Lease
+from kombu_fdb.store.protocol import KeyValue
+
+__all__ = [
+    "Message",
+    "Opened",
+    "Subqueue",
+    "delete",
+    "delete_rest",
+    "end_lease",
+    "forget",
+    "from_outside",
+    "put_back",
+    "put_delayed",
+    "put_leased",
+    "put_ready",
+    "read",
+    "read_all",
+    "read_beginning",
+    "take_out",
+    "take_row",
+]
+
+
+class Message(NamedTuple):
+    """A message that was taken out: of which queue, where it stood, and the bytes of its record.
+
+    ``place``: or the key of its row, which ends like one; b"" for a message from outside.
+    """
+
+    queue: str
+    place: bytes
+    value: bytes
+
+
+class Subqueue(NamedTuple):
+    """Where messages of one key and rank stand in a queue; ``key`` "": those without one. ``rank``: packed."""
+
+    queue: str
+    key: str
+    rank: bytes
+
+
+class Opened(NamedTuple):
+    """A record and its whole payload."""
+
+    record: Record
+    payload: bytes
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+
+def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
+    """Take these rows, ready or delayed ones, out of the queue.
+
+    A tenant's key that has no message left gives up its turn: that is read, so all are taken out before anything is
+    stored.
+    """
+    for row in rows:
+        take_row(work, queue, row)
+    turns.leave_places(work, queue, [key for key, _ in rows])
+
+
+def take_row(work: Work, queue: str, row: KeyValue) -> None:
+    """The same of one row, by who sees to the turns himself."""
+    key, value = row
+    work.tr.add_read_conflict_key(key)
+    work.tr.clear(key)
+    if key.startswith(work.keys.delayed(queue)):
+        work.effects.change(queue, DELAYED, -1)
+        return
+    work.effects.unready(queue, size_of(value))
+    if fair_key := work.keys.key_at(queue, key):
+        work.effects.went(queue, fair_key)
+
+
+def end_lease(work: Work, queue: str, place: bytes) -> None:
+    """One message of the queue, and of its key, is no longer leased. Its lease was cleared."""
+    work.effects.change(queue, LEASED, -1)
+    if has_key(place):
+        work.effects.freed(queue, split_place(place)[0])
+
+
+def forget(work: Work, message: Message) -> None:
+    """The message gets another stamp, or none: by its old one it is no longer found."""
+    whereabouts.forget(work, names_of(message.value)[1], message.place)
+
+
+def delete(work: Work, message: Message) -> None:
+    """Delete what else there is of a message; of one that can't be read there is nothing."""
+    try:
+        record = outline_of(message.value)
+    except FormatError:
+        return
+    delete_rest(work, record, message.place)
+
+
+def delete_rest(work: Work, record: Record, place: bytes) -> None:
+    """The same, of a record that was read."""
+    whereabouts.forget(work, record.task_id, place)
+    if record.chunks:
+        work.tr.clear_range(*work.keys.bodies(record.message_id))
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+
+def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
+    """Put a message at the end of its sub-queue: a record, or the bytes of one that stays as it is."""
+    value, task_id = _stored(work, message)
+    _put(work, work.keys.items(*to) + STAMP_CODE, value, task_id)
+    work.effects.ready(to.queue, size_of(value))
+    if to.key:
+        work.effects.came(*to)
+
+
+def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) -> None:
+    """Keep a message out of the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
+    value, task_id = _stored(work, message)
+    _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), value, task_id)
+    work.tr.set(work.keys.waiting(to.queue), b"")
+    work.effects.delayed(to.queue)
+
+
+def _put(work: Work, prefix: bytes, value: bytes, task_id: str) -> None:
+    user_version = work.effects.next_user_version()
+    work.tr.set_versionstamped_key(prefix, user_version, value)
+    whereabouts.note(work, task_id, prefix, user_version)
+
+
+def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str]:
+    """What is stored of it, and the id of its task."""
+    if isinstance(message, bytes):
+        return message, names_of(message)[1]
+    return _write_chunks(work, message).encode(), message.task_id
+
+
+def from_outside(work: Work, queue: str, record: Record) -> Message:
+    """A message that stands nowhere yet, but for its chunks, as if it had been taken out of ``queue``."""
+    return Message(queue, b"", _write_chunks(work, record).encode())
+
+
+def _write_chunks(work: Work, record: Record) -> Record:
+    """Write the payload that the record carries, if it is too large for it. The record as it is to be stored."""
+    chunks = chunks_of(record.payload)
+    for number, chunk in enumerate(chunks):
+        work.tr.set(work.keys.body(record.message_id, number), chunk)
+    return record._replace(chunks=len(chunks)) if chunks else record
+
+
+def put_back(work: Work, message: Message) -> None:
+    """Ready again, at its old place."""
+    queue, place, value = message
+    work.tr.set(work.keys.at(queue, place), value)
+    work.effects.ready(queue, size_of(value))
+    key, rank = split_place(place)
+    if key:
+        work.effects.came(queue, key, rank)
+
+
+def put_leased(work: Work, lease: Lease, message: Message) -> None:
+    """The session holds it."""
+    queue, place, value = message
+    work.tr.set(work.keys.lease(*lease), encode_lease(queue, place, value))
+    work.effects.change(queue, LEASED, 1)
+    if has_key(place):
+        work.effects.leased(queue, split_place(place)[0])
+
+
+# -- looked into -------------------------------------------------------------------------------------------------------
+
+
+def read(work: Work, value: bytes) -> Opened:
+    """A record and its payload. Raises ``FormatError`` if it can't be read, or a chunk is missing. Snapshot."""
+    (opened,) = read_all(work, [value])
+    if isinstance(opened, FormatError):
+        raise opened
+    return opened
+
+
+def read_all(work: Work, values: Sequence[bytes]) -> list[Opened | FormatError]:
+    """The same of each, or why not: all chunks are read in one round trip, and none if there are none.
+
+    Snapshot: nobody writes chunks while the row, on which whoever takes it conflicts, exists.
+    """
+    records = [_decode(value) for value in values]
+    wanted = [key for record in records if isinstance(record, Record) for key in _chunk_keys(work.keys, record)]
+    chunks = iter(work.tr.get_many(wanted, snapshot=True) if wanted else [])
+    return [
+        _open(record, islice(chunks, record.chunks)) if isinstance(record, Record) else record for record in records
+    ]
+
+
+def read_beginning(work: Work, value: bytes) -> Opened:
+    """The record and the first chunk of its payload; bytes that can't be read are a payload. Snapshot."""
+    try:
+        record = decode_record(value)
+    except FormatError:
+        return Opened(Record.unreadable(value), value)
+    if not record.chunks:
+        return Opened(record, record.payload)
+    return Opened(record, work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b"")
+
+
+def _decode(value: bytes) -> Record | FormatError:
+    try:
+        return decode_record(value)
+    except FormatError as error:
+        return error
+
+
+def _chunk_keys(keys: Keyspace, record: Record) -> list[bytes]:
+    return [keys.body(record.message_id, number) for number in range(record.chunks)]
+
+
+def _open(record: Record, chunks: Iterable[bytes | None]) -> Opened | FormatError:
+    payload = b"".join([chunk for chunk in chunks if chunk is not None]) if record.chunks else record.payload
+    if len(payload) != record.size:
+        return FormatError("part of the payload is missing", message_id=record.message_id.hex())
+    return Opened(record, payload)

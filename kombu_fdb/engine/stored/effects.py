@@ -1,0 +1,181 @@
+"""What one transaction does to the counters and whom it wakes, collected and written once at its end.
+
+Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
+a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
+finds a right number, and no queue pays for it.
+"""
+
+from __future__ import annotations
+
+from kombu_fdb.errors import LimitExceeded
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = [
+    "ACKED",
+    "CLAIMED",
+    "CONFLICTS",
+    "CONTESTED",
+    "DEAD",
+    "DELAYED",
+    "LATE",
+    "LEASED",
+    "LOST",
+    "NEWER",
+    "PUBLISHED",
+    "READY",
+    "RETURNED",
+    "Effects",
+    "Event",
+]
+
+READY = "ready"
+DELAYED = "delayed"
+LEASED = "leased"
+#: Kept for a newer version, which can read it (``newer.py``).
+NEWER = "newer"
+
+#: A stamp's user version has 2 bytes.
+MOST_USER_VERSION = 0xFFFF
+
+#: What is counted for charts only (``totals.py``): a queue's name, what happened there, and to a message of which key;
+#: without a key: to any message.
+Event = tuple[str, ...]
+PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
+#: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
+LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
+#: A message was in a claim that was beaten.
+CONTESTED = "contested"
+
+
+class Effects:
+    """Counts and bells of one transaction; also numbers its new messages."""
+
+    __slots__ = (
+        "_alarm",
+        "_amounts",
+        "_backlogs",
+        "_bells",
+        "_counts",
+        "_doors",
+        "_flights",
+        "_freed",
+        "_stamped",
+        "events",
+    )
+
+    def __init__(self, stamped: int = 0) -> None:
+        """``stamped``: how many new messages are in the transaction already."""
+        #: Happens with the commit. None of it is written by this transaction.
+        self.events: dict[Event, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        self._amounts: dict[str, int] = {}
+        self._bells: set[str] = set()
+        self._alarm = False
+        self._stamped = stamped
+        self._backlogs: dict[tuple[str, str], int] = {}
+        self._flights: dict[tuple[str, str], int] = {}
+        self._doors: set[tuple[str, str, bytes]] = set()
+        self._freed: set[tuple[str, str]] = set()
+
+    def change(self, queue: str, state: str, by: int) -> None:
+        """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
+        key = (queue, state)
+        self._counts[key] = self._counts.get(key, 0) + by
+
+    def note(self, queue: str, event: str, key: str = "") -> None:
+        """Count an event for the charts; once more for the key, if the message has one."""
+        self.events[queue, event] = self.events.get((queue, event), 0) + 1
+        if key:
+            self.events[queue, event, key] = self.events.get((queue, event, key), 0) + 1
+
+    def ready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes became ready: count it and wake who waits for it."""
+        self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
+        self._bells.add(queue)
+
+    def unready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes is ready no longer."""
+        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(1, size)
+
+    def wake(self, queue: str) -> None:
+        """Let idle consumers look at the queue."""
+        self._bells.add(queue)
+
+    def came(self, queue: str, key: str, rank: bytes) -> None:
+        """A message with a key became ready: consumers must look at the key."""
+        self._add(self._backlogs, (queue, key), 1)
+        self._doors.add((queue, key, rank))
+
+    def coming(self, queue: str, key: str) -> int:
+        """How many messages of the key this transaction has added."""
+        return self._backlogs.get((queue, key), 0)
+
+    def went(self, queue: str, key: str) -> None:
+        """A message with a key is no longer ready."""
+        self._add(self._backlogs, (queue, key), -1)
+
+    def leased(self, queue: str, key: str) -> None:
+        """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
+        self._add(self._flights, (queue, key), 1)
+
+    def freed(self, queue: str, key: str) -> None:
+        """A lease on a message with a key ended: a parked key may have a slot again."""
+        self._add(self._flights, (queue, key), -1)
+        self.spared(queue, key)
+
+    def spared(self, queue: str, key: str) -> None:
+        """A message was chosen and not leased: its key may be parked for a slot that nobody took."""
+        self._freed.add((queue, key))
+        self._bells.add(queue)
+
+    @staticmethod
+    def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
+        numbers[key] = numbers.get(key, 0) + by
+
+    def delayed(self, queue: str) -> None:
+        """A message was delayed: count it and let the promoter look at its due time."""
+        self.change(queue, DELAYED, 1)
+        self._alarm = True
+
+    @property
+    def stamped(self) -> int:
+        """How many new messages the transaction has."""
+        return self._stamped
+
+    def next_user_version(self) -> bytes:
+        """The 2 bytes that order this transaction's new messages. Raises ``LimitExceeded`` when there is no more."""
+        number = self._stamped
+        if number > MOST_USER_VERSION:
+            raise LimitExceeded("too many messages in one transaction", most=MOST_USER_VERSION + 1)
+        self._stamped += 1
+        return Keyspace.user_version(number)
+
+    def write(self, tr: Transaction, keys: Keyspace) -> None:
+        """Put it all into the transaction: one atomic add per changed counter, one blind set per bell."""
+        for (queue, state), by in self._counts.items():
+            if by:
+                tr.add(keys.count(queue, state), by)
+        for queue, by in self._amounts.items():
+            if by:
+                tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
+        self._write_keys(tr, keys)
+        for queue in self._bells:
+            tr.set_versionstamped_value(keys.bell(queue))
+        if self._alarm:
+            tr.set_versionstamped_value(keys.alarm)
+
+    def _write_keys(self, tr: Transaction, keys: Keyspace) -> None:
+        for (queue, key), by in self._backlogs.items():
+            if by:
+                tr.add(keys.backlog(queue, key), by)
+        for (queue, key), by in self._flights.items():
+            if by:
+                tr.add(keys.flight(queue, key), by)
+        for queue, key, rank in self._doors:
+            tr.set(keys.door(queue, key, rank), b"")
+        for queue, key in self._freed:
+            tr.set(keys.freed(queue, key), b"")
+        for queue in {queue for queue, _, _ in self._doors}:
+            tr.set(keys.fair(queue), b"")

@@ -1,0 +1,1 @@
+"""From the store to a consumer's callback."""

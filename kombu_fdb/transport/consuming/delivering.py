@@ -1,0 +1,51 @@
+"""A message's way from the inbox to its callback, in the thread of whoever drains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu_fdb.transport.consuming.reception import Reception
+from kombu_fdb.transport.consuming.subscription import Arrival
+from kombu_fdb.transport.worker.poison import fault_in, survives
+
+__all__ = ["deliver_next"]
+
+
+def deliver_next(reception: Reception) -> bool:
+    """False if there is nothing to deliver. Raises the reception's error, and what the callback raises."""
+    hand: list[Arrival] = []
+    try:
+        while reception.next(hand) is not None:
+            arrival = hand[0]
+            message, callback = _open(arrival), arrival.subscription.callback
+            if message is None:
+                hand = []
+                continue
+            try:
+                hand = []  # no call from here to the callback, as Python looks for signals after each
+                callback(message)
+            except Exception as error:
+                if not survives(message, arrival.delivery, error):
+                    raise
+            return True
+    except BaseException:
+        reception.put_back(hand)  # what no callback has seen
+        raise
+    return False
+
+
+def _open(arrival: Arrival) -> Any:
+    """The message; None if it can't be one, and has been dead-lettered."""
+    subscription, delivery, tag = arrival
+    message = subscription.open(delivery, tag, subscription.tag)
+    if message is None:
+        return None
+    fault = fault_in(message, subscription.callback)
+    if fault is not None:
+        subscription.credit.held.drop(tag)
+        subscription.settler.refuse(delivery, fault)
+        return None
+    if subscription.no_ack and not subscription.leaseless:
+        subscription.settler.note_ack(delivery.lease)
+        subscription.settler.acknowledged()
+    return message

@@ -1,0 +1,279 @@
+"""Who gets the next message, and from which queues more may be claimed. No thread, no store: only the bookkeeping.
+
+Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
+then it is *held* until it is settled. How many of both a channel may have is its credit's business
+(``holding/credit.py``).
+
+Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
+the active one of all (``engine/scheduling/single.py``).
+
+A channel whose waiting messages had to be withdrawn, because nobody has taken any for ``patience_s`` seconds or their
+time to run had passed, is *stalled*: nothing is claimed for it until somebody drains again.
+
+A message is on its way from the inbox to its callback in the *hand* of whoever drains. It is there before it leaves the
+inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's killer, puts it
+back to the front.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
+from kombu_fdb.transport.holding.credit import Credit, Room
+
+__all__ = ["Dispatch", "Plan"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to claim now; if nothing, when to look again (seconds; None: when something changes)."""
+
+    queues: list[str] = field(default_factory=list)
+    limit: int = 0
+    leaseless: set[str] = field(default_factory=set)
+    #: By queue with one active consumer, for whom.
+    consumers: dict[str, str] = field(default_factory=dict)
+    again_s: float | None = None
+
+    def note(self, room: Room) -> int:
+        """When to look again, if this one is not worth a claim yet. Returns how many places it has."""
+        if room.again_s is not None:
+            self.again_s = room.again_s if self.again_s is None else min(room.again_s, self.again_s)
+        return room.places
+
+
+class Dispatch:
+    """The consumers of one connection. Thread-safe."""
+
+    def __init__(self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._window = window
+        self._group_s = group_s
+        self._patience_s = patience_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_queue: dict[str, deque[Subscription]] = {}
+        self._credits: deque[Credit[Subscription]] = deque()
+        self._turn = 0
+        self._stalled: set[Credit[Subscription]] = set()
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription) -> None:
+        with self._lock:
+            self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
+            if subscription.credit not in self._credits:
+                self._credits.append(subscription.credit)
+
+    def remove(self, subscription: Subscription) -> list[Lease]:
+        """Returns the leases of what was waiting for it."""
+        with self._lock:
+            subscriptions = self._by_queue.get(subscription.queue)
+            if subscriptions is None or subscription not in subscriptions:
+                return []
+            subscriptions.remove(subscription)
+            if not subscriptions:
+                del self._by_queue[subscription.queue]
+            return subscription.credit.inbox.withdraw(lambda each, _: each is subscription)
+
+    def drop_session(self, session_id: bytes) -> None:
+        """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
+        with self._lock:
+            for credit in self._credits:
+                credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
+
+    def close(self) -> list[Lease]:
+        """No consumers any more: what arrives from now on has no home. Returns the leases of all that waits."""
+        with self._lock:
+            self._by_queue.clear()
+            return [lease for credit in self._credits for lease in credit.inbox.withdraw(_everything)]
+
+    def forget(self, credit: Credit[Subscription]) -> list[Lease]:
+        """The channel is closed. Returns the leases of what still waits, as its consumers are not cancelled yet."""
+        with self._lock:
+            if credit in self._credits:
+                self._credits.remove(credit)
+            self._stalled.discard(credit)
+            return credit.inbox.withdraw(_everything)
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        with self._lock:
+            return [each for subscriptions in self._by_queue.values() for each in subscriptions]
+
+    @property
+    def queues(self) -> set[str]:
+        with self._lock:
+            return set(self._by_queue)
+
+    @property
+    def consumers(self) -> dict[str, str]:
+        """By queue with one active consumer, the tag of the one that is served here."""
+        with self._lock:
+            return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
+
+    @property
+    def unburdened(self) -> set[str]:
+        """The consumers whose channels have nothing to settle and nothing to hand out."""
+        with self._lock:
+            subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
+            return {each.tag for each in subscriptions if not each.credit.inbox and not each.credit.held}
+
+    # -- patience ---------------------------------------------------------------------------------------------------
+
+    def left_lying(self, now: float) -> list[Lease]:
+        """Withdraw what nobody has taken for too long, and return its leases."""
+        leases = []
+        with self._lock:
+            for credit in self._credits:
+                since = credit.inbox.lies_since()
+                if since is not None and since + self._patience_s <= now:
+                    leases += credit.inbox.withdraw(lambda each, _: not each.leaseless)
+                    self._stalled.add(credit)
+        return leases
+
+    def lies_for(self, now: float) -> float | None:
+        """In how many seconds something is to be withdrawn, unless somebody drains; None if nothing waits."""
+        with self._lock:
+            moments = [since for credit in self._credits if (since := credit.inbox.lies_since()) is not None]
+        return min(moments) + self._patience_s - now if moments else None
+
+    # -- times to run ----------------------------------------------------------------------------------------------
+
+    def withdraw(self, lease: Lease) -> bool:
+        """Take a message back that nobody has taken yet. False if it was handed out."""
+        with self._lock:
+            for credit in self._credits:
+                if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
+                    self._stalled.add(credit)
+                    return True
+        return False
+
+    def overdue(self, lease: Lease) -> None:
+        """A message that was handed out has gone back without its consumer."""
+        with self._lock:
+            for credit in self._credits:
+                credit.held.expire(lease)
+
+    def resume(self) -> bool:
+        """Somebody drains. Whether that ends a stall."""
+        stalled = bool(self._stalled)
+        self._stalled.clear()
+        return stalled
+
+    # -- what to claim -------------------------------------------------------------------------------------------------
+
+    def plan(self, hungry: set[str], now: float) -> Plan:
+        """What to claim of those queues that may have messages."""
+        plan = Plan()
+        limit = self._window
+        with self._lock:
+            for queue, subscriptions in self._by_queue.items():
+                if queue in hungry and (room := self._room(subscriptions, plan, now)):
+                    plan.queues.append(queue)
+                    limit = min(limit, room)
+                    if subscriptions[0].single:
+                        plan.consumers[queue] = subscriptions[0].tag
+                    if all(each.leaseless for each in subscriptions):
+                        plan.leaseless.add(queue)
+        if plan.queues:
+            plan.limit = limit
+            self._rotate(plan.queues)
+        return plan
+
+    def _rotate(self, queues: list[str]) -> None:
+        """Each queue is the first in turn, so that a full one does not shut out the others."""
+        self._turn += 1
+        start = self._turn % len(queues)
+        queues[:] = queues[start:] + queues[:start]
+
+    def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
+        rooms: dict[Credit[Subscription], int] = {}
+        for each in _served(subscriptions):
+            credit = each.credit
+            if credit in self._stalled:
+                continue
+            if each.no_ack or not credit.is_bounded:
+                rooms[credit] = credit.unbounded_room(self._window)
+            else:
+                rooms.setdefault(credit, plan.note(credit.bounded_room(now, self._group_s)))
+        return sum(rooms.values())
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def place(self, deliveries: Iterable[Delivery]) -> list[Lease]:
+        """Assign claimed messages to consumers. Returns the leases of those whose consumers are gone."""
+        homeless = []
+        now = self._clock()
+        with self._lock:
+            for delivery in deliveries:
+                subscription = self._choose(delivery.queue)
+                if subscription is None:
+                    homeless.append(delivery.lease)
+                else:
+                    subscription.credit.receive(subscription, delivery, now)
+        return homeless
+
+    def _choose(self, queue: str) -> Subscription | None:
+        """The next consumer with room, in turn; if none has, the next."""
+        subscriptions = self._by_queue.get(queue)
+        if subscriptions is None:
+            return None
+        if subscriptions[0].single:
+            return subscriptions[0]
+        for _ in range(len(subscriptions)):
+            chosen = subscriptions[0]
+            subscriptions.rotate(-1)
+            if len(subscriptions) == 1 or chosen.no_ack or chosen.credit.has_room:
+                return chosen
+        return subscriptions[0]
+
+    def next(self, hand: list[Arrival]) -> Arrival | None:
+        """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
+        now = self._clock()
+        with self._lock:
+            for _ in range(len(self._credits)):
+                credit = self._credits[0]
+                self._credits.rotate(-1)
+                if credit.inbox and (credit.inbox.head[0].no_ack or credit.can_consume()):
+                    return _hand_out(credit, hand, now)
+        return None
+
+    def put_back(self, arrival: Arrival) -> Lease | None:
+        """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
+        subscription, delivery, tag = arrival
+        with self._lock:
+            subscription.credit.take_back(tag)
+            if subscription.credit.held.has(delivery.lease):
+                return None  # another thread was faster
+            if subscription in self._by_queue.get(subscription.queue, ()):
+                subscription.credit.inbox.put_back(subscription, delivery)
+                return None
+        return None if subscription.leaseless else delivery.lease
+
+    def is_low(self, credit: Credit[Subscription]) -> bool:
+        """Whether taking a message has just made room for a claim."""
+        return not credit.prefetch and len(credit.inbox) == self._window // 2
+
+
+def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> Arrival:
+    """In this order: interrupted anywhere, the message can be put back."""
+    subscription, delivery = credit.inbox.head
+    arrival = Arrival(subscription, delivery, next_tag())
+    hand.append(arrival)
+    credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
+    return arrival
+
+
+def _served(subscriptions: Sequence[Subscription]) -> Iterable[Subscription]:
+    """Of the consumers of one queue, those that may get messages."""
+    return [subscriptions[0]] if subscriptions[0].single else subscriptions
+
+
+def _everything(*_: object) -> bool:
+    return True

@@ -1,0 +1,59 @@
+"""A consumer of a queue, and a message on its way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+from kombu_fdb.model import Delivery
+from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.settler import Settler
+
+__all__ = ["Arrival", "Subscription", "next_tag"]
+
+_tags = count(1)
+
+
+def next_tag() -> int:
+    """A delivery tag: rising, unique in the process."""
+    return next(_tags)
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One consumer of one queue."""
+
+    tag: str
+    queue: str
+    #: Of its channel, as are the next two.
+    credit: Credit[Subscription]
+    settler: Settler
+    #: Makes the message of a delivery, tag and consumer tag; None if it can't be one.
+    open: Callable[[Delivery, int, str], Any]
+    no_ack: bool
+    callback: Callable[[Any], Any]
+    #: The queue vanishes with its consumers.
+    transient: bool
+    #: The queue serves one consumer at a time.
+    single: bool = False
+    #: The session in whose name the store knows of this consumer.
+    session_id: bytes | None = None
+
+    @property
+    def leaseless(self) -> bool:
+        """Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway.
+
+        Others are claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead
+        is not lost with the consumer.
+        """
+        return self.no_ack and self.transient
+
+
+class Arrival(NamedTuple):
+    """A message for a worker loop."""
+
+    subscription: Subscription
+    delivery: Delivery
+    tag: int

@@ -1,0 +1,183 @@
+"""A channel's declarations: exchanges, bindings and queues are the store's; none is remembered here."""
+
+# ruff: noqa: A002 - the signatures are kombu's
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from amqp.exceptions import PreconditionFailed
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.uuid import uuid
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import ExchangeNotFound
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.transport.errors import amqp_errors, not_found
+
+__all__ = ["DeclaringChannel"]
+
+EXCHANGE_TYPES = ("direct", "topic", "fanout")
+
+
+class DeclaringChannel(virtual.Channel):
+    """The half of a channel that handles no message."""
+
+    @property
+    def engine(self) -> Engine:
+        raise NotImplementedError
+
+    def declared(self, declaration: QueueDeclaration) -> None:
+        """Told of each queue that was declared here."""
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = "direct",
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
+        """Raises 404 if ``passive`` and there is none, 406 if it exists with another type."""
+        exchange = exchange or f"amq.{type or 'direct'}"
+        if passive:
+            if self.engine.exchange(exchange) is None:
+                raise not_found(f"no exchange {exchange!r}", "exchange_declare")
+            return
+        declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
+        with amqp_errors("exchange_declare"):
+            self.engine.declare_exchange(declared)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete it with its bindings; the queues stay."""
+        if not self.engine.delete_exchange(exchange, if_unused=if_unused):
+            raise PreconditionFailed(f"exchange {exchange!r} is in use", (40, 20), "Channel.exchange_delete")
+
+    def get_exchanges(self) -> list[str]:
+        return [each.name for each in self.engine.exchanges()]
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """``(routing key, "", queue)`` of each binding; empty for an unknown exchange."""
+        return [(routing_key, "", queue) for name, queue, routing_key in self.engine.bindings() if name == exchange]
+
+    def list_bindings(self) -> Iterator[tuple[str, str, str]]:
+        """``(queue, exchange, routing key)``."""
+        return ((queue, exchange, routing_key) for exchange, queue, routing_key in self.engine.bindings())
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        declared = self.engine.exchange(exchange)
+        return self.exchange_types[declared.type if declared else default]
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        try:
+            queues = self.engine.route(exchange, routing_key)
+        except ExchangeNotFound:
+            queues = []
+        return queues or ([default] if default else [])
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """``Queue(expires=..., message_ttl=..., max_length=...)`` become AMQP's arguments."""
+        return dict(to_rabbitmq_queue_arguments(arguments, **options))
+
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Raises 404 if ``passive`` and there is none, 406 for a senseless argument. Counts ready messages."""
+        queue = queue or f"amq.gen-{uuid()}"
+        if not passive:
+            declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
+            with amqp_errors("queue_declare"):
+                self.engine.declare_queue(declaration)
+            self.declared(declaration)
+        elif not self._has_queue(queue):
+            raise not_found(f"no queue {queue!r}", "queue_declare")
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
+        """Delete it with its messages and bindings. Raises 406 if a condition forbids it."""
+        deleted = self.engine.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
+        if deleted is None:
+            raise PreconditionFailed(f"queue {queue!r} is in use or not empty", (50, 40), "Channel.queue_delete")
+        return deleted
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Raises 404 for an unknown exchange."""
+        with amqp_errors("queue_bind"):
+            self.engine.bind(queue, exchange or "amq.direct", routing_key or "")
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.engine.unbind(queue, exchange or "amq.direct", routing_key or "")
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        """Delete what is ready or delayed. Returns how many; what consumers hold stays."""
+        return self.engine.purge(queue)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        self.queue_delete(queue)
+
+    # Names of the base class that monitoring tools call.
+
+    def _size(self, queue: str) -> int:
+        return self.engine.counts(queue).ready
+
+    def _purge(self, queue: str) -> int:
+        return self.engine.purge(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        """Declared, or made by a message to its name."""
+        if self.engine.queue(queue) is not None:
+            return True
+        counts = self.engine.counts(queue)
+        return bool(counts.ready or counts.delayed or counts.leased)
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        self.queue_declare(queue, **kwargs)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self.engine.delete_queue(queue)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self.basic_publish(message, "", queue, **kwargs)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        self.basic_publish(message, exchange, routing_key, **kwargs)
+
+
+def _kind(exchange_type: str, arguments: dict[str, Any] | None) -> str:
+    """Raises 406 for a type we don't have."""
+    kind = exchange_type or "direct"
+    if kind == "x-delayed-message":  # RabbitMQ's plugin; here every queue can delay
+        kind = (arguments or {}).get("x-delayed-type", "direct")
+    if kind not in EXCHANGE_TYPES:
+        raise PreconditionFailed(f"unknown exchange type {kind!r}", (40, 10), "Channel.exchange_declare")
+    return kind

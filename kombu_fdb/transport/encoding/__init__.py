@@ -1,0 +1,1 @@
+"""What a message says, and the bytes it is stored as."""

@@ -1,0 +1,256 @@
+"""kombu's message dict <-> the payload bytes the queue stores.
+
+A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON), body (bytes as they are)``. No base64: the body
+of a Celery task is most of a message, and costs a copy here instead of an encoding.
+
+Meta is a list: content type, content encoding, headers, properties, exchange, routing key. JSON is kombu's dialect
+(uuid, datetime, Decimal, bytes in headers), but its encoder is made once and its decoding hook is called only for
+payloads in which the marker of an encoded type occurs: that halves the time. A header that only looks like an encoded
+type, ``{"__type__": "uuid", "__value__": 5}``, is the object it is: kombu's decoders raise whatever they like, and so
+may those that an application registers. Guarantee: POISON-ENDS.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kombu.utils.json import JSONEncoder, object_hook
+
+from kombu_fdb.errors import FormatError, InvalidArgument
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.model import URGENT, Death, Delivery, Publication
+from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.ranges import is_whole, utf8_bytes
+from kombu_fdb.transport.encoding.given import MOST_PRIORITY, check, check_numbers, whole_of
+from kombu_fdb.transport.encoding.identity import dedup_of, once_of, task_id_of
+from kombu_fdb.transport.encoding.timing import due_ms, ttl_ms, ttr_ms
+
+__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
+
+_MARKER = b'"__type__"'
+#: An object of these names stands for a value of another type in kombu's JSON.
+_ENCODED_TYPE = {"__type__", "__value__"}
+#: Set anew at each delivery, so not stored.
+_PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
+
+_dumps = JSONEncoder(separators=(",", ":")).encode
+_loads = json.JSONDecoder().decode
+
+
+def _typed(found: dict[str, Any]) -> Any:
+    try:
+        return object_hook(found)
+    except Exception:  # noqa: BLE001 - see the module's docstring
+        return found
+
+
+_loads_types = json.JSONDecoder(object_hook=_typed).decode
+
+
+def encode(
+    message: Mapping[str, Any],
+    exchange: str,
+    routing_key: str,
+    *,
+    now_ms: int,
+    most_urgent_is_zero: bool = False,
+    key: str = "",
+    dedup_window_s: float = 300.0,
+) -> Publication:
+    """A message as ``Channel.prepare_message`` made it.
+
+    Raises ``TypeError`` for what JSON or bytes can't hold, and ``InvalidArgument`` for what makes no sense in a field
+    that somebody reads (``given.py``), a text without a UTF-8 form, and headers too deep for JSON.
+    """
+    headers = message.get("headers") or {}
+    properties = message.get("properties") or {}
+    check(headers, properties)
+    meta = _meta(message, exchange, routing_key)
+    check_numbers(meta, headers, properties)
+    dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
+    once_id, once_window_ms = once_of(headers, dedup_window_s)
+    return Publication(
+        exchange,
+        routing_key,
+        _payload(meta, message),
+        _priority(properties, most_urgent_is_zero),
+        due_ms(headers, properties, now_ms),
+        ttl_ms(headers, properties),
+        key=key,
+        ttr_ms=ttr_ms(headers),
+        task_id=task_id_of(headers, properties),
+        dedup_id=dedup_id,
+        dedup_window_ms=dedup_window_ms,
+        once_id=once_id,
+        once_window_ms=once_window_ms,
+    )
+
+
+def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
+    """As it is stored, whatever it says: of a message that is somebody else's. Raises as :func:`encode` does."""
+    return _payload(_meta(message, exchange, routing_key), message)
+
+
+def _payload(meta: bytes, message: Mapping[str, Any]) -> bytes:
+    return HEAD.pack(VERSION, len(meta)) + meta + _body(message.get("body"))
+
+
+def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
+    headers, properties = message.get("headers") or {}, message.get("properties") or {}
+    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+    content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
+    if _ENCODED_TYPE in (headers.keys(), kept.keys()):
+        raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
+    for name, text in (("content type", content_type), ("content encoding", content_encoding)):
+        if text is not None:
+            utf8_bytes(name, text)
+    try:
+        return _dumps([content_type, content_encoding, headers, kept, exchange, routing_key]).encode()
+    except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
+        raise InvalidArgument(
+            "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
+        ) from error
+
+
+def _body(body: Any) -> bytes:
+    if isinstance(body, str):
+        utf8_bytes("body", body)
+        return body.encode()
+    if body is None:
+        return b""
+    return bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists
+
+
+def _priority(properties: Mapping[str, Any], most_urgent_is_zero: bool) -> int:
+    """0 to 9, 9 the most urgent. AMQP has 256 of them: those above 9 count as 9."""
+    priority = min(whole_of("priority", properties.get("priority"), MOST_PRIORITY), URGENT)
+    return URGENT - priority if most_urgent_is_zero else priority
+
+
+def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:
+    """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours."""
+    content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
+    for name in _PER_DELIVERY:  # from another writer
+        properties.pop(name, None)
+    redelivered = delivery.redeliveries > 0
+    properties["delivery_tag"] = delivery_tag
+    properties["delivery_info"] = info = {
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "queue": delivery.queue,
+        "redelivered": redelivered,  # where Celery looks
+    }
+    if consumer_tag is not None:
+        info["consumer_tag"] = consumer_tag
+    if redelivered:
+        headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues
+    if delivery.deaths:
+        _add_deaths(headers, delivery.deaths)
+    return {
+        "body": body,
+        "content-type": content_type,
+        "content-encoding": content_encoding,
+        "headers": headers,
+        "properties": properties,
+        "redelivered": redelivered,
+    }
+
+
+class Envelope(NamedTuple):
+    """A payload taken apart. The body is what the publisher's serializer made, as it is."""
+
+    content_type: str | None
+    content_encoding: str | None
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    exchange: str
+    routing_key: str
+    body: bytes
+
+
+def open_payload(payload: bytes) -> Envelope:
+    """Take a payload apart; never touches the body, which may be cut. Raises ``FormatError`` if it is not one of ours.
+
+    Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
+    """
+    try:
+        version, length = HEAD.unpack_from(payload)
+        start = HEAD.size + length
+        meta = payload[HEAD.size : start]
+        decoded = (_loads_types if _MARKER in meta else _loads)(meta.decode())
+        content_type, content_encoding, headers, properties, exchange, routing_key = decoded
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, struct.error) as error:
+        raise _foreign(payload, str(error)) from error
+    if version != VERSION or len(meta) != length:
+        raise _foreign(payload, "another version, or cut short")
+    if not isinstance(headers, dict) or not isinstance(properties, dict):
+        raise _foreign(payload, "headers and properties are not objects")
+    if not isinstance(exchange, str) or not isinstance(routing_key, str):
+        raise _foreign(payload, "exchange and routing key are not strings")
+    if not all(text is None or isinstance(text, str) for text in (content_type, content_encoding)):
+        raise _foreign(payload, "content type and encoding are not strings")
+    return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
+
+
+def _foreign(payload: bytes, reason: str) -> FormatError:
+    return FormatError("not a message of this transport", reason=reason, length=len(payload))
+
+
+def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
+    """RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects); ``time`` is in seconds there."""
+    headers["x-death"] = [
+        {
+            "queue": death.queue,
+            "reason": death.reason,
+            "count": death.count,
+            "time": death.time_ms // 1000,
+            "exchange": death.exchange,
+            "routing-keys": list(death.routing_keys),
+            **death.details,
+        }
+        for death in deaths
+    ]
+    for which, death in (("first", deaths[-1]), ("last", deaths[0])):
+        headers[f"x-{which}-death-queue"] = death.queue
+        headers[f"x-{which}-death-reason"] = death.reason
+        headers[f"x-{which}-death-exchange"] = death.exchange
+
+
+#: What RabbitMQ, and we, call the fields of a death; others are details.
+_OF_A_DEATH = ("queue", "reason", "count", "time", "exchange", "routing-keys")
+_OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+
+
+def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
+    """The headers of a delivery as they were published, and the history that stood among them.
+
+    A history that a publisher has invented, and that does not look like one, is none.
+    """
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
+    kept.pop("x-delivery-count", None)
+    try:
+        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError):
+        return kept, ()
+
+
+def _death(entry: Mapping[str, Any]) -> Death:
+    texts = (entry["queue"], entry["reason"], entry["exchange"], *entry["routing-keys"])
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(texts)
+    count, time_ms = int(entry["count"]), int(entry["time"]) * 1000
+    if not (is_whole(count, 0) and is_whole(time_ms, 0)):
+        raise ValueError(count, time_ms)
+    details = {name: value for name, value in entry.items() if name not in _OF_A_DEATH}
+    return Death(
+        entry["queue"],
+        entry["reason"],
+        count,
+        time_ms,
+        entry["exchange"],
+        tuple(entry["routing-keys"]),
+        decode_json(encode_json(details)),  # TypeError for what a record can't hold
+    )

@@ -1,0 +1,117 @@
+"""Whose message is it? The key by which a queue is shared out fairly (``engine/scheduling/fair.py``).
+
+Looked for in this order; what is found first counts, and a message without any is of the key "":
+
+1. the header ``fair_key``, as in ``task.apply_async(headers={"fair_key": tenant})``;
+2. ``MessageGroupId``, a property or header, as users of SQS and PGMQ write it;
+3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
+   called with the task's name, its args, kwargs and headers and returns the key (None for none).
+
+The first two are texts. What an application has for its own purposes, in another header or as what its function
+returns, may be a whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or
+returns such a thing, must not stop the publish: its error is logged, and the message has no key.
+
+For the function, bodies are decoded if they are JSON, and no others: whoever forwards a message that he did not make
+must not unpickle it. The function is not called for them; they have a key by their headers only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from kombu.serialization import loads
+
+from kombu_fdb.errors import OptionError
+from kombu_fdb.transport.encoding.given import text_of
+
+__all__ = ["KeyOf", "key_reader"]
+
+logger = logging.getLogger(__name__)
+
+JSON = "application/json"
+
+KeyOf = Callable[[Mapping[str, Any]], str]
+KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
+
+
+def key_reader(option: str | None) -> KeyOf:
+    """How this connection finds the key of a message. Raises ``OptionError`` if the option names no function."""
+    if option is None:
+        return _explicit_key
+    if ":" in option:
+        return _by_function(_import(option), option)
+    return lambda message: _explicit_key(message) or _text(option, (message.get("headers") or {}).get(option))
+
+
+def _explicit_key(message: Mapping[str, Any]) -> str:
+    headers, properties = message.get("headers") or {}, message.get("properties") or {}
+    given = (("fair_key", headers), ("MessageGroupId", properties), ("MessageGroupId", headers))
+    for name, source in given:
+        if source.get(name) is not None:
+            return text_of(name, source[name])
+    return ""
+
+
+def _text(name: str, value: Any) -> str:
+    is_id = isinstance(value, int | UUID) and not isinstance(value, bool)
+    return str(value) if is_id else text_of(name, value)
+
+
+def _by_function(function: KeyFunction, name: str) -> KeyOf:
+    is_told = False
+
+    def key_of(message: Mapping[str, Any]) -> str:
+        nonlocal is_told
+        explicit = _explicit_key(message)
+        if explicit:
+            return explicit
+        try:
+            return _text("the fairness key", _call(function, message))
+        except NotDecoded:
+            if not is_told:
+                is_told = True
+                logger.warning(
+                    "the fair_key function %s only gets JSON bodies: give other messages the header fair_key", name
+                )
+        except Exception:
+            logger.exception("fair_key function %s failed: the message is published without a key", name)
+        return ""
+
+    return key_of
+
+
+class NotDecoded(Exception):
+    """The body is not JSON."""
+
+
+def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
+    """Celery's protocol 2: the body is ``(args, kwargs, embed)``. Any other body is the only argument."""
+    headers = message.get("headers") or {}
+    body = message.get("body")
+    if isinstance(body, (str, bytes)) and message.get("content-type"):
+        if message["content-type"] != JSON or headers.get("compression"):
+            raise NotDecoded
+        body = loads(body, JSON, message.get("content-encoding"), accept={JSON})
+    if "task" in headers and isinstance(body, (list, tuple)) and len(body) == 3:
+        return function(headers["task"], body[0], body[1], headers)
+    return function(headers.get("task", ""), (body,), {}, headers)
+
+
+def _import(option: str) -> KeyFunction:
+    module_name, _, attribute = option.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(
+            "fair_key names a function that can't be imported",
+            fair_key=option,
+            reason=str(error),
+            fix="Write it as 'package.module:function'. Publishers import it, so its folder must be in PYTHONPATH.",
+        ) from error
+    if not callable(function):
+        raise OptionError("fair_key names something that is not a function", fair_key=option)
+    return function  # type: ignore[no-any-return]  # callable is all that can be known

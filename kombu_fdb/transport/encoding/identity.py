@@ -1,0 +1,64 @@
+"""Which task a message is of, and whether it was published before: read from what its publisher wrote.
+
+The task's id is the header ``id`` of a Celery task, else the property ``message_id``. By it the store finds and cancels
+the message (``engine/stored/whereabouts.py``). An id of more than 255 bytes is published like any other and can't be
+found.
+
+The dedup id (``engine/messages/dedup.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
+``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
+(seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with
+the window ``once_window``. Ids are texts, windows are numbers; anything else is an ``InvalidArgument``.
+
+A retry is never a duplicate: Celery hands a task's headers on to its
+next attempt, which is told by ``retries``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kombu_fdb.model import LONGEST_TASK_ID
+from kombu_fdb.primitives.ranges import LONGEST_S, number, utf8_bytes
+from kombu_fdb.transport.encoding.given import text_of
+
+__all__ = ["dedup_of", "once_of", "task_id_of"]
+
+Facts = Mapping[str, Any]
+
+#: The shortest window.
+SHORTEST_S = 0.001
+
+
+def task_id_of(headers: Facts, properties: Facts) -> str:
+    """The id, "" if there is none."""
+    given = headers.get("id") if "task" in headers else text_of("message_id", properties.get("message_id"))
+    task_id = "" if given is None else str(given)
+    return task_id if utf8_bytes("task id", task_id) <= LONGEST_TASK_ID else ""
+
+
+def dedup_of(headers: Facts, properties: Facts, window_s: float) -> tuple[str, int]:
+    """The dedup id, "" if there is none, and its window in milliseconds."""
+    given = (
+        ("dedup_id", headers),
+        ("x-deduplication-id", headers),
+        ("MessageDeduplicationId", properties),
+        ("MessageDeduplicationId", headers),
+    )
+    dedup_id = next(filter(None, (text_of(name, source.get(name)) for name, source in given)), "")
+    if not dedup_id or headers.get("retries"):
+        return "", 0
+    return dedup_id, _window_ms("dedup_window", headers.get("dedup_window"), window_s)
+
+
+def once_of(headers: Facts, window_s: float) -> tuple[str, int]:
+    """Likewise, the once id."""
+    once_id = text_of("once_id", headers.get("once_id"))
+    if not once_id or headers.get("retries"):
+        return "", 0
+    return once_id, _window_ms("once_window", headers.get("once_window"), window_s)
+
+
+def _window_ms(name: str, given: Any, default_s: float) -> int:
+    window_s = default_s if given is None else number(name, given, "seconds", least=SHORTEST_S, most=LONGEST_S)
+    return int(window_s * 1000)

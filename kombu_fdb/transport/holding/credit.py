@@ -1,0 +1,122 @@
+"""How many messages one channel has, and how many more it may have. No thread, no store: only the bookkeeping.
+
+Model. A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is settled.
+Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is handed
+out (whoever counts the free ones says anew how many there are). What is claimed ahead counts, so neither is exceeded.
+
+A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it); then the inbox is
+bounded by the window.
+
+Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
+place has waited as long as an ack waits for company; a free slot is not kept waiting for a second one. Without a bound
+it is worth one when the inbox is half empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple
+
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport.holding.held import Held
+from kombu_fdb.transport.holding.inbox import C, Inbox
+
+__all__ = ["Credit", "Room"]
+
+
+class Room(NamedTuple):
+    """How many messages are worth claiming; if none, in how many seconds it may be different (None: unknown)."""
+
+    places: int
+    again_s: float | None = None
+
+
+FULL = Room(0)
+
+
+class Credit(Generic[C]):
+    """Of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
+
+    def __init__(self) -> None:
+        #: Claimed and not handed out yet.
+        self.inbox: Inbox[C] = Inbox()
+        #: Handed out and not settled.
+        self.held = Held()
+        #: How many may be held; 0 is no limit.
+        self.prefetch = 0
+        #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
+        self.can_consume: Callable[[], bool] = self._within_prefetch
+        #: Messages with acks that were handed out, and how many may be altogether (None: any number).
+        self._handed = 0
+        self._most_handed: int | None = None
+        #: Since when less room than is worth a claim is free.
+        self._free_since: float | None = None
+
+    # -- how many more -----------------------------------------------------------------------------------------------
+
+    def _within_prefetch(self) -> bool:
+        return not self.prefetch or len(self.held.leases) < self.prefetch
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.prefetch > 0 or self._most_handed is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may wait."""
+        return not self.prefetch or self._free > 0
+
+    @property
+    def _free(self) -> int:
+        return self.prefetch - len(self.held.leases) - len(self.inbox)
+
+    def unbounded_room(self, window: int) -> int:
+        """How many messages are worth claiming where nothing else bounds them."""
+        waiting = len(self.inbox)
+        return window - waiting if waiting <= window // 2 else 0
+
+    def bounded_room(self, now: float, group_s: float) -> Room:
+        """With acks, where something bounds them."""
+        if not self.can_consume():
+            return FULL
+        if self._most_handed is not None:
+            slots = self._most_handed - self._handed - len(self.inbox)
+            return Room(max(min(self._free, slots) if self.prefetch else slots, 0))
+        return self._grouped_room(now, group_s)
+
+    def _grouped_room(self, now: float, group_s: float) -> Room:
+        free = self._free
+        if free <= 0:
+            self._free_since = None
+            return FULL
+        if free >= max(1, self.prefetch // 2):
+            return Room(free)
+        if self._free_since is None:
+            self._free_since = now
+        left_s = self._free_since + group_s - now
+        return Room(free) if left_s <= 0 else Room(0, left_s)
+
+    def limit_slots(self, free: int) -> bool:
+        """No more than ``free`` messages may be had from now on. By the handing thread. Whether room was made."""
+        before = self._most_handed
+        self._most_handed = self._handed + max(free, 0)
+        return before is None or self._most_handed > before
+
+    # -- a message's way ---------------------------------------------------------------------------------------------
+
+    def receive(self, consumer: C, delivery: Delivery, now: float) -> None:
+        """It was claimed."""
+        self.inbox.put(consumer, delivery, now)
+        self._free_since = None
+
+    def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
+        """The next one leaves the inbox. ``lease``: None if no ack will follow."""
+        self.inbox.take(now)
+        if lease is not None:
+            self.held.leases[tag] = lease
+            self._handed += 1
+
+    def take_back(self, tag: int) -> None:
+        """No callback has seen it."""
+        if self.held.withdraw(tag):
+            self._handed -= 1

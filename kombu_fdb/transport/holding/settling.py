@@ -1,0 +1,144 @@
+"""Settles a channel's messages through the process's client.
+
+A channel keeps the client it first consumed with, so that what it was given before its connection was lost can still be
+settled: the leases are the session's, not the connection's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from kombu_fdb.errors import StoreError
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.client import Client
+from kombu_fdb.transport.holding.credit import Credit
+
+__all__ = ["MANY_ACKS", "Connected", "Settling"]
+
+logger = logging.getLogger(__name__)
+
+#: This many pending acks don't wait for more.
+MANY_ACKS = 64
+
+
+class Reception(Protocol):
+    """A connection's, as it is told of what its channels do."""
+
+    @property
+    def arrived(self) -> Bell: ...
+
+    def on_ack(self, pending: int, enough: int) -> None: ...
+
+    def on_room(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """What drives it."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def reception(self) -> Reception: ...
+
+
+class Connected(Protocol):
+    """A channel's connection, as its settler sees it."""
+
+    @property
+    def store(self) -> Client: ...
+
+    @property
+    def receiver_if_any(self) -> Receiver | None: ...
+
+    def now_ms(self) -> int: ...
+
+
+class Settling:
+    """The ``Settler`` of one channel. From any thread."""
+
+    def __init__(self, connection: Connected, credit: Credit[Any]) -> None:
+        self._connection = connection
+        self._credit = credit
+        self._client: Client | None = None
+        #: The channel is closed: another thread settles what comes now.
+        self.ended = False
+
+    @property
+    def client(self) -> Client:
+        """What the channel consumed with: stays the same when the connection is lost."""
+        if self._client is None:
+            self._client = self._connection.store
+        return self._client
+
+    # -- acks --------------------------------------------------------------------------------------------------------
+
+    def note_ack(self, lease: Lease) -> None:
+        client = self.client
+        client.check_process()
+        client.unwatch(lease)
+        client.acks.append(lease)
+
+    def is_noted(self, lease: Lease) -> bool:
+        return lease in self.client.acks
+
+    def acknowledged(self) -> None:
+        client = self.client
+        receiver = self._connection.receiver_if_any
+        if receiver is not None and receiver.running:
+            receiver.reception.on_ack(len(client.acks), _enough(self._credit.prefetch))
+            if self._credit.inbox:
+                receiver.reception.arrived.ring()
+        elif self.ended:
+            client.nudge()
+        else:
+            client.flush_acks()
+
+    # -- at once -----------------------------------------------------------------------------------------------------
+
+    def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
+        if requeue:
+            due_ms = self._connection.now_ms() + pause_ms if pause_ms else 0
+            self.client.requeue([lease], details, due_ms=due_ms)
+        else:
+            self.client.reject([lease], reason=reason, **details)
+
+    def refuse(self, delivery: Delivery, error: str) -> None:
+        logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
+        try:
+            self.client.reject([delivery.lease], reason="malformed", error=error)
+        except StoreError:
+            self.client.release_later([delivery.lease])
+
+    def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
+        if not leases:
+            return
+        if self.client.suspected and not counted:
+            self.client.release_later(leases)
+        else:
+            _release(self.client, leases, counted=counted)
+
+    def hand_back_later(self, leases: list[Lease]) -> None:
+        self.client.release_later(leases)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def on_room(self) -> None:
+        receiver = self._connection.receiver_if_any
+        if receiver is not None:
+            receiver.reception.on_room()
+
+
+def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:
+    try:
+        client.release(leases, counted=counted)
+    except StoreError:
+        client.suspect()
+        raise
+
+
+def _enough(prefetch: int) -> int:
+    """How many acks are worth a claim of their own."""
+    return max(1, prefetch // 2) if prefetch else MANY_ACKS

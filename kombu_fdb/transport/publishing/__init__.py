@@ -1,0 +1,1 @@
+"""More than one message at a time, and one a second time."""

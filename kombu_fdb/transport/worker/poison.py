@@ -1,0 +1,116 @@
+"""What a consumer could not handle at all: it must not end a Celery worker. Guarantee: POISON-ENDS.
+
+Model. An exception that comes out of a consumer's callback is for whoever drains, as ever in kombu. Where a Celery
+worker drains there is nobody to catch it: it ends the worker, the next one gets the message, and so do all others in
+turn. What Celery's consumer expects of headers and bodies is not checked by it (an ``id`` that is an object, a body
+that is no list of three, an event that is no object), so one message is enough. So there, and only there, the message
+goes back as one that was tried, delayed: by a second at first, then twice as long each time, up to a minute. What was
+wrong may pass, and a message that no worker can handle keeps none of them busy, nor their logs: the traceback is logged
+at its first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it
+may. A message without acks, such as a broadcast, is logged and gone.
+
+A task's headers and body are looked at before (``encoding/tasks.py``), since some of them are used only later, when a
+process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
+
+Errors of the connection pass, as Celery mends those: it connects again, and the message comes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+from kombu_fdb.model import Delivery
+from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
+from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS
+
+__all__ = ["fault_in", "mend", "survives"]
+
+logger = logging.getLogger(__name__)
+
+#: Whoever drains is one of its loops: of the consumer, or with gevent of the remote control.
+CELERYS_LOOPS = ("celery.worker.loops", "celery.worker.pidbox")
+#: How long a message rests after its first attempt, and at most, in milliseconds.
+FIRST_PAUSE_MS = 1_000
+LONGEST_PAUSE_MS = 60_000
+ERROR_LENGTH = 2_000
+TRACEBACK_LENGTH = 4_096
+
+
+def fault_in(message: Any, callback: Any) -> str | None:
+    """What Celery would stumble over later, as it would take this for a task; None if nothing."""
+    if "task" not in message.headers or not _celery_drains(sys._getframe()):
+        return None
+    return fault_of(message.headers) or _fault_of_body(message, callback)
+
+
+def _fault_of_body(message: Any, callback: Any) -> str | None:
+    """Decodes it as the consumer is about to, which finds it decoded. What can't be is left to the consumer."""
+    accept = getattr(getattr(callback, "__self__", None), "accept", None)
+    if accept is None or message.errors:
+        return None
+    message.accept = accept
+    try:
+        return body_fault(message.payload)
+    except Exception:  # noqa: BLE001 - whatever it is, Celery has a way of its own with it
+        return None
+
+
+def mend(request: Any = None, **_: Any) -> None:
+    """A task's time limits of protocol 1 stand in its body, where nobody has looked: nonsense limits nothing.
+
+    For Celery's signal ``task_received``.
+    """
+    if not is_timelimit(request.time_limits):
+        logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
+        request.time_limits = (None, None)
+
+
+def survives(message: Any, delivery: Delivery, error: Exception) -> bool:
+    """Whether the error ends here, and the message with it. Raises a ``StoreError`` if it can't be given back."""
+    if isinstance(error, (*CONNECTION_ERRORS, *CHANNEL_ERRORS)) or not _celery_drains(sys._getframe()):
+        return False
+    tag, qos = message.delivery_tag, message.channel.qos
+    held = qos.holds(tag)
+    _tell(delivery, error, goes_back=held)
+    qos.explain(tag, _details(error), reason="malformed")
+    if held:
+        qos.give_back(tag, _pause_ms(delivery.redeliveries))
+    return True
+
+
+def _tell(delivery: Delivery, error: Exception, *, goes_back: bool) -> None:
+    """Where it comes from is said once: each later attempt is one line."""
+    logger.error(
+        "attempt %d: message %s of queue %s can't be handled%s: %.200r",
+        delivery.redeliveries + 1,
+        delivery.message_id.hex(),
+        delivery.queue,
+        " and goes back" if goes_back else "",
+        error,
+        exc_info=None if delivery.redeliveries else error,
+    )
+
+
+def _pause_ms(redeliveries: int) -> int:
+    return int(min(FIRST_PAUSE_MS << min(redeliveries, 16), LONGEST_PAUSE_MS))
+
+
+def _celery_drains(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") in CELERYS_LOOPS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _details(error: Exception) -> dict[str, str]:
+    """As those of a failed task."""
+    return {
+        "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
+        "error": repr(error)[:ERROR_LENGTH],
+        "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:],
+    }

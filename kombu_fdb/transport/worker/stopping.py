@@ -1,0 +1,24 @@
+"""A Celery worker that was told to stop waits for no store."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+__all__ = ["end_stopping_worker", "is_stopping"]
+
+
+def is_stopping() -> bool:
+    """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
+    state = sys.modules.get("celery.worker.state")
+    told = (getattr(state, name, None) for name in ("should_stop", "should_terminate"))
+    return any(each is not None and each is not False for each in told)
+
+
+def end_stopping_worker() -> None:
+    """A worker that was told to stop does so as where Celery itself connects: it raises ``WorkerShutdown``.
+
+    Its heartbeat event is repeated for ever, in the event loop, until there is a connection.
+    """
+    if is_stopping() and threading.current_thread() is threading.main_thread():
+        sys.modules["celery.worker.state"].maybe_shutdown()
