@@ -253,7 +253,7 @@ class Queue:
         return self.control().every_key if key is None else self._engine.limits(self.name, key)
 
     def unlimit(self, key: str) -> None:
-        """What holds for every key holds for this one again."""
+        """Remove the key's own limits; those of every key apply again."""
         self._engine.limit(self.name, key, None)
 
     def limit_every_key(self, **changes: Unpack[LimitChanges]) -> None:
