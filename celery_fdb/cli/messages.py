@@ -39,9 +39,9 @@ def peek(run: Run, *, queue: str, limit: int, key: str | None, state: str, body:
     known(run, queue)
     engine = run.broker.engine
     if state == "ready":
-        found = engine.peek(queue, limit, key=key)
+        found = engine.inspect.peek(queue, limit, key=key)
     else:
-        every = engine.delayed(queue, limit) if state == "delayed" else engine.taken(queue)
+        every = engine.inspect.delayed(queue, limit) if state == "delayed" else engine.inspect.taken(queue)
         found = [each for each in every if key in {None, each.key}][:limit]
     return shown(found, body=body)
 
@@ -107,7 +107,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
     With an app (celery -A), its result becomes REVOKED, and its chord is told.
     """
     app = run.where.app_of_broker
-    if taken := run.broker.engine.take_back(task_id):
+    if taken := run.broker.engine.messages.take_back(task_id):
         if app is not None:
             _tell(app, taken[0])
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
@@ -139,7 +139,7 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
     known(run, source)
     if not new:
         _check_room(known(run, target), known(run, source), limit)
-    count = run.broker.engine.move(source, target, limit, key=key)
+    count = run.broker.engine.messages.move(source, target, limit, key=key)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])
 
 
@@ -169,5 +169,5 @@ def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     number = view.ready + view.delayed
     if number:
         run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
-    count = run.broker.engine.purge(queue)
+    count = run.broker.engine.queues.purge(queue)
     return Answer({"queue": queue, "deleted": count}, [f"deleted {plural(count, 'message')}"])

@@ -123,7 +123,7 @@ def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) 
 
 def _read(run: Run, queue: str, key: str | None) -> KeyLimits:
     engine = run.broker.engine
-    return engine.control(queue).every_key if key is None else engine.limits(queue, key)
+    return engine.inspect.control(queue).every_key if key is None else engine.inspect.limits(queue, key)
 
 
 def _limits(queue: str, key: str | None, limits: KeyLimits) -> Answer:

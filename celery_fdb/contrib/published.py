@@ -107,7 +107,7 @@ class BrokerInTest:
         """
         with Broker.open(self.url, **self.options) as broker:
             engine = broker.client.engine
-            queues = [queue] if queue else [name for name in engine.queues() if not _is_celerys(name)]
+            queues = [queue] if queue else [name for name in engine.inspect.queues() if not _is_celerys(name)]
             return [_published(peeked) for name in queues for peeked in _messages(engine, name)]
 
 
@@ -138,7 +138,7 @@ def _messages(engine: Engine, queue: str) -> list[Peeked]:
         rows = work.tr.get_ranges([(*range_, MOST_MESSAGES) for range_ in (*ready, delayed)], snapshot=True)
         return [browse.look(work, queue, row) for row in chain.from_iterable(rows)]
 
-    return engine._read(waiting) + engine.taken(queue)
+    return engine.transactions.read(waiting) + engine.inspect.taken(queue)
 
 
 def _published(peeked: Peeked) -> Published:

@@ -157,8 +157,8 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     for name in names:
         if name not in counts:
             raise QueueNotFound(queue=name, fix="`queues` lists those there are.")
-    facts, totals = broker.engine.facts(names), broker.engine.totals()
-    sessions = [_session(each) for each in broker.engine.sessions(held=held)]
+    facts, totals = broker.engine.inspect.facts(names), broker.engine.metrics.totals()
+    sessions = [_session(each) for each in broker.engine.inspect.sessions(held=held)]
     consumers = Counter(queue for each in sessions if each.open for queue in each.queues)
     views = [
         dataclasses.replace(
@@ -167,14 +167,14 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         for name in names
     ]
     if top_keys:
-        by_key = broker.engine.key_totals()
+        by_key = broker.engine.metrics.key_totals()
         views = [
             dataclasses.replace(
                 each, keys=look_at_keys(broker, each.name, top=top_keys), key_totals=by_key.get(each.name, {})
             )
             for each in views
         ]
-    asides = [each._asdict() for each in broker.engine.asides()]
+    asides = [each._asdict() for each in broker.engine.upkeep.asides()]
     return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
 
 
@@ -202,7 +202,7 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     """A queue's keys, the longest first. ``top``: so many, found among the first :data:`KEYS_READ` by name."""
     found: dict[str, KeyCounts] = {}
     after: str | None = None
-    while (top is None or len(found) < KEYS_READ) and (page := broker.engine.key_page(queue, after=after)):
+    while (top is None or len(found) < KEYS_READ) and (page := broker.engine.inspect.key_page(queue, after=after)):
         found |= page
         after = next(reversed(page))
     longest = heapq.nsmallest(len(found) if top is None else top, found.items(), key=_longest_first)

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 from celery_fdb.migration import portable
 from celery_fdb.migration.portable import Binding, Control, Dedup, Entry, Header, Limits
 from kombu_fdb import Broker, QueueError
-from kombu_fdb.engine.facade.transfer import MOST_BYTES, MOST_MESSAGES, Transfer
+from kombu_fdb.engine.facade.migration import MOST_BYTES, MOST_MESSAGES, Migration
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import QueueControl, StoredMessage
 from kombu_fdb.primitives.clock import SystemClock, random_id
@@ -80,7 +80,7 @@ class StoreSource:
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
         for entry in self._topology():
             yield b"", entry
-        transfer = Transfer(self._broker.engine)
+        transfer = self._broker.engine.migrate
         for each in transfer.dedups():
             yield b"", Dedup(*each)
         for queue in self._broker.queues():
@@ -89,17 +89,17 @@ class StoreSource:
 
     def _topology(self) -> Iterator[Entry]:
         engine = self._broker.engine
-        exchanges = engine.exchanges()
+        exchanges = engine.inspect.exchanges()
         yield from exchanges
         names = list(self._broker.queues())
         for name in names:
-            declaration = _asked(engine.queue, name)
+            declaration = _asked(engine.inspect.queue, name)
             if declaration is not None:
                 yield declaration
         known = {*PREDECLARED, *(each.name for each in exchanges)}
-        yield from [Binding(*each) for each in engine.bindings() if each[0] in known]
+        yield from [Binding(*each) for each in engine.inspect.bindings() if each[0] in known]
         for name in names:
-            control = _asked(engine.control, name)
+            control = _asked(engine.inspect.control, name)
             if control != QueueControl():
                 yield Control(name, control)
             if control.limited:
@@ -107,7 +107,7 @@ class StoreSource:
 
     def _limits(self, queue: str) -> Iterator[Entry]:
         after: str | None = None
-        while page := self._broker.engine.key_page(queue, after=after):
+        while page := self._broker.engine.inspect.key_page(queue, after=after):
             for key, counts in page.items():
                 if counts.limits is not None:
                     yield Limits(queue, key, counts.limits)
@@ -123,7 +123,7 @@ def _asked(ask: Callable[[str], T], queue: str) -> T:
             "a queue's declaration or control can't be read",
             queue=queue,
             reason=str(error),
-            fix="Declare it again, or set its control anew (broker.engine.set_control), and export once more.",
+            fix="Declare it again, or set its control anew (broker.engine.queues.set_control), and export once more.",
         ) from error
 
 
@@ -134,7 +134,7 @@ def name_of(broker: Broker) -> str:
 
 
 def _check_at_rest(broker: Broker, leased: int) -> None:
-    open_ = [each for each in broker.engine.sessions() if each.open]
+    open_ = [each for each in broker.engine.inspect.sessions() if each.open]
     if open_ or leased:
         who = ", ".join(f"{each.description.get('host')}:{each.description.get('pid')}" for each in open_[:5])
         raise SourceBusy(
@@ -199,7 +199,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     is changed then.
     """
     import_id = _choose_id(source, target, again=again)
-    transfer = Transfer(target.engine)
+    transfer = target.engine.migrate
     batch: list[tuple[bytes, StoredMessage]] = []
     number, stored, size = 0, 0, 0
     for mark, entry in source.entries():
@@ -233,7 +233,7 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
         raise AlreadyImported(
             "source and target are the same store", source=source.header.source, fix="Name another target, or --again."
         )
-    transfer, import_id = Transfer(target.engine), source.header.id
+    transfer, import_id = target.engine.migrate, source.header.id
     facts = transfer.finished(import_id)
     if facts is None and not again:
         return import_id
@@ -252,20 +252,20 @@ def _numbered(import_id: bytes, number: int) -> bytes:
     return hashlib.sha256(import_id + b"%d" % number).digest()[:16]
 
 
-def _apply(target: Broker, transfer: Transfer, entry: Entry) -> None:
+def _apply(target: Broker, transfer: Migration, entry: Entry) -> None:
     """What is no message. May be repeated."""
     engine = target.engine
     match entry:
         case Exchange():
-            engine.declare_exchange(entry)
+            engine.queues.declare_exchange(entry)
         case QueueDeclaration():
-            engine.declare_queue(entry)
+            engine.queues.declare(entry)
         case Binding():
             transfer.bind(entry.queue, entry.exchange, entry.routing_key)
         case Control():
-            engine.set_control(entry.queue, entry.control)
+            engine.queues.set_control(entry.queue, entry.control)
         case Limits():
-            engine.limit(entry.queue, entry.key, entry.limits)
+            engine.queues.limit(entry.queue, entry.key, entry.limits)
         case Dedup():
             transfer.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
         case _:

@@ -245,7 +245,7 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     publication, deaths = encode_again(channel, message)
 
     def bury() -> None:
-        channel.engine.bury_copy(queue, publication, deaths, details=death)
+        channel.engine.publisher.bury_copy(queue, publication, deaths, details=death)
 
     try:
         bury()

@@ -160,12 +160,12 @@ class Broker:
         broker is served, from its first ``take`` until it is closed.
         """
         if declaration:
-            self.engine.declare_queue(QueueDeclaration(name, **declaration))
+            self.engine.queues.declare(QueueDeclaration(name, **declaration))
         return Queue(self, name)
 
     def queues(self) -> dict[str, QueueCounts]:
         """All queues that are declared or hold messages."""
-        return self.engine.queues()
+        return self.engine.inspect.queues()
 
     @property
     def engine(self) -> Engine:
@@ -182,14 +182,14 @@ class Broker:
 
     def find(self, task_id: str) -> list[Peeked]:
         """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
-        return self.engine.find_task(task_id)
+        return self.engine.inspect.find_task(task_id)
 
     def cancel(self, task_id: str) -> int:
         """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns how many messages.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return len(self.engine.take_back(task_id))
+        return len(self.engine.messages.take_back(task_id))
 
     def dead_letters(self, dead_queue: str) -> DeadLetters:
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
@@ -287,7 +287,9 @@ class Broker:
         if left_s is not None and left_s <= 0:
             return False
         bell.clear()
-        watches = self.engine.arm(queues, self.client.membership().session_id, dict.fromkeys(queues, self._tag))
+        watches = self.engine.messages.arm(
+            queues, self.client.membership().session_id, dict.fromkeys(queues, self._tag)
+        )
         for watch in watches or ():
             watch.on_fire(bell.ring)
         if watches is not None:
@@ -377,7 +379,7 @@ class Queue:
             dedup_window_ms=self._window_ms(dedup_window),
         )
         try:
-            self._engine.publish([publication])
+            self._engine.publisher.publish([publication])
         except CapacityExceeded as error:
             raise CapacityExceeded(error.text, **error.attributes, item=payload) from None
         return publication.message_id
@@ -398,7 +400,7 @@ class Queue:
         """
         publications = [self._publication(each, key, priority, delay, ttl, ttr) for each in payloads]
         for part in _parts(publications):
-            self._engine.publish(part)
+            self._engine.publisher.publish(part)
         return [each.message_id for each in publications]
 
     def _publication(
@@ -441,7 +443,7 @@ class Queue:
 
     def stats(self) -> QueueCounts:
         """How many jobs are ready, delayed and leased (in flight). Guarantee: COUNTS."""
-        return self._engine.counts(self.name)
+        return self._engine.inspect.counts(self.name)
 
     def count(self) -> int:
         """How many jobs wait for a consumer now."""
@@ -455,7 +457,7 @@ class Queue:
 
     def keys(self) -> dict[str, KeyCounts]:
         """The keys that have jobs or limits."""
-        return self._engine.keys_of(self.name)
+        return self._engine.inspect.keys_of(self.name)
 
     def peek(self, limit: int = 1, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """The jobs a lone consumer would get next, in that order, without taking them.
@@ -463,28 +465,28 @@ class Queue:
         ``key``: of this key only. ``reverse``: the last ones first; a queue with keys has a last one only per ``key``
         (``QueueError``).
         """
-        return self._engine.peek(self.name, limit, key=key, reverse=reverse)
+        return self._engine.inspect.peek(self.name, limit, key=key, reverse=reverse)
 
     def find(self, job_id: bytes) -> Peeked | None:
         """A job in any state, without changing it; None if it is not in the queue. Reads the whole queue."""
-        return self._engine.find(self.name, job_id)
+        return self._engine.inspect.find(self.name, job_id)
 
     def taken(self) -> list[Peeked]:
         """The jobs in flight; ``owner`` is the session of whoever took it."""
-        return self._engine.taken(self.name)
+        return self._engine.inspect.taken(self.name)
 
     def consumers(self) -> list[bytes]:
         """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
-        return self._engine.consumers(self.name)
+        return self._engine.inspect.consumers(self.name)
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""
-        return self._engine.snapshot(self.name, limit)
+        return self._engine.inspect.snapshot(self.name, limit)
 
     @property
     def declaration(self) -> QueueDeclaration | None:
         """How it was declared; None if it was not."""
-        return self._engine.queue(self.name)
+        return self._engine.inspect.queue(self.name)
 
     # -- order and limits ------------------------------------------------------------------------------------------
 
@@ -498,9 +500,9 @@ class Queue:
 
     def _pause(self, key: str | None, *, paused: bool) -> None:
         if key is None:
-            self._engine.change_control(self.name, paused=paused)
+            self._engine.queues.change_control(self.name, paused=paused)
         else:
-            self._engine.change_limits(self.name, key, paused=paused)
+            self._engine.queues.change_limits(self.name, key, paused=paused)
 
     def limit(self, key: str, **limits: Any) -> KeyLimits:
         """Change limits of one key, :class:`~kombu_fdb.model.KeyLimits`'s fields; the others stay. Returns all of them.
@@ -508,21 +510,21 @@ class Queue:
         They count from the next job on. ``priority`` here is 9 for the most urgent whatever ``priority_order`` says.
         Raises ``OptionError``.
         """
-        return self._engine.change_limits(self.name, key, **limits)
+        return self._engine.queues.change_limits(self.name, key, **limits)
 
     def unlimit(self, key: str) -> None:
         """What holds for every key holds for this one again."""
-        self._engine.limit(self.name, key, None)
+        self._engine.queues.limit(self.name, key, None)
 
     def limit_every_key(self, **limits: Any) -> None:
         """Change the limits of all keys without limits of their own."""
-        self._engine.change_control(self.name, every_key=limits)
+        self._engine.queues.change_control(self.name, every_key=limits)
 
     def control(self, **changes: Any) -> QueueControl:
         """Change fields of :class:`~kombu_fdb.model.QueueControl` (``newcomer``), if any are given; returns it."""
         if changes:
-            self._engine.change_control(self.name, **changes)
-        return self._engine.control(self.name)
+            self._engine.queues.change_control(self.name, **changes)
+        return self._engine.inspect.control(self.name)
 
     # -- removing and bringing back --------------------------------------------------------------------------------
 
@@ -533,7 +535,7 @@ class Queue:
         stay there. See :mod:`kombu_fdb.engine.dead_letters.replay` for what they lose. Raises ``QueueNotFound``.
         """
         if dead_queue is None:
-            return self._engine.replay(self.name, limit)
+            return self._engine.dead_letters.replay(self.name, limit)
         return self.broker.dead_letters(dead_queue).replay(limit, queue=self.name)
 
     def delete(self, job: Peeked | Job | bytes) -> bool:
@@ -542,18 +544,18 @@ class Queue:
         Whoever holds it finds its lease lost.
         """
         job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
-        return self._engine.delete(self.name, job_id)
+        return self._engine.messages.delete(self.name, job_id)
 
     def purge(self) -> int:
         """Delete all jobs but those in flight. Returns how many."""
-        return self._engine.purge(self.name)
+        return self._engine.queues.purge(self.name)
 
     def drop(self) -> int:
         """Delete the queue, its bindings and its jobs. Returns how many jobs.
 
         Raises ``QueueError`` while jobs are in flight or consumers are subscribed; nothing is deleted then.
         """
-        deleted = self._engine.delete_queue(self.name, if_unused=True, if_idle=True)
+        deleted = self._engine.queues.delete(self.name, if_unused=True, if_idle=True)
         if deleted is None:
             raise QueueError(
                 "the queue is in use", queue=self.name, fix="Settle its jobs and end its consumers, or purge it."

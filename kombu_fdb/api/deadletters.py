@@ -16,7 +16,7 @@ All verbs take the same conditions, and all of those given must hold:
   may be called again for the same letter, and an exception it raises ends the call between two parts.
 
 Every verb walks the queue once, in transactions of bounded size, up to the letter that was the last one when it began
-(``engine/dead_letters/letters.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
+(``engine/dead_letters/scan.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
 again.
 """
 
@@ -101,7 +101,7 @@ class DeadLetters:
         are. Raises ``OptionError``.
         """
         if by is None and not conditions:
-            return Counter({self.dead_queue: self._holder.engine.counts(self.dead_queue).ready})
+            return Counter({self.dead_queue: self._holder.engine.inspect.counts(self.dead_queue).ready})
         name_of = (lambda _: self.dead_queue) if by is None else _classifier(by)
         return Counter(name_of(letter) for letter in self.each(**conditions))
 
@@ -117,7 +117,7 @@ class DeadLetters:
         """All of them, one after the other; what moves meanwhile may be missed."""
         walk, cursor = self._walk(conditions), b""
         while True:
-            letters, cursor = self._holder.engine.letters_part(walk, cursor, LETTERS_PER_TRANSACTION)
+            letters, cursor = self._holder.engine.dead_letters.look(walk, cursor, LETTERS_PER_TRANSACTION)
             yield from letters
             if not cursor:
                 return
@@ -145,7 +145,7 @@ class DeadLetters:
         walk, engine, pace = self._walk(conditions), self._holder.engine, Pace(self._clock, rate)
 
         def part(cursor: bytes, room: int) -> Moved:
-            return engine.replay_part(walk, cursor, min(room, pace.part), to=to)
+            return engine.dead_letters.replay_part(walk, cursor, min(room, pace.part), to=to)
 
         return _move(part, limit, pace, progress, stop)
 
@@ -159,7 +159,7 @@ class DeadLetters:
     ) -> int:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
         walk, engine = self._walk(conditions), self._holder.engine
-        return _move(partial(engine.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
+        return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
 
     # -- conditions ------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class DeadLetters:
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
             raise OptionError("unknown condition", given=tuple(conditions), fix=f"There are {known}.") from None
-        return self._holder.engine.walk(self.dead_queue, wanted)
+        return self._holder.engine.dead_letters.walk(self.dead_queue, wanted)
 
 
 def _move(

@@ -24,8 +24,8 @@ from kit.simulation.process import (
     NoBell,
     Process,
     ProcessClock,
-    SimulatedEngine,
     SimulatedMembership,
+    SimulatedSessions,
     StepFaults,
 )
 from kit.simulation.violation import Violation
@@ -80,11 +80,11 @@ class World:
     def _set_up(self) -> None:
         with self.acting(Step("setup", "setup", 0, 1)):
             engine = self._engine("setup", ProcessClock(self.clock, self.frames))[0]
-            engine.declare_exchange(Exchange("dlx", "fanout"))
+            engine.queues.declare_exchange(Exchange("dlx", "fanout"))
             for name in self.profile.queues:
-                engine.declare_queue(self.declaration(name))
+                engine.queues.declare(self.declaration(name))
                 if name in GRAVES:
-                    engine.bind(name, "dlx", "")
+                    engine.queues.bind(name, "dlx", "")
 
     def declaration(self, queue: str) -> QueueDeclaration:
         return QueueDeclaration(queue, arguments=dict(self.profile.queues[queue]))
@@ -202,7 +202,7 @@ class World:
 
     def open_membership(self, engine: Engine) -> SimulatedMembership:
         """A session; what its threads would do are steps of the plan."""
-        session = engine.open_session({}, ttl_s=SESSION_TTL_S)
+        session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
         return SimulatedMembership(engine, OPTIONS, session, lambda: None, clock=self.clock, bell=NoBell())
 
     def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
@@ -220,14 +220,14 @@ class World:
     def _engine(self, name: str, clock: ProcessClock) -> tuple[Engine, Link]:
         ids = random.Random(name)
         link = Link(self.database, self.frames)
-        engine = SimulatedEngine(
+        engine = Engine(
             link,
             "sim",
             Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
             policy=Policy(delivery_limit=self.profile.delivery_limit, dead_length=DEAD_LENGTH),
             timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
         )
-        engine.frames = self.frames
+        engine.sessions = SimulatedSessions(engine, self.frames)
         return engine, link
 
     def kill(self, process: Process) -> None:

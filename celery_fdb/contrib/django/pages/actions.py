@@ -121,7 +121,9 @@ def _resume(broker: Broker, request: Request) -> Outcome:
 
 
 def _replay(broker: Broker, request: Request) -> Outcome:
-    homes = [broker.engine.replay_at(request.queue, each.position, each.message_id) for each in request.spots]
+    homes = [
+        broker.engine.dead_letters.replay_at(request.queue, each.position, each.message_id) for each in request.spots
+    ]
     replayed = [(each, home) for each, home in zip(request.spots, homes, strict=True) if home is not None]
     queues = ", ".join(sorted({home for _, home in replayed}))
     done = f"Replayed {_messages(len(replayed), 'dead letter')}" + (f" to {queues}" if queues else "")
@@ -139,17 +141,17 @@ def _discard_all(broker: Broker, request: Request) -> Outcome:
 
 
 def _delete(broker: Broker, request: Request, verb: str, noun: str) -> Outcome:
-    gone = [each for each in request.spots if broker.engine.delete_at(request.queue, *each)]
+    gone = [each for each in request.spots if broker.engine.messages.delete_at(request.queue, *each)]
     text = f"{verb} {_messages(len(gone), noun)} of {request.queue}{_names(request, gone)}."
     return _outcome(text, len(request.spots) - len(gone))
 
 
 def _cancel(broker: Broker, request: Request) -> Outcome:
-    seen = [(each, broker.engine.read_at(request.queue, each.state, each.position)) for each in request.spots]
+    seen = [(each, broker.engine.inspect.read_at(request.queue, each.state, each.position)) for each in request.spots]
     gone = [
         (spot, listed.message)
         for spot, listed in seen
-        if listed is not None and broker.engine.delete_at(request.queue, *spot)
+        if listed is not None and broker.engine.messages.delete_at(request.queue, *spot)
     ]
     done = f"Cancelled {_messages(len(gone), 'message')} of {request.queue}"
     text = f"{done}{_names(request, [spot for spot, _ in gone])}. {_tell(request.app, [each for _, each in gone])}"

@@ -36,7 +36,7 @@ MOST_SELECTED = 500
 def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
     """A queue's messages in one state, in pages that cost the same wherever they begin."""
     state, key, reverse = _state(request), request.GET.get("key"), request.GET.get("order") == "newest"
-    found = broker.engine.page(name, View(state, key, _after(request), reverse), conf.read().page_size)
+    found = broker.engine.inspect.page(name, View(state, key, _after(request), reverse), conf.read().page_size)
     now_ms = SystemClock().wall_ms()
     rows = [row_of(each, now_ms) for each in found.messages]
     counts = broker.queue(name).stats()
@@ -86,7 +86,7 @@ def _after(request: HttpRequest) -> bytes:
 def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str, spot: str) -> HttpResponse:
     """One message; its body only for those who may see it and ask for it."""
     place = _spot(spot)
-    listed = broker.engine.read_at(name, place.state, place.position)
+    listed = broker.engine.inspect.read_at(name, place.state, place.position)
     is_dead = name.endswith(DEAD_SUFFIX)
     model = DeadLetter if is_dead else Queue
     if listed is None or listed.message.message_id != place.message_id:
@@ -116,7 +116,7 @@ def find(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
     """A task's messages, wherever they are; what is read does not grow with the store."""
     task_id = request.GET.get("id", "").strip()
     now_ms = SystemClock().wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.engine.list_task(task_id)] if task_id else []
+    rows = [row_of(each, now_ms) for each in broker.engine.inspect.list_task(task_id)] if task_id else []
     context = {
         "title": "Find a task",
         "subtitle": task_id,
@@ -163,7 +163,7 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
 
 def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
     now_ms = SystemClock().wall_ms()
-    seen = [broker.engine.read_at(name, each.state, each.position) for each in spots]
+    seen = [broker.engine.inspect.read_at(name, each.state, each.position) for each in spots]
     rows = [row_of(each, now_ms) for each in seen if each is not None]
     return {row.spot.message_id: f"{row.title} {row.id}" for row in rows}
 
