@@ -272,7 +272,7 @@ class Channel(DeclaringChannel):
             # Only now: where one consumer is active at a time, the next one must find what this one held.
             if receiver is not None:
                 for subscription in ended:
-                    receiver.leave(subscription)
+                    receiver.reception.leave(subscription)
             self.leave()
 
     def orphan(self, store: Client) -> None:

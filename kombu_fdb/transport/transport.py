@@ -238,7 +238,7 @@ class Transport(virtual.Transport):
 
     def close_channel(self, channel: Any) -> None:
         receiver, store = self.receiver_if_any, self._store
-        if receiver is not None and store is not None and (left := receiver.dispatch.forget(channel.credit)):
+        if receiver is not None and store is not None and (left := receiver.reception.dispatch.forget(channel.credit)):
             store.release_later(left)
         super().close_channel(channel)
 
@@ -263,28 +263,28 @@ class Transport(virtual.Transport):
         deadline = None if timeout is None else monotonic() + timeout
         receiver, drain = self.receiver, Drain()
         try:
-            receiver.attend(drain)
+            receiver.reception.attend(drain)
             self._drain(receiver, deadline)
         finally:
-            receiver.depart(drain)
+            receiver.reception.depart(drain)
 
     def _drain(self, receiver: Receiver, deadline: float | None) -> None:
-        while not deliver_next(receiver):
-            receiver.arrived.clear()
-            if deliver_next(receiver):
+        while not deliver_next(receiver.reception):
+            receiver.reception.arrived.clear()
+            if deliver_next(receiver.reception):
                 return
             if receiver is not self._receiver:
                 raise StoreUnavailable("the connection was closed while it was drained")
             left_s = None if deadline is None else deadline - monotonic()
             if left_s is not None and left_s <= 0 and not self._first_look(receiver):
                 raise TimeoutError
-            receiver.arrived.wait(left_s)
+            receiver.reception.arrived.wait(left_s)
 
     def _first_look(self, receiver: Receiver) -> bool:
         """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
         deadline = monotonic() + FIRST_LOOK_S
-        while receiver.running and not receiver.idle and monotonic() < deadline:
-            if receiver.arrived.wait(0.001):
+        while receiver.running and not receiver.reception.idle and monotonic() < deadline:
+            if receiver.reception.arrived.wait(0.001):
                 return True
         return False
 
@@ -293,8 +293,8 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
         self._loop = loop
-        loop.add_reader(self.receiver.arrived, self._on_arrived)
-        self.receiver.attend_loop(registered=True)
+        loop.add_reader(self.receiver.reception.arrived, self._on_arrived)
+        self.receiver.reception.attend_loop(registered=True)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
@@ -305,9 +305,9 @@ class Transport(virtual.Transport):
         if receiver is None:
             return
         for _ in range(LOOP_TURN):
-            if not deliver_next(receiver):
-                receiver.arrived.clear()
-                if not deliver_next(receiver):
+            if not deliver_next(receiver.reception):
+                receiver.reception.arrived.clear()
+                if not deliver_next(receiver.reception):
                     return
         # The bell is still rung: the loop comes back at once.
 
@@ -315,8 +315,8 @@ class Transport(virtual.Transport):
         loop, self._loop = self._loop, None
         if loop is None or self._receiver is None:
             return
-        self._receiver.attend_loop(registered=False)
-        descriptor = self._receiver.arrived.fileno()
+        self._receiver.reception.attend_loop(registered=False)
+        descriptor = self._receiver.reception.arrived.fileno()
         # After a reset, the loop may use the number for somebody else.
         callback, _ = loop.readers.get(descriptor) or (None, None)
         if callback == self._on_arrived:

@@ -49,8 +49,8 @@ class Messages:
 
         Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER; strict
-        order while one consumer claims.
+        ``SessionLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
+        strict order while one consumer claims.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)

@@ -163,7 +163,7 @@ class Publisher:
         return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:
-        """Raises ``MessageTooLarge``, and ``OptionError`` or ``QueueError`` for what no store can hold."""
+        """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         ranges.check_publication(publication)
         if len(publication.payload) > self._run.policy.max_message_size:
             raise MessageTooLarge(
@@ -175,7 +175,7 @@ class Publisher:
     def bury_copy(
         self,
         queue: str,
-        publication: Publication,
+        copy: Publication | again.Burial,
         deaths: Sequence[Death] = (),
         *,
         reason: str = "rejected",
@@ -184,14 +184,16 @@ class Publisher:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
         ``deaths``: its history. Of any size, into any number of queues: into all of them, or none. Raises as
-        :meth:`publish`.
+        :meth:`publish`; may be called again with the same ``Burial``, and buries it once.
         """
-        self.check(publication)
-        publication = publication._replace(message_id=publication.message_id or self._run.ids())
-        copy, cause = publish.DeadCopy(queue, publication, deaths), Cause(reason, details)
+        burial = copy if isinstance(copy, again.Burial) else again.Burial(copy)
+        self.check(burial.publication)
+        if not burial.begin(self._run.clock, self._run.ids):
+            return
+        dead, cause = publish.DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
         now_ms = self._run.now()
 
         def body(work: Work) -> None:
-            publish.publish_dead(work._replace(now_ms=now_ms), copy, cause, beforehand=True)
+            publish.publish_dead(work._replace(now_ms=now_ms), dead, cause, beforehand=True)
 
-        self._run.write(body, self._run.timeouts.publish_s)
+        self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt)

@@ -78,7 +78,7 @@ class Upkeep:
         return self._run.part(verb, delay.MESSAGES_PER_TRANSACTION)
 
     def thaw(self) -> int | None:
-        """Ring for keys whose rate allows a message again. Returns when the next one is due."""
+        """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
         if not self._run.read(lambda work: work.tr.get_range(*self._run.keys.all_thaws, limit=1, snapshot=True)):
             return None
         return self._run.write(lambda work: delay.thaw(work, self._run.sightings))

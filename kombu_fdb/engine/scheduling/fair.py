@@ -34,17 +34,19 @@ Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is 
 sub-queues in one round trip more.
 
 Cost: one round trip for doors, bells, ring and rounds, one for the marks and heads of newcomers if there are any, one
-for the messages. None of it grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
+for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
+the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
-from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn
+from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -58,6 +60,8 @@ __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 
 #: Doors and bells answered by one claim at most; the others wait for the next.
 DOORS = 200
+#: How often a claim that has found nothing yet looks for :data:`DOORS` more turns behind those that are blocked.
+MOST_LOOKS = 5
 
 #: Ranks as they stand in the ring, the most urgent first, and their priorities.
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
@@ -73,6 +77,19 @@ Chosen = list[KeyValue]
 def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, doors and ring."""
     return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_door)
+
+
+class _Window(NamedTuple):
+    """The turns that a claim begins with."""
+
+    #: How many messages it wants.
+    want: int
+    #: The last of its turns.
+    last: _Place | None
+    #: Whether the ring may have more turns than were read.
+    unread: bool
+    #: Whether it is the first of the ring's windows, so that all that the ring still has is behind it.
+    is_first: bool
 
 
 class _Scheduler:
@@ -93,6 +110,8 @@ class _Scheduler:
         #: The next message of a sub-queue; only with ageing.
         self._heads: dict[tuple[str, bytes], bytes] = {}
         self._chosen: Chosen = []
+        #: The last turn that was read, if more are behind it than one claim looks at.
+        self._sight: _Place | None = None
 
     def run(self, want: int, slice_: int, first_door: int) -> Chosen:
         keys, queue, window = self._keys, self._queue, want * (slice_ + 1)
@@ -256,11 +275,13 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
         line = self._line_up(mine, want)
-        parts = self._behind(turns, line, max(line, default=None), want, unread=unread)
+        window = _Window(want, max(line, default=None), unread=unread, is_first=slice_ == 0)
+        parts = self._behind(turns, line, window)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
-            _urgency, turn = heapq.heappop(line)
-            if not self._has_room(turn):  # it stays in the ring as it is
+            place = heapq.heappop(line)
+            _urgency, turn = place
+            if not self._has_room(turn) or self._is_out_of_sight(place):  # it stays in the ring as it is
                 break
             following = self._serve_one(turn, want - served)
             # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
@@ -276,18 +297,36 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(
-        self, turns: list[Turn], line: _Line, last: _Place | None, want: int, *, unread: bool
-    ) -> Iterator[_Line]:
-        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long."""
+    def _behind(self, turns: list[Turn], line: _Line, window: _Window) -> Iterator[_Line]:
+        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long.
+
+        By age a turn may go before the window's last one although it stands behind it in the ring.
+        """
+        want, last, unread, is_first = window
+        looks = 0
+        while unread and looks < MOST_LOOKS and not (looks and self._chosen):
+            looks += 1
+            most = DOORS + (len(line) if is_first else len(turns))
+            rings = self._tr.get_ranges(self._rings(most), snapshot=True)
+            turns, unread = self._in_order(rings), is_first and any(len(ring) == most for ring in rings)
+            yield from self._parts(turns, line, None if is_first else last, want)
+        if not looks:
+            yield from self._parts(turns, line, last, want)
         if unread:
-            turns = self._in_order(self._tr.get_ranges(self._rings(len(turns) + DOORS), snapshot=True))
+            self._sight = max(map(self._order, turns), default=None)
+
+    def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
+        """Those of the turns that don't stand in the line, and are behind the ``last`` one."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
             behind, size = behind[size:], size * 2
+
+    def _is_out_of_sight(self, place: _Place) -> bool:
+        """Whether there may be turns before it that this claim has not read: they are the next one's."""
+        return self._sight is not None and place > self._sight
 
     def _has_room(self, turn: Turn) -> bool:
         """Whether its next message fits into the claim. One that may not be served takes no room."""
@@ -301,7 +340,9 @@ class _Scheduler:
         if not turns:
             return
         self._allowances.load([turn.key for turn in turns])
-        self._tenants.load([(turn.rank, turn.key) for turn in turns], turns)
+        here = [(turn.rank, turn.key) for turn in turns]
+        there = [(rank_of(turn.items, self._allowances.priority(turn.key)), turn.key) for turn in turns]
+        self._tenants.load(here + there, turns)  # a priority may have been changed since a turn came into the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
@@ -368,7 +409,4 @@ def _stamp_of(row: KeyValue) -> bytes:
 
 
 def _ring_rank(items: bytes, allowance: Allowance | None) -> bytes:
-    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
-    if allowance is None or allowance.priority is None:
-        return items
-    return Keyspace.rank(allowance.priority)
+    return rank_of(items, None if allowance is None else allowance.priority)

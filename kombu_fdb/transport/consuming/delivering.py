@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.consuming.subscription import Arrival
 from kombu_fdb.transport.worker.poison import fault_in, survives
 
 __all__ = ["deliver_next"]
 
 
-def deliver_next(receiver: Receiver) -> bool:
-    """False if there is nothing to deliver. Raises the receiver's error, and what the callback raises."""
+def deliver_next(reception: Reception) -> bool:
+    """False if there is nothing to deliver. Raises the reception's error, and what the callback raises."""
     hand: list[Arrival] = []
     try:
-        while receiver.next(hand) is not None:
+        while reception.next(hand) is not None:
             arrival = hand[0]
             message, callback = _open(arrival), arrival.subscription.callback
             if message is None:
@@ -29,7 +29,7 @@ def deliver_next(receiver: Receiver) -> bool:
                     raise
             return True
     except BaseException:
-        receiver.put_back(hand)  # what no callback has seen
+        reception.put_back(hand)  # what no callback has seen
         raise
     return False
 

@@ -20,8 +20,8 @@ __all__ = ["Lookout"]
 class Lookout:
     """For the receiver's thread, but for :meth:`stop` and ``bell.ring``."""
 
-    def __init__(self) -> None:
-        self.bell = Bell()
+    def __init__(self, bell: Bell) -> None:
+        self.bell = bell
         self.stopped = False
         #: Queues that may have messages.
         self.hungry: set[str] = set()

@@ -23,18 +23,25 @@ logger = logging.getLogger(__name__)
 MANY_ACKS = 64
 
 
-class Receiving(Protocol):
-    """A connection's receiver, as it is told of what its channels do."""
+class Reception(Protocol):
+    """A connection's, as it is told of what its channels do."""
 
     @property
     def arrived(self) -> Bell: ...
 
-    @property
-    def running(self) -> bool: ...
-
     def on_ack(self, pending: int, enough: int) -> None: ...
 
     def on_room(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """What drives it."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def reception(self) -> Reception: ...
 
 
 class Connected(Protocol):
@@ -44,7 +51,7 @@ class Connected(Protocol):
     def store(self) -> Client: ...
 
     @property
-    def receiver_if_any(self) -> Receiving | None: ...
+    def receiver_if_any(self) -> Receiver | None: ...
 
     def now_ms(self) -> int: ...
 
@@ -81,9 +88,9 @@ class Settling:
         client = self.client
         receiver = self._connection.receiver_if_any
         if receiver is not None and receiver.running:
-            receiver.on_ack(len(client.acks), _enough(self._credit.prefetch))
+            receiver.reception.on_ack(len(client.acks), _enough(self._credit.prefetch))
             if self._credit.inbox:
-                receiver.arrived.ring()
+                receiver.reception.arrived.ring()
         elif self.ended:
             client.nudge()
         else:
@@ -121,7 +128,7 @@ class Settling:
     def on_room(self) -> None:
         receiver = self._connection.receiver_if_any
         if receiver is not None:
-            receiver.on_room()
+            receiver.reception.on_room()
 
 
 def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:

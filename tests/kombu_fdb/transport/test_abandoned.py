@@ -311,7 +311,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (9, 1))
-            until(lambda: not connection.transport.receiver.attendance.given)
+            until(lambda: not connection.transport.receiver.reception.attendance.given)
             fill(watcher, 1, first=10)
             let_the_receiver_turn(connection)
             assert everything(watcher) == [(number, False) for number in range(1, 11)]
@@ -326,7 +326,7 @@ class TestUndrained:
             for handed in (1, 2):
                 connection.drain_events(timeout=DEADLINE_S)
                 until(lambda handed=handed: placed(engine) == (10 - handed, handed))
-            drain(connection)
+            until(lambda: connection.drain_events(timeout=DEADLINE_S) or len(held) == 10)
             assert [message.payload for message in held] == list(range(10))
             assert not any(message.delivery_info["redelivered"] for message in held)
 
@@ -337,7 +337,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=print):
             drain(connection)
             receiver = connection.transport.receiver
-            until(lambda: not receiver.attendance.given and receiver._asleep)
+            until(lambda: not receiver.reception.attendance.given and receiver.reception.asleep)
             turns: list[None] = []
             monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
             fill(watcher, 1)  # rings no bell of its
@@ -459,7 +459,7 @@ class TestInterrupted:
             until(lambda: drain(connection) is None and len(received) == 3)
             for line in range(1, 200):
                 received.pop(0).requeue()
-                until(lambda: connection.transport.receiver.arrived.wait(DEADLINE_S))
+                until(lambda: connection.transport.receiver.reception.arrived.wait(DEADLINE_S))
                 hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
                 places += filter(None, [hit])
                 until(lambda: drain(connection) is None and len(received) == 3)
@@ -486,7 +486,7 @@ class TestTwoThreads:
             transport = connection.transport
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: transport.receiver.attendance.given)
+            until(lambda: transport.receiver.reception.attendance.given)
             transport.close_connection(transport)
             thread.join(10)
         assert not thread.is_alive()

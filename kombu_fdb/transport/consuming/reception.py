@@ -1,0 +1,372 @@
+"""What a connection asks the store for on behalf of its consumers: a state machine without a thread.
+
+Model. A reception is *asleep* until somebody drains (``attendance.py``): nothing is claimed or watched, and nothing
+happens before its bell rings. While somebody does, a queue is *hungry* when it may have messages, *armed* when it was
+seen empty and its bell is watched, or neither: due for its safety look. Whoever drives it repeats one turn:
+
+1. Arm the watches of queues that are neither hungry nor armed. If one of them is not empty, all of them are hungry.
+2. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along. A window that was not
+   filled ends their hunger. Begin again.
+3. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
+4. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
+   long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
+
+What was claimed and nobody takes for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
+claimed for its channel until somebody drains again: the program has forgotten its consumer, or works for an hour in a
+callback. While the reception is asleep and holds nothing, a consumer that was the active one of its queue gives way.
+
+The worker loops never wait for the store: they take what has arrived, and sleep on :attr:`Reception.arrived`.
+
+What happens at each failure:
+
+* the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
+  vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
+* the store fails: the reception has *failed*, and the error is raised by the consumer's next drain, as the connection
+  error it is. ``recover``, when the connection is established again, goes on with the same consumers.
+* a turn is interrupted anywhere: acks that it had taken along are pending again, and what its claim leased without
+  anybody knowing is recovered by the session (``process/membership.py``).
+
+The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from kombu_fdb import errors
+from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.locks import Signal
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.weakly import weakly
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.ring import Jitter
+from kombu_fdb.transport.consuming.attendance import Attendance, Drain
+from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+from kombu_fdb.transport.consuming.lookout import Lookout
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
+from kombu_fdb.transport.holding.settling import MANY_ACKS
+
+__all__ = ["Reception"]
+
+logger = logging.getLogger(__name__)
+
+#: Rests after claims that brought nothing, in seconds.
+FIRST_REST_S = 0.0005
+LONGEST_REST_S = 0.1
+
+
+class Reception:
+    """Of one connection. :meth:`turn` is one thread's; the rest may be called from any."""
+
+    def __init__(
+        self, client: Client, lookout: Lookout, arrived: Bell, clock: Callable[[], float], rng: Jitter
+    ) -> None:
+        """``clock``: seconds since any moment."""
+        options = client.options
+        self.arrived = arrived
+        self.attendance = Attendance(options.undrained_timeout, clock)
+        self.dispatch = Dispatch(options.claim_window, options.ack_delay_ms / 1000, options.undrained_timeout, clock)
+        #: What ended the turns; the consumer's next drain raises it.
+        self.error: BaseException | None = None
+        #: Nobody drains.
+        self.asleep = True
+        self._client = client
+        self._lookout = lookout
+        self._clock = clock
+        self._rng = rng
+        self._ack_delay_s = options.ack_delay_ms / 1000
+        self._membership: Membership | None = None
+        self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
+        self._first_ack: float | None = None
+        self._next_look = 0.0
+        self._fruitless = 0
+        #: Consumers that may be the active ones of their queues.
+        self._active: set[str] = set()
+        # How often somebody came to drain, and how often of that a turn has looked for him and found no more.
+        self._called = 0
+        self._answered = 0
+
+    # -- for consumers ---------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do until something changes: what there was has been handed over."""
+        return self._answered == self._called
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
+        self._register(subscription, self._client.membership())
+        self.dispatch.add(subscription)
+        self._lookout.hungry.add(subscription.queue)
+        self._called += 1
+
+    def attend(self, drain: Drain) -> None:
+        """A drain begins; :meth:`depart` must follow."""
+        self.attendance.begin(drain)
+        self._wake()
+
+    def depart(self, drain: Drain) -> None:
+        self.attendance.end(drain)
+
+    def attend_loop(self, *, registered: bool) -> None:
+        """An event loop delivers from now on, or does not any more."""
+        self.attendance.looped = registered
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.asleep:
+            self._called += 1
+            self._lookout.bell.ring()
+
+    def cancel(self, subscription: Subscription, *, leave: bool) -> Signal:
+        """End a consumer with the next turn, or :meth:`carry_out_cancels`. The signal is set when that is done."""
+        done = Signal()  # not an event, which this thread would leave locked if it is interrupted again
+        self._cancels.append((subscription, leave, done))
+        return done
+
+    def leave(self, subscription: Subscription) -> None:
+        """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        if subscription.session_id is None:
+            return
+        remove = partial(_remove_consumer, self._client, subscription.session_id, subscription.queue, subscription.tag)
+        try:
+            if self._client.suspected:
+                self._client.later(remove)
+            else:
+                remove()
+        except StoreError:
+            self._client.suspect()
+            self._client.later(remove)
+
+    def next(self, hand: list[Arrival]) -> Arrival | None:
+        """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the thread."""
+        if self.dispatch.resume():
+            self._called += 1
+            self._lookout.bell.ring()
+        arrival = self.dispatch.next(hand)
+        if arrival is None:
+            if self.error is not None:
+                raise self.error
+        elif self.dispatch.is_low(arrival.subscription.credit):
+            self._lookout.bell.ring()
+        return arrival
+
+    def put_back(self, hand: list[Arrival]) -> None:
+        """Whoever took these was interrupted before a callback saw them: they are the next ones again."""
+        homeless = [lease for arrival in hand if (lease := self.dispatch.put_back(arrival)) is not None]
+        if homeless:
+            self._client.release_later(homeless)
+        if hand:
+            self.arrived.ring()
+
+    def on_ack(self, pending: int, enough: int) -> None:
+        """An ack was added to the client's list. The first starts the clock, many end the wait."""
+        if self._first_ack is None or pending >= min(enough, MANY_ACKS):
+            self._lookout.bell.ring()
+
+    def on_room(self) -> None:
+        """Prefetch or the number of held messages changed."""
+        self._lookout.bell.ring()
+        self.arrived.ring()  # something may wait that did not fit before
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> float | None:
+        """Returns for how long to sleep; 0 to be called again at once, None until the bell rings. Raises anything."""
+        called, self._answered = self._called, -1
+        self._lookout.bell.clear()
+        pause_s = self._step()
+        if pause_s != 0 and self._first_ack is None and not self._fruitless:
+            self._answered = called
+        return pause_s
+
+    def fail(self, error: Exception) -> None:
+        """A turn has raised it: there are no more until :meth:`recover`."""
+        if not isinstance(error, CONNECTION_ERRORS):
+            logger.error("the receiver failed", exc_info=error)
+            unexpected = StoreUnavailable("the receiver failed", reason=repr(error))
+            unexpected.__cause__ = error
+            error = unexpected
+        if isinstance(error, StoreError):
+            self._client.suspect()
+        self.error = error
+        self.arrived.ring()
+
+    def recover(self) -> None:
+        """Go on after an error."""
+        self.error = None
+        self._lookout.hungry.update(self.dispatch.queues)
+        self.asleep = True
+
+    def _step(self) -> float | None:
+        """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
+        self.carry_out_cancels()
+        now = self._clock()
+        self._give_back_untaken(now)
+        if not self._is_attended():
+            return self._sleep(now)
+        membership = self._current_membership()
+        if now >= self._next_look:
+            self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
+            self._lookout.disarm()
+        self._lookout.report(membership, self.dispatch.queues)
+        self._lookout.arm(self._client.engine, self.dispatch.queues, membership.session_id, self.dispatch.consumers)
+        plan = self.dispatch.plan(self._lookout.hungry, now)
+        if plan.queues:
+            return self._claim(membership, plan)
+        self._fruitless = 0
+        self._flush_if_due(now)
+        return self._pause(now, plan.again_s, self._next_look - now)
+
+    def _is_attended(self) -> bool:
+        self.asleep = True  # before the look: whoever comes after it rings
+        self.asleep = not self.attendance.given
+        return not self.asleep
+
+    def _sleep(self, now: float) -> float | None:
+        """Nobody drains."""
+        self._lookout.disarm()
+        self._lookout.hungry.update(self.dispatch.queues)
+        self._fruitless = 0
+        self._flush_if_due(now)
+        self._give_way()
+        return self._pause(now)
+
+    def _give_way(self) -> None:
+        """Others are served where one consumer is active at a time, unless this one is not through with its messages.
+
+        Only if nobody is there at all: a callback that works for an hour may have acknowledged its message.
+        """
+        if self._active and not self._client.acks:
+            idle = self._active & self.dispatch.unburdened
+            if idle:
+                self._client.leave(idle)
+                self._active -= idle
+
+    def _give_back_untaken(self, now: float) -> None:
+        leases = self.dispatch.left_lying(now)
+        if leases:
+            logger.debug("nobody has taken what was claimed, and it goes back: %s", plural(len(leases), "message"))
+            self._client.release(leases)
+            self.arrived.ring()  # an event loop that comes back shows itself
+
+    def _pause(self, now: float, *until: float | None) -> float | None:
+        pauses = [each for each in (*until, self.dispatch.lies_for(now)) if each is not None]
+        if self._first_ack is not None:
+            pauses.append(self._first_ack + self._ack_delay_s - now)
+        return max(min(pauses), 0.0005) if pauses else None
+
+    # -- claiming ----------------------------------------------------------------------------------------------------
+
+    def _claim(self, membership: Membership, plan: Plan) -> float:
+        """Returns how long to rest before the next step."""
+        try:
+            found = self._claim_and_settle(membership, plan)
+        except errors.SessionLost:
+            return 0  # the next step opens another session
+        if len(found) < plan.limit:
+            self._lookout.hungry.difference_update(plan.queues)
+        if found:
+            self._fruitless = 0
+            self._hand_over(found, plan.leaseless)
+            return 0
+        # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
+        self._fruitless += 1
+        return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
+
+    def _claim_and_settle(self, membership: Membership, plan: Plan) -> list[Delivery]:
+        self._active.update(plan.consumers.values())
+        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
+        pending = self._client.take_acks()
+        ours = [lease for lease in pending if lease.session == membership.session_id]
+        try:
+            if len(ours) < len(pending):
+                self._client.ack([lease for lease in pending if lease.session != membership.session_id])
+            found = membership.claim(
+                plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours, consumers=plan.consumers
+            )
+        except BaseException:
+            self._client.acks.extendleft(reversed(ours))
+            raise
+        # The session stood, so did its leases.
+        self._client.settled(ours)
+        return found
+
+    def _hand_over(self, found: list[Delivery], leaseless: Collection[str]) -> None:
+        homeless = self.dispatch.place(found)
+        self._begin_times_to_run(each for each in found if each.queue not in leaseless)
+        self.arrived.ring()
+        if homeless:
+            lost = {each.lease for each in found if each.queue in leaseless}
+            self._client.release_later([lease for lease in homeless if lease not in lost])
+
+    def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
+        """From the claim on: a loop that hangs must not keep what waits for it either."""
+        for each in found:
+            if each.ttr_ms:
+                self._client.watch(
+                    each,
+                    started=weakly(self._has_begun, each.lease, otherwise=False),
+                    gone=weakly(self.dispatch.overdue, each.lease, otherwise=None),
+                )
+
+    def _has_begun(self, lease: Lease) -> bool:
+        return not self.dispatch.withdraw(lease)
+
+    def _flush_if_due(self, now: float) -> None:
+        if not self._client.acks:
+            self._first_ack = None
+            return
+        if self._first_ack is None:
+            self._first_ack = now
+        if now - self._first_ack >= self._ack_delay_s or len(self._client.acks) >= MANY_ACKS:
+            self._first_ack = None
+            self._client.flush_acks()
+
+    # -- the session -------------------------------------------------------------------------------------------------
+
+    def _current_membership(self) -> Membership:
+        membership = self._client.membership()
+        previous, self._membership = self._membership, membership
+        if previous is not None and previous is not membership:
+            self.dispatch.drop_session(previous.session_id)
+            if any(each.transient for each in self.dispatch.subscriptions):
+                raise SessionLost("the session was ended by another process, and its temporary queues with it")
+        for subscription in self.dispatch.subscriptions:
+            if subscription.session_id != membership.session_id:
+                self._register(subscription, membership)
+        return membership
+
+    def _register(self, subscription: Subscription, membership: Membership) -> None:
+        """Let the store know, so that the queue does not vanish under the consumer."""
+        self._client.engine.queues.add_consumer(membership.session_id, subscription.queue, subscription.tag)
+        subscription.session_id = membership.session_id
+
+    def carry_out_cancels(self) -> None:
+        while self._cancels:
+            subscription, leave, done = self._cancels.popleft()
+            self._active.discard(subscription.tag)
+            leases = self.dispatch.remove(subscription)
+            try:
+                if self._client.suspected:
+                    self._client.release_later(leases)
+                else:
+                    self._client.release(leases)
+            except StoreError as error:  # the client does it as soon as it can
+                self._client.suspect()
+                logger.debug("messages of a cancelled consumer can't be handed back yet: %s", error)
+            if leave:
+                self.leave(subscription)
+            done.set()
+
+
+def _remove_consumer(client: Client, session_id: bytes, queue: str, tag: str) -> None:
+    """Undo a registration; an auto-delete queue ends with its last consumer. Raises a ``StoreError``."""
+    client.engine.queues.remove_consumer(session_id, queue, tag)
