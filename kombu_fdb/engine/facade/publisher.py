@@ -183,8 +183,8 @@ class Publisher:
     ) -> None:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
-        ``deaths``: its history. Of any size, into any number of queues: into all of them, or none. Raises as
-        :meth:`publish`; may be called again with the same ``Burial``, and buries it once.
+        ``deaths``: its history. Of any size, into as many queues as :mod:`~kombu_fdb.engine.messages.bury` says: into
+        all of them, or none. Raises as :meth:`publish`. May be called again with the same ``Burial``, and buries once.
         """
         burial = copy if isinstance(copy, again.Burial) else again.Burial(copy)
         self.check(burial.publication)

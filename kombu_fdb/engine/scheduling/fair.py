@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
@@ -61,7 +60,7 @@ __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 #: Doors and bells answered by one claim at most; the others wait for the next.
 DOORS = 200
 #: How often a claim that has found nothing yet looks for :data:`DOORS` more turns behind those that are blocked.
-MOST_LOOKS = 5
+MOST_LOOKS = 2
 
 #: Ranks as they stand in the ring, the most urgent first, and their priorities.
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
@@ -77,19 +76,6 @@ Chosen = list[KeyValue]
 def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, doors and ring."""
     return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_door)
-
-
-class _Window(NamedTuple):
-    """The turns that a claim begins with."""
-
-    #: How many messages it wants.
-    want: int
-    #: The last of its turns.
-    last: _Place | None
-    #: Whether the ring may have more turns than were read.
-    unread: bool
-    #: Whether it is the first of the ring's windows, so that all that the ring still has is behind it.
-    is_first: bool
 
 
 class _Scheduler:
@@ -275,8 +261,7 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
         line = self._line_up(mine, want)
-        window = _Window(want, max(line, default=None), unread=unread, is_first=slice_ == 0)
-        parts = self._behind(turns, line, window)
+        parts = self._behind(turns, line, want, unread=unread, is_first=slice_ == 0)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
             place = heapq.heappop(line)
@@ -297,23 +282,36 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(self, turns: list[Turn], line: _Line, window: _Window) -> Iterator[_Line]:
-        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long.
+    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool, is_first: bool) -> Iterator[_Line]:
+        """The turns behind the window, in parts, each twice as long: a row of blocked keys may be long."""
+        last = max(line, default=None)
+        if not unread:
+            return self._parts(turns, line, last, want)
+        return self._read_on(line, want) if is_first else self._read_once(len(turns), line, last, want)
+
+    def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
+        """All that the ring still has is behind the first window, or in the line.
 
         By age a turn may go before the window's last one although it stands behind it in the ring.
         """
-        want, last, unread, is_first = window
-        looks = 0
-        while unread and looks < MOST_LOOKS and not (looks and self._chosen):
-            looks += 1
-            most = DOORS + (len(line) if is_first else len(turns))
-            rings = self._tr.get_ranges(self._rings(most), snapshot=True)
-            turns, unread = self._in_order(rings), is_first and any(len(ring) == most for ring in rings)
-            yield from self._parts(turns, line, None if is_first else last, want)
-        if not looks:
-            yield from self._parts(turns, line, last, want)
-        if unread:
-            self._sight = max(map(self._order, turns), default=None)
+        sight = None
+        for _ in range(MOST_LOOKS):
+            turns, unread = self._look(DOORS + len(line))
+            sight = max(map(self._order, turns), default=None) if unread else None
+            yield from self._parts(turns, line, None, want)
+            if sight is None or self._chosen:
+                break
+        self._sight = sight
+
+    def _read_once(self, window: int, line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
+        """Before this window are those of rivals."""
+        turns, _unread = self._look(DOORS + window)
+        yield from self._parts(turns, line, last, want)
+
+    def _look(self, most: int) -> tuple[list[Turn], bool]:
+        """The next turns, and whether the ring may have more."""
+        rings = self._tr.get_ranges(self._rings(most), snapshot=True)
+        return self._in_order(rings), any(len(ring) == most for ring in rings)
 
     def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
         """Those of the turns that don't stand in the line, and are behind the ``last`` one."""

@@ -154,7 +154,7 @@ class TurnsConformance(OnBench):
     @pytest.mark.parametrize("ageing", [None, 60.0])
     def test_a_long_row_of_blocked_keys_hides_nobody(self, bench: Bench, ageing: float | None) -> None:
         """As long as a claim has found nothing it looks on."""
-        block(bench, 4 * DOORS, ageing=ageing)
+        block(bench, DOORS + 50, ageing=ageing)
         assert [each.key for each in bench.take(1)] == ["z"]
 
     def test_a_longer_one_is_passed_by_several_claims(self, bench: Bench) -> None:
@@ -164,7 +164,7 @@ class TurnsConformance(OnBench):
         assert [each.key for each in bench.take(1)] == ["z"]
 
     def test_nobody_has_a_second_turn_before_the_first_of_who_stands_behind_the_blocked(self, bench: Bench) -> None:
-        block(bench, 2 * DOORS, newcomer="first")
+        block(bench, DOORS + 50, newcomer="first")
         put_one_each(bench, ["a"], messages=9)
         served = [each.key for _ in range(3) for each in bench.take(5)]
         assert served[:2] == ["a", "z"]

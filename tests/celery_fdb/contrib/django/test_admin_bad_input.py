@@ -185,7 +185,7 @@ def test_an_entry_of_the_audit_always_ends(
 
     publish(broker)
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # xdist can't hand on what is not UTF-8
-    monkeypatch.setattr(type(broker._engine), "change_control", fail)
+    monkeypatch.setattr(type(broker._engine.queues), "change_control", fail)
     with suppress(type(error)):
         act(operator, "q", action="pause")
     (told,) = audit()
