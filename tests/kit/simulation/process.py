@@ -7,14 +7,16 @@ faults and the question whose commit this is are always those of the frame on to
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from kit.simulation.acts.upkeep import SimulatedDuties
+from kit.simulation.connection import SimulatedTransport
 from kit.simulation.plan import Step
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.wakeup import Bell
@@ -33,8 +35,8 @@ __all__ = [
     "NoBell",
     "Process",
     "ProcessClock",
-    "SimulatedEngine",
     "SimulatedMembership",
+    "SimulatedSessions",
     "StepFaults",
 ]
 
@@ -65,6 +67,8 @@ class Frame:
     #: The earliest and the latest its process's wall clock showed in this step: what was due then may be handed out.
     earliest_ms: int = 2**63
     latest_ms: int = 0
+    #: Its verb stays: nothing else is done in it.
+    is_verb: bool = False
     #: What that clock showed when a publication with a dedup id was begun.
     began_ms: int = 0
 
@@ -172,18 +176,20 @@ class NoBell(Bell):
         """Nobody waits."""
 
 
-class SimulatedEngine(Engine):
-    """The real one, that says when it recovers, or ends a session, in the middle of another verb."""
+class SimulatedSessions(Sessions):
+    """The real ones, that say when they recover, or end a session, in the middle of another verb."""
 
-    frames: list[Frame]
+    def __init__(self, engine: Engine, frames: list[Frame]) -> None:
+        super().__init__(engine.transactions, engine.queues)
+        self.frames = frames
 
     def recover(self, session_id: bytes, first: int) -> int:
         with self._as("recover"):
             return super().recover(session_id, first)
 
-    def close_session(self, session_id: bytes) -> int:
+    def close(self, session_id: bytes) -> int:
         with self._as("close"):
-            return super().close_session(session_id)
+            return super().close(session_id)
 
     @contextmanager
     def _as(self, verb: str) -> Iterator[None]:
@@ -203,7 +209,7 @@ class SimulatedMembership(Membership):
 
     def close(self) -> None:
         if not self.lost:
-            self._engine.close_session(self.session_id)
+            self._engine.sessions.close(self.session_id)
 
 
 class Link:
@@ -228,7 +234,7 @@ class Link:
             raise StoreUnavailable("the link is cut")
         transaction = self._database.begin(timeout_s=timeout_s, read_only=read_only)
         # As it is now: the commit may land when the frame does something else.
-        transaction.author = frame if frame.verb == frame.step.action else replace(frame)
+        transaction.author = frame if frame.is_verb or frame.verb == frame.step.action else replace(frame)
         return transaction
 
     def close(self) -> None:
@@ -258,6 +264,8 @@ class Process:
     #: In how many seconds its duties want to be called again.
     pause_s: float = 0.0
     waits_until: float = 0.0
+    #: Through which its messages come, if they do not come from the engine straight.
+    connection: SimulatedTransport | None = None
     #: Every session it ever had.
     sessions: set[bytes] = field(default_factory=set)
 
@@ -268,6 +276,13 @@ class Process:
     def session(self) -> bytes:
         return self.membership.session_id
 
+    def begin(self, membership: Membership, duties: Callable[..., SimulatedDuties], now_s: float) -> None:
+        """Another session."""
+        self.membership = membership
+        self.sessions.add(self.session)
+        self.duties = duties(self.engine, self.clock, self.session)
+        self.last_beat = now_s
+
     def wake(self) -> None:
         self.woken = True
 
@@ -275,3 +290,5 @@ class Process:
         for watch in self.watches:
             watch.cancel()
         self.watches, self.woken = [], True
+        if self.connection is not None:
+            self.connection.end()

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from kit.simulation.acts.upkeep import SimulatedDuties
+from kit.simulation.connection import SimulatedTransport
 from kit.simulation.ledgers.clocks import ClockLedger, Skew
 from kit.simulation.ledgers.ledger import Ledger
 from kit.simulation.plan import Profile, Step
@@ -24,10 +25,11 @@ from kit.simulation.process import (
     NoBell,
     Process,
     ProcessClock,
-    SimulatedEngine,
     SimulatedMembership,
+    SimulatedSessions,
     StepFaults,
 )
+from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -54,7 +56,14 @@ Action = Callable[["World", Frame], None]
 class World:
     """Everything there is in one run. ``trace``: keep a history in words."""
 
-    def __init__(self, profile: Profile, actions: dict[str, tuple[str, Action]], *, trace: bool = False) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        actions: dict[str, tuple[str, Action]],
+        connect: Callable[[World, Process], SimulatedTransport] | None = None,
+        *,
+        trace: bool = False,
+    ) -> None:
         self.profile = profile
         self.trace = trace
         self.history: list[str] = []
@@ -71,6 +80,7 @@ class World:
         #: Seconds of outages that no observer may count.
         self.hidden_s = 0.0
         self._actions = actions
+        self._connect = connect
         self._started = 0
         self.database.before_commit = self._before_commit
         self.database.after_commit = self._after_commit
@@ -80,11 +90,11 @@ class World:
     def _set_up(self) -> None:
         with self.acting(Step("setup", "setup", 0, 1)):
             engine = self._engine("setup", ProcessClock(self.clock, self.frames))[0]
-            engine.declare_exchange(Exchange("dlx", "fanout"))
+            engine.queues.declare_exchange(Exchange("dlx", "fanout"))
             for name in self.profile.queues:
-                engine.declare_queue(self.declaration(name))
+                engine.queues.declare(self.declaration(name))
                 if name in GRAVES:
-                    engine.bind(name, "dlx", "")
+                    engine.queues.bind(name, "dlx", "")
 
     def declaration(self, queue: str) -> QueueDeclaration:
         return QueueDeclaration(queue, arguments=dict(self.profile.queues[queue]))
@@ -198,11 +208,13 @@ class World:
             process = Process(name, engine, link, clock, membership, duties, last_beat=self.clock.monotonic())
             self.processes[slot] = process
             self.note(f"process {name} starts")
+            if self._connect is not None:
+                process.connection = self._connect(self, process)
         return process
 
     def open_membership(self, engine: Engine) -> SimulatedMembership:
         """A session; what its threads would do are steps of the plan."""
-        session = engine.open_session({}, ttl_s=SESSION_TTL_S)
+        session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
         return SimulatedMembership(engine, OPTIONS, session, lambda: None, clock=self.clock, bell=NoBell())
 
     def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
@@ -220,14 +232,16 @@ class World:
     def _engine(self, name: str, clock: ProcessClock) -> tuple[Engine, Link]:
         ids = random.Random(name)
         link = Link(self.database, self.frames)
-        engine = SimulatedEngine(
+        engine = Engine(
             link,
             "sim",
             Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
             policy=Policy(delivery_limit=self.profile.delivery_limit, dead_length=DEAD_LENGTH),
             timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
         )
-        engine.frames = self.frames
+        engine.sessions = SimulatedSessions(engine, self.frames)
+        if self._connect is not None:
+            engine.messages = ConnectedMessages(engine, self.frames)
         return engine, link
 
     def kill(self, process: Process) -> None:

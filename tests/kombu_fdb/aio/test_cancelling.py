@@ -197,7 +197,7 @@ def test_a_thousand_tasks_wait_in_a_few_threads(sync):
 def test_the_loop_runs_while_the_store_works(sync, monkeypatch):
     """A store that takes its time holds up a thread, not the loop."""
     answer = threading.Event()
-    monkeypatch.setattr(sync.connection.engine, "counts", lambda queue: answer.wait(PATIENCE_S))
+    monkeypatch.setattr(sync.connection.engine.inspect, "counts", lambda queue: answer.wait(PATIENCE_S))
 
     async def main():
         async with aio.Broker(sync) as broker:
