@@ -93,6 +93,11 @@ class Reception:
         self._called = 0
         self._answered = 0
 
+    @property
+    def session_id(self) -> bytes:
+        """Of the session in whose name it claims; empty before the first turn."""
+        return b"" if self._membership is None else self._membership.session_id
+
     # -- for consumers ---------------------------------------------------------------------------------------------
 
     @property
