@@ -381,9 +381,9 @@ def check_store(patient: Patient) -> Findings:
 
 def _contents(opened: Opened) -> Findings:
     try:
-        queues = opened.engine.queues()
-        silent = len(opened.engine.beats())
-        asides = opened.engine.asides()
+        queues = opened.engine.inspect.queues()
+        silent = len(opened.engine.sessions.beats())
+        asides = opened.engine.upkeep.asides()
     except KombuFDBError as error:
         yield _failure("content", error)
         return

@@ -248,7 +248,7 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     burial = Burial(publication)  # one for all attempts, so that it happens once
 
     def bury() -> None:
-        channel.engine.bury_copy(queue, burial, deaths, details=death)
+        channel.engine.publisher.bury_copy(queue, burial, deaths, details=death)
 
     try:
         bury()

@@ -119,12 +119,12 @@ class Broker:
         Raises ``InvalidArgument`` for a senseless one. Of a queue with ``x-single-active-consumer`` one broker is
         served, from its first ``take`` until it is closed.
         """
-        self._engine.declare_queue(QueueDeclaration(name, **declaration))
+        self._engine.queues.declare(QueueDeclaration(name, **declaration))
         return self.queue(name)
 
     def queues(self) -> dict[str, QueueCounts]:
         """All queues that are declared or hold messages."""
-        return self._engine.queues()
+        return self._engine.inspect.queues()
 
     def dead_letters(self, dead_queue: str) -> DeadLetters:
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
@@ -151,18 +151,18 @@ class Broker:
 
     def find(self, task_id: str) -> list[Peeked]:
         """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
-        return self._engine.find_task(task_id)
+        return self._engine.inspect.find_task(task_id)
 
     def spots(self, task_id: str) -> list[Listed]:
         """The same as a page shows them: with their spots, and the beginnings of their payloads."""
-        return self._engine.list_task(task_id)
+        return self._engine.inspect.list_task(task_id)
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return self._engine.take_back(task_id)
+        return self._engine.messages.take_back(task_id)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

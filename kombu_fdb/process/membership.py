@@ -9,7 +9,7 @@ then it is *lost*, and stays so: the owner opens another one. All states are one
 
 A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
-*suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Engine.recover``).
+*suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
 Both threads outlive every store error: they say so once, try again, and say once that it is over. Neither keeps the
@@ -112,7 +112,7 @@ class Membership:
     @classmethod
     def open(cls, engine: Engine, options: Options, chores: Callable[[], None]) -> Membership:
         """``chores`` is called from the duties thread, about once a second and after :meth:`nudge`."""
-        session_id = engine.open_session(_describe(), ttl_s=options.session_ttl)
+        session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
         membership = cls(engine, options, session_id, chores)
         for thread in membership._threads:
             thread.start()
@@ -123,7 +123,7 @@ class Membership:
         self.stop()
         if self.lost:
             return
-        held = self._engine.close_session(self.session_id)
+        held = self._engine.sessions.close(self.session_id)
         if held:
             logger.info("Restoring %d unacknowledged message(s)", held)
 
@@ -134,9 +134,9 @@ class Membership:
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
             left_s = began + self._options.operation_timeout - self._clock.monotonic()
-            thread.join(timeout=self._engine.patience.allow(max(left_s, 0.0)))
+            thread.join(timeout=self._engine.transactions.patience.allow(max(left_s, 0.0)))
         if any(thread.is_alive() for thread in others):
-            self._engine.patience.wasted(self._clock.monotonic() - began)
+            self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
 
     def _tell_threads(self) -> None:
         self._stopped.set()
@@ -154,7 +154,7 @@ class Membership:
         consumers: Mapping[str, str] | None = None,
         hand: list[Delivery] | None = None,
     ) -> list[Delivery]:
-        """:meth:`~kombu_fdb.engine.facade.engine.Engine.claim` for this session. ``acks`` must be its own.
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
         Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock: each call ends by its
         own deadline, however many threads claim.
@@ -164,10 +164,10 @@ class Membership:
         """
         hand = [] if hand is None else hand
         self.recover()
-        first = self._engine.reserve()
+        first = self._engine.messages.reserve()
         self._claims[first] = self._clock.monotonic()
         try:
-            found = self._engine.claim(
+            found = self._engine.messages.claim(
                 self.session_id,
                 queues,
                 limit,
@@ -202,7 +202,7 @@ class Membership:
         """
         for first in list(self._suspects):
             try:
-                self._engine.recover(self.session_id, first)
+                self._engine.sessions.recover(self.session_id, first)
             except SessionLost:
                 self.lose()
                 raise
@@ -286,7 +286,7 @@ class Membership:
     def _set_alarm(self, old: Watch | None) -> Watch:
         if old is not None:
             old.cancel()
-        alarm = self._engine.watch_alarm()
+        alarm = self._engine.sessions.watch_alarm()
         alarm.on_fire(self._bell.ring)
         return alarm
 

@@ -353,7 +353,7 @@ class Reception:
 
     def _register(self, subscription: Subscription, membership: Membership) -> None:
         """Let the store know, so that the queue does not vanish under the consumer."""
-        self._client.engine.add_consumer(membership.session_id, subscription.queue, subscription.tag)
+        self._client.engine.queues.add_consumer(membership.session_id, subscription.queue, subscription.tag)
         subscription.session_id = membership.session_id
 
     def carry_out_cancels(self) -> None:
@@ -376,4 +376,4 @@ class Reception:
 
 def _remove_consumer(client: Client, session_id: bytes, queue: str, tag: str) -> None:
     """Undo a registration; an auto-delete queue ends with its last consumer. Raises a ``StoreError``."""
-    client.engine.remove_consumer(session_id, queue, tag)
+    client.engine.queues.remove_consumer(session_id, queue, tag)

@@ -266,7 +266,7 @@ def test_a_failed_tasks_attempts_are_told_in_the_time_of_the_page(
         "no attempt",
     ]
     told = {"error": "no card", "error_class": "shop.NoCard", "attempts": attempts, "worker": "w@h", "traceback": "..."}
-    broker._engine.reject([lease], **told)
+    broker._engine.messages.reject([lease], **told)
     page = get(viewer, message_url(viewer, "celery.dead"))
     assert "Error shop.NoCard: no card Attempts 01:30:00 KeyError: 'card' gone Worker w@h Traceback Show ..." in page
     assert "rejected NoCard 0 s ago" in get(viewer, at("queue_messages", "celery.dead"))
@@ -332,7 +332,7 @@ def test_a_store_of_a_newer_version_is_a_page_too(broker: Broker, viewer: Any) -
     from celery_fdb.contrib.django.pages import store
 
     engine = broker._engine
-    engine._write(lambda work: work.tr.set(engine.keys.format, b"999"))
+    engine.transactions.write(lambda work: work.tr.set(engine.keys.format, b"999"))
     store.forget()
     assert "Upgrade celery-fdb" in get(viewer, at("queue_changelist"), 503)
 
@@ -529,14 +529,14 @@ def test_replaying_what_is_no_dead_letter_is_refused_and_logged(app: Celery, bro
 def test_a_store_that_fails_during_an_action_is_in_the_log(
     app: Celery, broker: Broker, operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kombu_fdb.engine.facade.engine import Engine
+    from kombu_fdb.engine.facade.queues import Queues
     from kombu_fdb.errors import StoreUnavailable
 
     def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("it went away")
 
     send(app)
-    monkeypatch.setattr(Engine, "change_control", fail)
+    monkeypatch.setattr(Queues, "change_control", fail)
     answer = post(operator, "celery", action="pause", confirmed="yes")
     assert answer.status_code == 503
     assert "may have been carried out" in text_of(answer)
@@ -559,13 +559,13 @@ def test_a_page_costs_the_same_in_a_queue_of_any_length(broker: Broker, viewer: 
     """The verbs behind it are counted in ``engine/inspection/test_pages.py``; here, that the page uses no other."""
     from kit.costs import CountingDatabase
 
-    retry = broker._engine._retry
+    retry = broker._engine.transactions.retry
     counted = retry.database = CountingDatabase(retry.database)
     costs = []
     for number in (100, 20_000):
         while (missing := number - broker.queue("q").count()) > 0:
-            broker._engine.publish([Publication("", "q", b"x", key="k")] * min(missing, 2_000))
-        broker._engine.add_totals()  # rows that come about a second later otherwise
+            broker._engine.publisher.publish([Publication("", "q", b"x", key="k")] * min(missing, 2_000))
+        broker._engine.metrics.flush()  # rows that come about a second later otherwise
         costs.append(min(_cost(counted, viewer) for _ in range(10)))  # a read that was repeated counts twice
     assert costs[0] == costs[1]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Dice, Frame, Process
-from kit.simulation.verbs import ConnectedEngine
 from kit.simulation.violation import Violation
 from kit.simulation.world import OPTIONS, World
 from kombu_fdb.errors import KombuFDBError
@@ -37,7 +36,6 @@ def connect(world: World, process: Process) -> SimulatedTransport:
             process.begin(world.open_membership(process.engine), world.duties, world.clock.monotonic())
         return process.membership
 
-    assert isinstance(process.engine, ConnectedEngine)
     client = SimulatedClient(process.engine, process.link, options, join)
     transport = SimulatedTransport(
         client, world.clock.monotonic, Dice(world.frames), rng.choice([1, 2, 3, 5]), process.clock.wall_ms
