@@ -1,4 +1,4 @@
-"""The Celery side of the broker: what a plain ``broker_url`` does not need.
+"""The Celery side of the broker: options and tools beyond a plain ``broker_url``.
 
 Importing this loads nothing; each name is loaded when it is first used.
 """

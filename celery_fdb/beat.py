@@ -1,21 +1,21 @@
-"""Beat, as often as you like: several of them publish one message per tick.
+"""Several beats that together publish one message per tick.
 
-``celery beat -S celery_fdb.beat.Scheduler``, on two machines, and each entry is published once. With another scheduler,
-such as django-celery-beat's, ``class Scheduler(OncePerTick, DatabaseScheduler)``.
+Run ``celery beat -S celery_fdb.beat.Scheduler`` on two machines, and each entry is published once. With another
+scheduler, such as django-celery-beat's, use ``class Scheduler(OncePerTick, DatabaseScheduler)``.
 
-Each message has a dedup id (``kombu_fdb/engine/messages/dedup.py``) made of the entry's name and of its *tick*, which
-has to be the same in all beats, although their clocks differ and each has begun at another moment:
+Each message has a dedup id (``kombu_fdb/engine/messages/dedup.py``) made of the entry's name and its *tick*. The tick
+must be the same in all beats, although their clocks differ and they started at different times:
 
-* ``crontab``: the latest moment of the crontab that is not after now. Equal as long as the clocks differ by less than
-  the distance of two moments. A beat that was down finds that another one has published what it makes up for.
-* an interval: the number of the interval since 1970 that now is in. A beat's ticks are at least one interval apart, so
-  a lone beat loses none. Which of two beats is the first may change, so two messages may be nearer or farther than the
-  interval, but each interval has at most one.
-* others (``solar``): the due moment by the schedule itself, to the minute; ``clocked``: its time.
+* ``crontab``: the latest time of the crontab that is not after now. It is the same while the clocks differ by less than
+  the distance between two such times. A beat that was down finds that another one published what it would make up for.
+* an interval: the number of the current interval since 1970. A beat's ticks are at least one interval apart, so a lone
+  beat loses none. Either of two beats may be first, so two messages may be nearer or farther apart than the interval,
+  but each interval has at most one.
+* others (``solar``): the due time by the schedule itself, to the minute; ``clocked``: its time.
 
-The limits: clocks that differ by more than an interval, or are set back by more than one, or two entries' changed at
-different times in different beats. A ``dedup_id`` of the entry's own options stays as it is. With another broker the
-headers mean nothing, and every beat publishes.
+This fails if clocks differ by more than an interval, or are set back by more than one, or if an entry changes at
+different times in different beats. A ``dedup_id`` in the entry's own options is kept. Other brokers ignore the headers,
+and every beat publishes.
 """
 
 from __future__ import annotations

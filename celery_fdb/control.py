@@ -1,13 +1,13 @@
-"""Remote control that also acts on what no worker has: ``revoke`` takes a waiting task out of the store.
+"""Remote control that also reaches tasks that no worker holds: ``revoke`` deletes a waiting task from the store.
 
-Celery's own ``revoke`` tells the workers that are there; they remember the id, and drop the task when it reaches them.
-A worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here the
-task's messages that nobody holds, be they ready, delayed or dead, are deleted in one transaction, and the task's result
-becomes ``REVOKED``, with a chord told as Celery's worker tells it (:mod:`celery_fdb.tasks.revoking`). Then the
-workers are told as ever: for the attempt that runs.
+Celery's own ``revoke`` tells the running workers; they remember the id, and drop the task when it reaches them. A
+worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here one
+transaction deletes the task's messages that nobody holds: ready, delayed or dead ones. The task's result becomes
+``REVOKED``, and its chord fails as if Celery's worker had done it (:mod:`celery_fdb.tasks.revoking`). Then the workers
+are told as usual, for an attempt that is already running.
 
-In use after ``Celery(control="celery_fdb.control:Control")``, or ``celery_fdb.install(app)``; with another broker it is
-Celery's.
+Turn it on with ``Celery(control="celery_fdb.control:Control")`` or ``celery_fdb.install(app)``. With another broker it
+does what Celery's does.
 """
 
 from __future__ import annotations

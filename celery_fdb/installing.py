@@ -1,4 +1,4 @@
-"""``celery_fdb.install(app)``: everything of ours that a Celery application can have, in one line."""
+"""``celery_fdb.install(app)``: everything that celery-fdb adds to a Celery application, in one line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OUR_CONTROL = "celery_fdb.control:Control"
 
 
 def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
-    """Give the tasks of ``app`` the options of :class:`~celery_fdb.tasks.task.FdbTask`, and ``revoke`` its reach.
+    """Give the tasks of ``app`` the options of :class:`~celery_fdb.tasks.task.FdbTask`; ``revoke`` reaches the store.
 
     Idempotent.
 
-    Tasks that ask for it find a place among the dead letters when they fail (``failures.py``).
+    Tasks that ask for it become dead letters when they fail (``failures.py``).
 
-    Call it right after ``Celery(...)``, before the first task is defined: ``OptionError`` later. A task class and a
-    control class of your own are kept; the task class gets ours as a further base. Returns ``app``.
+    Call it right after ``Celery(...)``, before the first task is defined; later it raises ``OptionError``. Your own
+    task and control classes are kept; the task class gets ``FdbTask`` as a further base. Returns ``app``.
 
     ``claim_free_slots_only``: a prefork worker claims a task only when a process is free to run it
     (:mod:`celery_fdb.tasks.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.

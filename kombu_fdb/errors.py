@@ -11,26 +11,26 @@
     │   ├── CommitUnknown              committed or not, the store could not say: call again (below)
     │   ├── StoreUnavailable           unreachable, stalled, full, read-only, or closed: see ``fix``, call again later
     │   └── LimitExceeded              key, value or transaction over the store's limits: pass less at once
-    ├── QueueError                     the store is well, but this can't be done: see ``fix``
+    ├── QueueError                     the store works, but this can't be done: see ``fix``
     │   ├── QueueNotFound              declare it, or name another one (AMQP 404)
     │   ├── ExchangeNotFound           likewise
     │   ├── NotEquivalent              declared with other properties: delete it first, or declare the same (AMQP 406)
     │   ├── LeaseLost                  the message is no longer held here: stop working on it, don't settle it again
-    │   ├── SessionLost                this process was taken for dead, with all it held: as above, for everything taken
+    │   ├── SessionLost                this process was declared dead: as above, for every message it held
     │   ├── AlreadySettled             by the same handle, before: settle each job once
     │   ├── MessageTooLarge            store the data elsewhere and send a reference, or raise ``max_message_size``
     │   └── CapacityExceeded           a key, or a queue, takes no more: put it again later, or raise the capacity
     ├── ForkedError                    an object of the parent process in its child: open a broker there
-    └── FormatError                    stored bytes of a newer or a broken writer: upgrade, or look with the doctor
+    └── FormatError                    a newer or broken process wrote these bytes: upgrade, or run the doctor
 
 The message is the class's ``text``; what varies is in keyword attributes, which follow it in ``str()``. The attribute
 ``fix`` names the next step where the error knows a better one than this table. All of them survive ``pickle`` (Celery
 sends exceptions through pipes).
 
-The engine has repeated what is retryable until its deadline (``operation_timeout``, ``publish_timeout``) before anybody
-sees a ``StoreError``, so wait a moment before the next call. After ``CommitUnknown`` a publication may be repeated by
-the same process within five minutes and is stored once; a settlement may always be repeated: the second one finds
-nothing left to do and says ``LeaseLost``.
+The engine retries what is retryable until its deadline (``operation_timeout``, ``publish_timeout``) before it raises a
+``StoreError``, so wait a moment before the next call. After ``CommitUnknown``, the same process may repeat a
+publication within five minutes, and it is stored once. A settlement may always be repeated: the second one finds
+nothing left to do and raises ``LeaseLost``.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class LimitExceeded(StoreError):
 
 
 class QueueError(KombuFDBError):
-    """A queue operation that can't be done as asked; the store itself is well."""
+    """A queue operation that can't be done as asked; the store itself works."""
 
     text = "the queue operation failed"
 
@@ -187,7 +187,7 @@ class NotEquivalent(QueueError):
 class LeaseLost(QueueError):
     """The message is no longer held: its time to run has passed, it was deleted, or its process was silent too long.
 
-    Somebody else may have it by now. What was done for it stands; stop working on it.
+    Another consumer may have it by now. Stop working on it; what was done stays done.
     """
 
     text = "the lease on this message is lost"
@@ -196,7 +196,7 @@ class LeaseLost(QueueError):
 class SessionLost(QueueError):
     """The session was ended by others because its process was silent for longer than ``session_ttl``.
 
-    Everything it held has gone back. The next ``take`` opens another session.
+    Everything it held was released. The next ``take`` opens another session.
     """
 
     text = "the session was ended by another process"

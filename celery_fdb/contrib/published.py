@@ -31,7 +31,7 @@ URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_W
 class Published(NamedTuple):
     """A message in the store.
 
-    ``task``: the task's name, "" if it is no task. ``state``: ready, delayed or leased. ``key``: its fairness key.
+    ``task``: the task's name, "" if it is not a task. ``state``: ready, delayed or leased. ``key``: its fairness key.
     """
 
     task: str

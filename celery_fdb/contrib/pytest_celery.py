@@ -1,4 +1,4 @@
-"""FoundationDB as a broker vendor of pytest-celery, beside its Redis and RabbitMQ.
+"""FoundationDB as a broker vendor for pytest-celery, in addition to Redis and RabbitMQ.
 
 In a ``conftest.py``::
 
@@ -10,10 +10,10 @@ In a ``conftest.py``::
         yield cluster
         cluster.teardown()
 
-``celery_fdb_broker`` is a node in a container of FoundationDB's own image, made a single-node cluster at its start; its
-data is in memory and ends with it. It needs Docker, with containers that this host reaches by their addresses (Linux),
-and a worker image with celery-fdb and a FoundationDB client of the same series in it. Fixtures to override, as those of
-the other vendors: ``default_fdb_broker_cls``, ``_image``, ``_env``, ``_ports``, ``_command``.
+``celery_fdb_broker`` is a container of FoundationDB's own image that becomes a single-node cluster when it starts. Its
+data is in memory and is lost when it stops. It needs Docker with containers that this host can reach by their addresses
+(Linux), and a worker image with celery-fdb and a FoundationDB client of the same series. As with the other vendors, you
+can override these fixtures: ``default_fdb_broker_cls``, ``_image``, ``_env``, ``_ports``, ``_command``.
 
 Without Docker, use the fixtures of ``celery_fdb.contrib.pytest_plugin``: the same store, with workers as threads or
 processes.

@@ -1,11 +1,11 @@
-"""Fixtures for the tests of projects that use celery-fdb. Installed with it, as pytest's entry points are.
+"""Pytest fixtures for projects that use celery-fdb. They are installed with it, as a pytest entry point.
 
 ============================ ===============================================================================
-``fdb_broker``               a store in memory: for what publishes, in milliseconds
+``fdb_broker``               a store in memory, for code that publishes; takes milliseconds
 ``fdb_published``            what was published to it: a list of :class:`~celery_fdb.contrib.published.Published`
-``fdb_sqlite_broker``        a temporary SQLite file: for workers, also with processes
-``fdb_session_broker``       the same for the whole run: for ``celery_session_worker``
-``fdb_cluster_broker``       a namespace of its own on a real FoundationDB; skips where there is none
+``fdb_sqlite_broker``        a temporary SQLite file, for workers with or without child processes
+``fdb_session_broker``       the same for the whole run, for ``celery_session_worker``
+``fdb_cluster_broker``       an empty namespace on a real FoundationDB; skips without FoundationDB
 ``fdb_cluster``              that FoundationDB: a single node, started for this run
 ============================ ===============================================================================
 
@@ -77,7 +77,7 @@ def fdb_session_broker(tmp_path_factory: pytest.TempPathFactory) -> BrokerInTest
 
 @pytest.fixture(scope="session")
 def fdb_cluster() -> Iterator[SingleNodeCluster]:
-    """A FoundationDB node, started for this run. Skips with the reason where the server or its client is missing."""
+    """A FoundationDB node, started for this run. Skips with the reason if the server or its client is missing."""
     from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
     reason = fdb_unavailable_reason()

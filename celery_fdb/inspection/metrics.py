@@ -1,15 +1,16 @@
 """Prometheus metrics of a broker, read from the store when they are scraped.
 
-One exporter per broker is enough: what it shows is of all processes. Either ``celery fdb metrics --port 9808``, or in a
-process that has an endpoint already::
+One exporter per broker is enough: its numbers cover all processes. Run ``celery fdb metrics --port 9808``, or, in a
+process that already has an endpoint::
 
     from celery_fdb.inspection.metrics import make_collector
 
     REGISTRY.register(make_collector("fdb://"))
 
-What a scrape costs does not grow with the number of messages. Labels are bounded: the :data:`QUEUES` busiest queues by
-name and of each the longest and the busiest keys, all others together under :data:`OTHER`; reply queues and others that
-vanish by themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0 and nothing else is told.
+The cost of a scrape does not grow with the number of messages. Labels are bounded: the :data:`QUEUES` busiest queues
+and their longest and busiest keys have names, and all others are combined under :data:`OTHER`. Reply queues and other
+queues that delete themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0, and nothing about
+queues is exported.
 
 Needs ``prometheus-client`` (the extra ``metrics``).
 """

@@ -1,7 +1,7 @@
 """Retries by a named schedule: ``backoff="processing-queue"`` waits 1, 5 and 25 minutes before the next attempts.
 
-The names are those of :mod:`kombu_fdb.api.backoff`, and every pause is spent in the store, not in a worker. A task that
-asks for a pause itself (``countdown``, ``eta``, or Celery's ``retry_backoff``) has it.
+The names are those of :mod:`kombu_fdb.api.backoff`. A retried task waits in the store, not in a worker. If a task asks
+for its own pause (``countdown``, ``eta``, or Celery's ``retry_backoff``), that one applies.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""Failed tasks as dead letters: what a task failed of is kept with its message, where it can be read and replayed.
+"""Failed tasks as dead letters: the cause of a failure is kept with the message, where it can be read and replayed.
 
-Model. An attempt of a task ends in the worker's parent process, in its ``Request``. What this module adds to it:
+Model. An attempt of a task ends in the worker's parent process, in its ``Request``. This module adds to it:
 
 * The message is *explained* to its channel (``QoS.explain``): error, its class, the end of the traceback, task, worker,
-  and all attempts with time and error. Whatever rejects the message after that, at once or when it has come back too
-  often, buries it with the explanation, in one transaction. Done for every failure, ``Reject`` and lost worker.
+  and all attempts with time and error. If the message is rejected after that, at once or because it was redelivered too
+  often, it is dead-lettered with the explanation, in one transaction. Done for every failure, ``Reject`` and lost
+  worker.
 * If the task *keeps its failures*, its last failure is such a rejection. With ``acks_late`` the message's own lease is
-  rejected instead of acknowledged, so there is no moment in which the message is neither held nor dead. Without, the
-  message was acknowledged before the task began; a copy of it is stored among the dead letters.
-* A message that Celery can't decode, which its worker else acknowledges, is dead-lettered as ``malformed``; an unknown
-  or invalid task, which it rejects, is explained.
-* A message that was replayed into the queue in which it died begins anew: its retries count from zero, and the moment
-  after which it was not to be run (``expires``), which may have passed while it was dead, no longer holds.
+  rejected instead of acknowledged, so the message is always either held or dead. Without ``acks_late`` the message was
+  acknowledged before the task began; a copy of it is stored among the dead letters.
+* A message that Celery can't decode, and that its worker would acknowledge, is dead-lettered as ``malformed``; an
+  unknown or invalid task, which the worker rejects, is explained.
+* A message that was replayed into the queue in which it died starts over: its retries count from zero, and its
+  ``expires``, which may have passed while it was dead, no longer applies.
 
-A task keeps its failures if its option ``dead_letter`` says so, or, without one, the setting
-``fdb_dead_letter_failures``. The default is no, as ever in Celery, where a failure is a result like any other: kept by
-the result backend, seen by monitors, and for many applications nothing that anybody wants to run again. And
-``<queue>.dead`` is for people. It keeps 10,000 letters, and those of poison must not be pushed out by those of an
-unreachable web site.
+A task keeps its failures if its option ``dead_letter`` says so or, without that option, the setting
+``fdb_dead_letter_failures``. The default is no, as always in Celery, where a failure is a result like any other: the
+result backend keeps it, monitors see it, and many applications don't want to run the task again. And ``<queue>.dead``
+is for people. It keeps 10,000 dead letters, and those of an unreachable web site must not push out those of poison.
 
 Retries carry their history in the header :data:`ATTEMPTS`, which the process that runs the task adds to the message of
 the next attempt: the last 10, with 300 characters of each error.
 
-What happens at each failure. The store does not answer while a message is rejected: the message stays leased, and is
-delivered again when the connection, or the worker, is gone. It does not answer while a copy is stored: the worker's
-duties thread tries until it does, or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
-An answer is lost, and the copy may be stored: the next try finds out, so there is one letter.
+What happens at each failure. If the store does not answer while a message is rejected, the message stays leased, and is
+delivered again when the connection, or the worker, is gone. If it does not answer while a copy is stored, the worker's
+duties thread retries until it does or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
+If an answer is lost, the copy may be stored: the next try finds out, so there is one dead letter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A worker claims a task only when a process is free to run it, as ``worker_disable_prefetch`` does on Redis.
 
-Without it a worker claims up to concurrency x ``worker_prefetch_multiplier`` messages ahead; with tasks acknowledged
-early it holds as many beside those that run. Long tasks then keep short ones waiting in one worker while another is
-idle.
+Without it, a worker claims up to concurrency x ``worker_prefetch_multiplier`` messages ahead; with tasks acknowledged
+early, it holds that many in addition to those that run. Short tasks then wait behind long ones in one worker while
+another worker is idle.
 
 Model. The event loop, which hands messages to the pool, counts at each of its turns how many requests the worker has
 (``worker.state.reserved_requests``, the running ones among them) and how many messages it had been handed by then. So

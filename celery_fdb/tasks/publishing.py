@@ -1,4 +1,4 @@
-"""Publishing more than one task at once, and inside a transaction of the application's own.
+"""Publish several tasks at once, or inside the application's own transaction.
 
 Both build messages as ``apply_async`` does, with all its options, signals and routes, through one producer whose batch
 (:mod:`kombu_fdb.transport.publishing.batch`) decides what becomes of them.
@@ -27,14 +27,14 @@ def publish_many(
 ) -> list[Any]:
     """Publish signatures (also groups, chains, chords) in as few transactions as there can be; their results, in order.
 
-    One transaction holds 2,000 messages of 4,000,000 bytes together, so fewer than that are stored all or none. More
-    are published in such parts, each all or none; when one fails, ``kombu.exceptions.BatchPublishError`` says how many
-    messages were stored before it, and its cause why.
+    One transaction holds up to 2,000 messages with a total of 4,000,000 bytes, and stores all of them or none. More
+    messages are published in several such transactions. If one fails, ``kombu.exceptions.BatchPublishError`` says how
+    many messages were stored before it, and its cause says why.
 
-    ``atomic``: all in one transaction, or an error beforehand and nothing stored: ``LimitExceeded`` if they don't fit.
+    ``atomic``: publish all in one transaction; if they don't fit, raise ``LimitExceeded`` and store nothing.
     ``publish_many([group(...)], atomic=True)`` is an atomic group: a worker sees all of its tasks or none.
 
-    ``app``: that of the first signature if not given. With another broker there are no transactions: they are published
+    ``app``: the first signature's if not given. With another broker there are no transactions: the tasks are published
     one by one, and ``atomic`` raises ``OptionError``.
     """
     listed = list(signatures)
@@ -66,8 +66,8 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
     exchanges work.
 
     The transaction is the caller's: nothing is stored before it commits, its loop runs the function again after a
-    conflict, and ``FDBError`` passes through. If its result may be unknown to you and the function not idempotent,
-    give a ``dedup_id``: within its window a second run stores nothing. A transaction holds 10,000,000 bytes.
+    conflict, and ``FDBError`` passes through. If the commit's result may be unknown and the function is not idempotent,
+    pass a ``dedup_id``: within its window a second run stores nothing. A transaction holds 10,000,000 bytes.
 
     Raises ``OptionError`` if the broker is not on the cluster of ``tr``; else what publishing raises, with nothing
     stored. Celery's signal ``after_task_publish`` comes before the commit.

@@ -1,10 +1,10 @@
-"""Telling that a task will not run: its message was taken out of the store before a worker could begin it.
+"""Mark a task as revoked whose message was deleted from the store before a worker could begin it.
 
-Whoever waits for its result, and the chord that it is a part of, learn it as from a worker that was given a revoked
-task: the result backend, whichever it is, stores ``REVOKED``, and counts the part. No worker need be alive.
+Its result and its chord change as if a worker had received a revoked task: the result backend, whichever it is, stores
+``REVOKED`` and counts the part. No worker needs to run.
 
-The message is deleted first. If it were told first, a worker could still run the task, and contradict it. So if the
-result backend does not answer then, nobody can tell it again by cancelling: the error says how else.
+The message is deleted first. If the result were stored first, a worker could still run the task and contradict it. So
+if the result backend does not answer afterwards, cancelling again does not help: the error says what to do instead.
 """
 
 from __future__ import annotations

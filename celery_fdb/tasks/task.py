@@ -1,4 +1,4 @@
-"""A task's fairness, limits, dedup, dead letters and backoff: options in its decorator.
+"""A task's fairness, limits, dedup, dead letters and backoff, as options of its decorator.
 
 ::
 
@@ -6,29 +6,29 @@
     def charge(customer_id, order_id): ...
 
 ================== ===================================================================================================
-``fair_key``       whose task it is: the name of an argument, or a function of ``(args, kwargs)``. Becomes the message's
-                   header ``fair_key``
-``max_in_flight``  how many of one key's messages of this task may run at a time, over all workers
-``rate_limit_key`` how often they may start, as ``"10/s"``, ``"100/m"`` or ``"5/h"``, over all workers
-``dedup_id``       what makes two calls one: an argument's name or a function, as above. Becomes the header
-                   ``dedup_id``, with the task's name before it
-``dedup_window``   for how many seconds; the broker's option of that name if not set
-``dead_letter``    whether a task that fails for good goes to the dead letters of its queue (``failures.py``); if not
-                   set, the app's ``fdb_dead_letter_failures`` says so
+``fair_key``       on whose behalf it runs: the name of an argument, or a function of ``(args, kwargs)``. Becomes the
+                   message's header ``fair_key``
+``max_in_flight``  how many of this task's messages with one key may run at a time, across all workers
+``rate_limit_key`` how often they may start, as ``"10/s"``, ``"100/m"`` or ``"5/h"``, across all workers
+``dedup_id``       identifies duplicate calls: an argument's name or a function, as above. Becomes the header
+                   ``dedup_id``, after the task's name
+``dedup_window``   for how many seconds; when unset, the broker's option of that name
+``dead_letter``    whether a task that fails for good goes to the dead letters of its queue (``failures.py``); when
+                   unset, the app's ``fdb_dead_letter_failures`` decides
 ``backoff``        how long ``retry`` waits: ``"processing-queue"`` (1, 5, 25 minutes), ``"1/5/25min"``, ``"10/30s"``
 ================== ===================================================================================================
 
-``fair_key`` and the dedup options may also be given to ``apply_async`` or ``Signature.set``, as values:
-``charge.apply_async((7,), fair_key="acme", dedup_id="order-7")``. A header of that name comes before all. All go
-through ``apply_async``: so do ``delay``, signatures, canvas, ``retry`` and beat. ``app.send_task("name")`` leaves
-them out: it knows no arguments' names.
+You can also pass ``fair_key`` and the dedup options to ``apply_async`` or ``Signature.set``, as values:
+``charge.apply_async((7,), fair_key="acme", dedup_id="order-7")``. A header of that name takes precedence. The options
+apply to everything that goes through ``apply_async``: ``delay``, signatures, canvas, ``retry`` and beat. They don't
+apply to ``app.send_task("name")``, which doesn't know the names of arguments.
 
-Limits are kept in the store, for a key of a queue. So that two tasks with different limits can share a queue and a
-customer, the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one
-turn a round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks a limit of its own.
-Before a process first publishes to a key it looks whether its limits are those of the task, and sets them if not. So a
-changed number counts as soon as a process with the new code publishes to the key; a key's other limits stay as they
-are; and a limit that is taken out of the code has to be taken out of the store (``Queue.unlimit``).
+The store keeps limits for a key of a queue. So that two tasks with different limits can share a queue and a customer,
+the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one turn per
+round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks has its own limit. Before a
+process first publishes to a key, it checks whether the key has the task's limits, and sets them if not. So a changed
+number takes effect as soon as a process with the new code publishes to the key, and a key's other limits stay as they
+are. If you remove a limit from the code, remove it from the store as well (``Queue.unlimit``).
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Job:
         if backoff is not None:
             if delay:
                 raise InvalidArgument(
-                    "a delay and a backoff schedule", delay=delay, backoff=backoff, fix="Give one of them."
+                    "a delay and a backoff schedule", delay=delay, backoff=backoff, fix="Pass only one of them."
                 )
             delay = schedules.seconds(backoff, self.attempts)
         due_ms = due_at(delay)

@@ -1,11 +1,11 @@
 """Where the store is: the URL's parts as a :class:`SqliteLocation` or a :class:`ClusterLocation`.
 
 ==================================== =============================================================================
-``fdb+sqlite:////var/lib/app/b.db``  that file; four slashes for an absolute path, ``~`` is expanded
+``fdb+sqlite:////var/lib/app/b.db``  this file; four slashes for an absolute path, ``~`` is expanded
 ``fdb+sqlite://``                    one file per user, see :func:`default_sqlite_path`
 ``fdb://``                           the client library's cluster file, see :func:`default_cluster_file`
 ``fdb:///shop``                      the same cluster, in the namespace ``shop``
-``fdb:////etc/app.cluster``          that cluster file; or name it in the option ``cluster_file``
+``fdb:////etc/app.cluster``          this cluster file; or name it in the option ``cluster_file``
 ``fdb://d:id@10.0.0.1:4500/shop``    the cluster file's content, with one coordinator
 ``fdb+memory://name``                a store of this process, for tests; see ``kombu_fdb.testing.stores``
 ==================================== =============================================================================

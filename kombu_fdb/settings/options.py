@@ -3,8 +3,8 @@
 The URL says where the store is (``location.py``); everything else is here. Whatever can be wrong with it is an
 :exc:`~kombu_fdb.errors.OptionError`, with the next step in its ``fix``.
 
-The dict is not ours alone. Kombu merges the retry policy of ``Producer.publish`` into it, and the brokers of a failover
-list share one dict. So the names of kombu and of its other transports pass; only a name nobody knows is an error.
+Other code uses the dict too. Kombu merges the retry policy of ``Producer.publish`` into it, and the brokers of a
+failover list share one dict. So the names of kombu and of its other transports pass; only an unknown name is an error.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: A
     person.expect("Dead letters of payments")
     person.follow("shop.tasks.charge")
     person.expect(
-        r"in payments rejected 1 time Of shop\.tasks\.CardDeclined: the card of Dunn was declined .* Key Dunn"
+        r"in payments rejected 1 time Error shop\.tasks\.CardDeclined: the card of Dunn was declined .* Key Dunn"
     )
     if "ADMIN_PICTURE" in os.environ:
         person.picture(os.environ["ADMIN_PICTURE"])

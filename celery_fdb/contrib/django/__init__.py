@@ -1,5 +1,5 @@
-"""Django: put ``celery_fdb.contrib.django`` into ``INSTALLED_APPS``. What that gives is told in ``docs/django.md``.
+"""Django: add ``celery_fdb.contrib.django`` to ``INSTALLED_APPS``. ``docs/django.md`` describes what you get.
 
-It has no tables. Its models are names under which Django keeps permissions and the admin its log; what the pages show
-is read from the broker's store when they are asked for.
+The app has no tables. Its models only give Django's permissions and the admin's log their names. The pages read the
+broker's store when they are requested.
 """

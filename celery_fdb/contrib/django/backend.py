@@ -7,15 +7,15 @@ In the settings::
 A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of the same name, so ordinary workers run
 it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
 becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
-``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined beside ``tasks.py`` of the installed apps. Only
-tasks that are found there are run, whatever a message names (``registry.py``).
+``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined besides ``tasks.py`` of the installed apps. Only
+tasks from there are run, whatever a message names (``registry.py``).
 
-Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction let it wait for the commit:
+Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction, send after the commit:
 ``transaction.on_commit(partial(task.enqueue, order_id))``.
 
-Results are those of Celery: ``get_result`` needs a result backend and ``result_extended = True``, which keeps a task's
-arguments beside its result. A task that is still in the broker is found there. Of a task that Celery has forgotten
-(``result_expires``) nothing is known: ``TaskResultDoesNotExist``.
+Results are Celery's: ``get_result`` needs a result backend and ``result_extended = True``, which keeps a task's
+arguments with its result. A task that is still in the broker is found there. For a task that Celery has forgotten
+(``result_expires``), ``get_result`` raises ``TaskResultDoesNotExist``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CeleryBackend(BaseTaskBackend):
         return bool(app.conf.result_extended) and not isinstance(app.backend, DisabledBackend)
 
     def enqueue(self, task: Task[Any, Any], args: Iterable[Any], kwargs: dict[str, Any]) -> TaskResult[Any, Any]:
-        """Raises ``InvalidTask``, ``TypeError`` for arguments that are no JSON, kombu's ``OperationalError``."""
+        """Raises ``InvalidTask``, ``TypeError`` for arguments that are not JSON, kombu's ``OperationalError``."""
         self.validate_task(task)
         now = datetime.now(UTC)
         result = _result(task, uuid(), list(args), kwargs, self.alias, enqueued_at=now)

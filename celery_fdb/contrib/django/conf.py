@@ -1,7 +1,7 @@
-"""Everything this Django app can be told, under one name in the settings module.
+"""All settings of this Django app, as one dict in the settings module.
 
-``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``, say. Where the broker is, the Celery app tells, as for
-workers; only a project without one names it here. What can be wrong is an ``OptionError`` that names the next step.
+For example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``. The Celery app names the broker, as it does for
+workers; only a project without an app names it here. An unusable setting is an ``OptionError`` with the next step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names for what is in the store: Django hangs permissions, admin pages and log entries on models.
+"""Names for what is in the store: Django attaches permissions, admin pages and log entries to models.
 
-``managed = False`` and no migrations: there is no table, and nobody may query one. ``migrate`` makes the permissions.
+``managed = False`` and no migrations: there are no tables, so never query them. ``migrate`` creates the permissions.
 """
 
 from __future__ import annotations

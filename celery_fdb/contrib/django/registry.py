@@ -1,9 +1,9 @@
-"""The tasks of ``django.tasks`` that this process knows, by the paths that messages and results name them by.
+"""The tasks of ``django.tasks`` that this process knows, by the paths in messages and results.
 
-A message is anybody's who can publish, so its path is never imported, nor followed through attributes. It is looked up
-among what the project has loaded by itself: modules in which ``@task`` has made a task, under the task's own path.
-What every process loads is ``tasks.py`` of each installed app, as Celery's ``autodiscover_tasks`` does, and
-``OPTIONS["modules"]`` of the backend.
+Anyone who can publish can write a message, so its path is never imported, nor followed through attributes. It is looked
+up among the tasks that the project has loaded itself: modules in which ``@task`` has made a task, under the task's own
+path. Every process loads ``tasks.py`` of each installed app, as Celery's ``autodiscover_tasks`` does, and the modules
+in ``OPTIONS["modules"]`` of the backend.
 """
 
 from __future__ import annotations

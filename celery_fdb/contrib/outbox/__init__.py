@@ -1,23 +1,23 @@
-"""Tasks committed with the rows of an SQL database, and published afterwards, once each.
+"""Tasks that are committed with the rows of an SQL database, and published afterwards, once each.
 
 Model. A row of the table (:mod:`celery_fdb.contrib.outbox.rows`) is a signature in JSON with an id. It is
 
-* *waiting*: written in the application's own SQL transaction, so it is there if and only if the rest is;
-* *claimed*: its moment ``due_ms`` lies ahead for a lease, by the database's clock, while a relay publishes it;
+* *waiting*: written in the application's own SQL transaction, so it exists if and only if the rest does;
+* *claimed*: ``due_ms`` is one lease ahead, by the database's clock, while a relay publishes it;
 * *gone*: deleted once the broker has it;
-* *poison*: its publishing failed :data:`MOST_ATTEMPTS` times by its own fault, with the pauses of :data:`BACKOFF` in
-  between; ``due_ms`` is null, ``error`` says why. It stays until somebody deletes it or has it tried again.
+* *poison*: publishing it failed :data:`MOST_ATTEMPTS` times through its own fault, with the pauses of :data:`BACKOFF`
+  in between; ``due_ms`` is null, ``error`` says why. It stays until someone deletes it or has it retried.
 
-A relay publishes the rows it claimed in one transaction of the broker's. If that fails by a fault of a row, it
+A relay publishes the rows that it claimed in one transaction of the broker. If a row makes this fail, the relay
 publishes them one by one, and each failure counts against its own row. If the broker does not answer, that counts
-against no row, and all are given back at once.
+against no row, and all rows are released at once.
 
-A relay killed after it claimed: the rows are due again after the lease. Killed after it published and before it
-deleted, or told nothing by the broker: they are published again, and the store drops them, because it knows the
-messages by the row's id and their number there, beside a ``dedup_id`` that a task has itself (``once_id`` in
-:mod:`kombu_fdb.engine.messages.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
-published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
-delete it. Several relays may run at once.
+If a relay is killed after it claimed rows, they are due again after the lease. If it is killed after it published and
+before it deleted them, or the broker's answer is lost, they are published again, and the store drops them: it knows the
+messages by the row's id and their number in it, in addition to a task's own ``dedup_id`` (``once_id`` in
+:mod:`kombu_fdb.engine.messages.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is published
+at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to delete
+it. Several relays may run at once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The relay as a process of its own: publishes rows until it is told to stop.
+"""The relay as its own process: publishes rows until it is stopped.
 
-It asks the database every ``interval`` seconds, and at once again after a full batch. An application that calls
-``Outbox.relay()`` after its commit need not wait for that; the relay then finds only what was left behind.
+It queries the database every ``interval`` seconds, and again at once after a full batch. An application that calls
+``Outbox.relay()`` after its commit doesn't wait for that; the relay then finds only what was left behind.
 
-If the broker or the database does not answer, it says so once, and tries again after pauses that double up to
+If the broker or the database does not answer, the relay logs it once and retries after pauses that double up to
 :data:`LONGEST_PAUSE_S`. It gives up only at its start, if the table can't be read.
 
-SIGTERM and SIGINT: it finishes the rows it has claimed, and ends. A second one ends it where it stands, which loses
+On SIGTERM or SIGINT it finishes the rows that it has claimed, and ends. A second signal ends it at once, which loses
 nothing: the rows are due again after their lease.
 """
 

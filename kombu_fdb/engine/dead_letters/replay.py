@@ -73,7 +73,7 @@ def replay_row(work: Work, dead: str, row: KeyValue) -> str:
     _require(work, queue, dead)
     _take(work, dead, [letter])
     if not _bring_back(work, dead, queue, letter):
-        raise QueueError("the dead letter has outlived its time", queue=dead)
+        raise QueueError("the dead letter has expired", queue=dead)
     return queue
 
 

@@ -49,7 +49,7 @@ KINDS = {
     "x-overflow": _Kind(", ".join(OVERFLOW_MODES[:2]) + f" or {OVERFLOW_MODES[2]}", lambda v: v in OVERFLOW_MODES),
     "x-dead-letter-exchange": _TEXT,
     "x-dead-letter-routing-key": _TEXT,
-    "x-delivery-limit": _whole("redeliveries; a negative one is no limit", -MOST),
+    "x-delivery-limit": _whole("redeliveries; a negative number means no limit", -MOST),
     "x-max-priority": _whole("priorities from 0 to 255, of which there are 10 here", 0, 255),
     "x-single-active-consumer": _Kind("true or false", lambda value: isinstance(value, bool)),
     "x-consumer-timeout": _whole("milliseconds, at least 1", 1),

@@ -180,7 +180,7 @@ def _explain(error: OSError, access: Access, kind: int, path: str) -> StoreUnava
 
 
 def _wrong_kind(path: str) -> StoreUnavailable:
-    return StoreUnavailable("something else is in place of a file of the store", path=path, fix=_remove(path))
+    return StoreUnavailable("something else is in the way of a file of the store", path=path, fix=_remove(path))
 
 
 def _remove(path: str) -> str:

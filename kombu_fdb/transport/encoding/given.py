@@ -101,7 +101,7 @@ def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
                     raise InvalidArgument(
                         f"{name} holds a whole number of more than 64 bits",
                         given=shown(each),
-                        fix="Give it as a string, or put it into the body.",
+                        fix="Write it as a string, or put it into the body.",
                     )
 
 

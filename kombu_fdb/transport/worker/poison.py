@@ -89,7 +89,7 @@ def _tell(delivery: Delivery, error: Exception, *, goes_back: bool) -> None:
         delivery.redeliveries + 1,
         delivery.message_id.hex(),
         delivery.queue,
-        " and goes back" if goes_back else "",
+        " and is released" if goes_back else "",
         error,
         exc_info=None if delivery.redeliveries else error,
     )

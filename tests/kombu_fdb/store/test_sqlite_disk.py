@@ -132,7 +132,7 @@ def test_workers_empty_a_full_broker(disk: Path) -> None:
             assert job is not None
             job.ack()
         queue.put(b"again")
-        assert len(queue) == 1
+        assert queue.count() == 1
 
 
 def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The outbox of a Django project: put ``celery_fdb.contrib.outbox.django`` into ``INSTALLED_APPS``, and migrate.
+"""The outbox of a Django project: add ``celery_fdb.contrib.outbox.django`` to ``INSTALLED_APPS``, and migrate.
 
 ::
 
@@ -8,10 +8,9 @@
         order = Order.objects.create(...)
         delay(charge, order.pk)
 
-The task's row is committed with the order, or rolled back with it. Right after the commit this process publishes its
-own rows, all of a transaction together. What it can't publish, because it dies or the broker does not answer,
-``manage.py fdb_relay`` does. The model of rows and relays, and what is guaranteed, stands in
-:mod:`celery_fdb.contrib.outbox`.
+The task's row is committed with the order, or rolled back with it. Right after the commit, this process publishes its
+own rows, all rows of a transaction together. If it dies, or the broker does not answer, ``manage.py fdb_relay``
+publishes them. :mod:`celery_fdb.contrib.outbox` describes the model of rows and relays, and the guarantees.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def delay(task: Task, *args: Any, **kwargs: Any) -> Any:
 def apply_async(task: Task, args: Any = None, kwargs: Any = None, *, using: str | None = None, **options: Any) -> Any:
     """As ``task.apply_async``. ``countdown`` and ``expires`` count from this call.
 
-    ``using``: the database whose transaction it is. Raises ``TypeError`` for arguments that are no JSON.
+    ``using``: the database whose transaction it is. Raises ``TypeError`` for arguments that are not JSON.
     """
     return add(task.signature(args or (), kwargs or {}, **options), using=using)
 
