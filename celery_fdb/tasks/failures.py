@@ -253,7 +253,7 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     try:
         bury()
     except StoreError:
-        logger.exception("the dead letter of a failed task is stored when the store answers again")
+        logger.exception("the dead letter of a failed task will be stored when the store answers again")
         channel.client.later(bury)
 
 

@@ -158,7 +158,9 @@ class DeadLetters:
             wanted = Wanted(**conditions, **moments)
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
-            raise InvalidArgument("unknown condition", given=tuple(conditions), fix=f"There are {known}.") from None
+            raise InvalidArgument(
+                "unknown condition", given=tuple(conditions), fix=f"Known conditions: {known}."
+            ) from None
         return self._holder.engine.dead_letters.walk(self.dead_queue, wanted)
 
 

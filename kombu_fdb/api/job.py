@@ -91,6 +91,11 @@ class Job:
             self._holder.dropped(self._delivery.lease)
 
     @property
+    def lease(self) -> Lease:
+        """What it is held by."""
+        return self._delivery.lease
+
+    @property
     def id(self) -> bytes:
         """16 bytes, as ``put`` returned them; the same in every attempt."""
         return self._delivery.message_id

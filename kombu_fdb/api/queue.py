@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Unpack
 
-from kombu_fdb.api.arguments import ControlChanges, LimitChanges, State
+from kombu_fdb.api.arguments import ControlChanges, Identified, LimitChanges, Named, State, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -42,19 +42,19 @@ class Queue:
 
     def __init__(self, connection: Connection, name: str) -> None:
         self.name = name
-        self._connection = connection
+        self.connection = connection
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name} of {self._connection.client.location}>"
+        return f"<Queue {self.name} of {self.connection.client.location}>"
 
     @property
     def _engine(self) -> Engine:
-        return self._connection.engine
+        return self.connection.engine
 
     @property
     def dead_letters(self) -> DeadLetters:
         """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
-        return DeadLetters(self._connection, self.name + DEAD_SUFFIX)
+        return DeadLetters(self.connection, self.name + DEAD_SUFFIX)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Queue:
         stored then. ``CommitUnknown``: it may be stored; put again by this process within five minutes, it is stored
         once, and if that was by the earlier call, the id returned is nobody's.
         """
-        options = self._connection.options
+        options = self.connection.options
         made = publication(
             options, self.name, payload, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr
         )._replace(
@@ -115,7 +115,7 @@ class Queue:
 
         Returns the ids. Raises as :meth:`put`, without ``item``.
         """
-        options = self._connection.options
+        options = self.connection.options
         made = [
             publication(options, self.name, each, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr)
             for each in payloads
@@ -133,7 +133,7 @@ class Queue:
 
     def take_many(self, limit: int, timeout: float | None = None) -> list[Job]:
         """Up to ``limit`` jobs in one transaction: those there are, and at least one unless the time is over."""
-        return take_many(self._connection, [self.name], limit, timeout)
+        return take_many(self.connection, [self.name], limit, timeout)
 
     def consume(self, *, timeout: float | None = None, limit: int | None = None) -> Consumer:
         """``for job in queue.consume()``: one job after the other, never more than one held (:mod:`.api.consumer`).
@@ -141,7 +141,7 @@ class Queue:
         The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
-        return Consumer(self._connection, [self.name], timeout=timeout, limit=limit)
+        return Consumer(self.connection, [self.name], timeout=timeout, limit=limit)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Queue:
         return self.control().every_key if key is None else self._engine.inspect.limits(self.name, key)
 
     def unlimit(self, key: str) -> None:
-        """What holds for every key holds for this one again."""
+        """Remove the key's own limits; those of every key apply again."""
         self._engine.queues.limit(self.name, key, None)
 
     def limit_every_key(self, **changes: Unpack[LimitChanges]) -> None:
@@ -276,16 +276,16 @@ class Queue:
 
     # -- moving and removing ---------------------------------------------------------------------------------------
 
-    def move(self, target: Queue | str, limit: int | None = None, *, key: str | None = None) -> int:
+    def move(self, target: Named | str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed jobs (None: all there are now) to the end of another queue.
 
         They stay as they are. ``key``: only ready ones of this key. Returns how many. Raises ``QueueError``. To move
         dead letters back, see :attr:`dead_letters`.
         """
-        name = target if isinstance(target, str) else target.name
+        (name,) = names_of([target])
         return self._engine.messages.move(self.name, name, limit, key=key)
 
-    def delete(self, job: Peeked | Job | Spot | bytes) -> bool:
+    def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Whoever holds it finds its lease lost.
 
         Reads the queue; at the spot where a page has shown it, it costs the same in any queue.

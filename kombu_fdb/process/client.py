@@ -75,7 +75,7 @@ OVERDUE = {"error": "its time to run (ttr) has passed"}
 
 LOST = (
     "%s came too late: this process had been silent for longer than session_ttl (%g s), so its "
-    "messages were given to others, and may run twice. Make such tasks idempotent, see "
+    "messages were released and may run twice. Make such tasks idempotent, see "
     "worker_deduplicate_successful_tasks, or raise session_ttl."
 )
 
@@ -401,7 +401,7 @@ class Client:
             try:
                 self._errands.run()
             except Exception as error:  # noqa: BLE001 - whatever an errand raises, the rest must end too
-                logger.warning("%d thing(s) that were left for later are not done: %s", len(self._errands), error)
+                logger.warning("%d deferred call(s) are not done: %s", len(self._errands), error)
 
     def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
         try:

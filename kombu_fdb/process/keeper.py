@@ -207,4 +207,4 @@ class Duties:
 
 def _warn(duty: str, subject: str, error: Exception) -> None:
     about = f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
-    logger.warning("the duty %s fails, is set aside and will be repeated: %s", about, error, exc_info=error)
+    logger.warning("the duty %s failed, is set aside and will be retried: %s", about, error, exc_info=error)

@@ -64,7 +64,7 @@ class Trouble:
     def begins(self, error: Exception) -> None:
         if not self._failing:
             unexpected = not isinstance(error, KombuFDBError)
-            logger.warning("%s fails, will be repeated: %s", self._what, error, exc_info=unexpected)
+            logger.warning("%s failed, will be retried: %s", self._what, error, exc_info=unexpected)
         self._failing = True
 
     def ends(self) -> None:
@@ -228,8 +228,8 @@ class Membership:
         self.lost = True
         self._tell_threads()
         logger.warning(
-            "this process was silent for longer than session_ttl (%g s) and taken for dead: what it held (%s) was "
-            "given back, and what it has already started may run twice",
+            "this process was silent for longer than session_ttl (%g s) and was declared dead: what it held (%s) was "
+            "released, and what it has already started may run twice",
             self._options.session_ttl,
             plural(len(self.known), "message"),
         )
@@ -254,7 +254,7 @@ class Membership:
 
     def _serve(self) -> None:
         duties = self._duties()
-        trouble = Trouble("the maintenance of the queues")
+        trouble = Trouble("the duties")
         alarm: Watch | None = None
         pause_s = 0.0
         while not self._stopped.is_set():

@@ -135,7 +135,7 @@ def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: A
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     until(lambda: len(broker.marks("start", "long")) == 2)
     os.killpg(frozen.process.pid, signal.SIGCONT)
-    until(lambda: frozen.said("taken for dead"), say=frozen.log.read_text)
+    until(lambda: frozen.said("declared dead"), say=frozen.log.read_text)
     broker.allow("long")
     until(lambda: len(broker.marks("end", "long")) == 2)
     until(lambda: frozen.said("too late"), say=frozen.log.read_text)

@@ -59,7 +59,7 @@ def test_senseless_arguments_store_nothing(tmp_path, values):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         with pytest.raises(InvalidArgument):
             broker.queue("q").put("a", **values)
-        with pytest.raises(InvalidArgument, match="is bytes or a text"):
+        with pytest.raises(InvalidArgument, match="is bytes or a str"):
             broker.queue("q").put({"order": 7})
         with pytest.raises(InvalidArgument, match="rate"):
             broker.queue("q").limit("acme", rate="1/m")

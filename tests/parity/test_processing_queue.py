@@ -109,7 +109,7 @@ def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
     assert backoff.seconds("1/5/25min", attempt) == minutes * 60
     jobs.put("1")
     (delivery,) = broker._client.membership().claim(["jobs"], 1)
-    Job(broker._connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
+    Job(broker.connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
     assert jobs.take(0) is None
     _, due_ms = broker._engine.upkeep.promote()
     early_ms = minutes * 60_000 - (due_ms - SystemClock().wall_ms())

@@ -160,6 +160,11 @@ class Dispatch:
             for credit in self._credits:
                 credit.held.expire(lease)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether there is a channel that nothing is claimed for."""
+        return bool(self._stalled)
+
     def resume(self) -> bool:
         """Somebody drains. Whether that ends a stall."""
         stalled = bool(self._stalled)

@@ -93,6 +93,11 @@ class Reception:
         self._called = 0
         self._answered = 0
 
+    @property
+    def session_id(self) -> bytes:
+        """Of the session in whose name it claims; empty before the first turn."""
+        return b"" if self._membership is None else self._membership.session_id
+
     # -- for consumers ---------------------------------------------------------------------------------------------
 
     @property
@@ -253,7 +258,9 @@ class Reception:
     def _give_back_untaken(self, now: float) -> None:
         leases = self.dispatch.left_lying(now)
         if leases:
-            logger.debug("nobody has taken what was claimed, and it goes back: %s", plural(len(leases), "message"))
+            logger.debug(
+                "nobody drains the connection, so claimed messages are released: %s", plural(len(leases), "message")
+            )
             self._client.release(leases)
             self.arrived.ring()  # an event loop that comes back shows itself
 
@@ -361,7 +368,7 @@ class Reception:
                     self._client.release(leases)
             except StoreError as error:  # the client does it as soon as it can
                 self._client.suspect()
-                logger.debug("messages of a cancelled consumer can't be handed back yet: %s", error)
+                logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)
             done.set()

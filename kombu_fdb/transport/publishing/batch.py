@@ -150,7 +150,7 @@ class AtomicBatch(PublishBatch):
                 "the messages do not fit into one transaction",
                 messages=self._copies,
                 transactions=parts,
-                fix=f"It holds {BATCH_MESSAGES:,} messages of {BATCH_BYTES:,} bytes together: publish fewer at a time.",
+                fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
             )
         super().flush()
 

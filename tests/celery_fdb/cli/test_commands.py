@@ -61,7 +61,7 @@ def test_status_counts_by_state(run, broker):
 def test_status_tells_what_the_maintenance_set_aside(run, broker):
     assert "set aside" not in run("status").out
     broker._engine.upkeep.set_aside(Aside("promote", "jobs", "too large", 3, 1))
-    assert "set aside by the maintenance: 1" in run("status").out
+    assert "set aside by duties: 1" in run("status").out
     assert run("status", "--json").json["asides"][0]["error"] == "too large"
 
 
@@ -115,7 +115,7 @@ def test_a_session_whose_heartbeats_fail_to_come_is_silent(heard_s, state):
     view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"], beat_ms=1_000_000)
     overview = Overview(1_000_000 + int((heard_s or 0) * 1000), "", [], [view])
     assert _state(view, heard_s_of(overview) if heard_s is not None else {}) == state
-    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are coming back"
+    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are being released"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
@@ -212,7 +212,7 @@ def test_cancel_takes_a_task_out_of_the_store(run, app, broker):
 
 def test_cancel_by_the_url_says_that_nobody_is_told(run, app):
     app.add.apply_async((1, 2), task_id="t1")
-    assert "not told: that takes the app" in run("cancel", "t1").out
+    assert "not updated: that needs the app" in run("cancel", "t1").out
 
 
 def test_cancel_with_the_app_marks_the_result(run, url, tmp_path):

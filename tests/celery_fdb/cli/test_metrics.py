@@ -234,7 +234,7 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
     monkeypatch.setattr("celery_fdb.cli.metrics._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])
-    assert ("nobody is asked for a password" in result.err) == is_open
+    assert ("there is no password" in result.err) == is_open
 
 
 def test_the_endpoint_serves_until_it_is_told_to_end(url, broker):

@@ -255,7 +255,7 @@ def test_a_second_import_is_refused_and_doubles_nothing(run, broker, filled, sou
         assert once != before
         result = run(*command)
         assert (result.code, broker.queues()) == (1, once)
-        assert "imported before" in result.err
+        assert "already imported" in result.err
 
 
 def test_again_stores_it_a_second_time_with_ids_of_their_own(run, broker, source, source_url):
@@ -391,7 +391,7 @@ def test_kill_9_in_the_middle_of_an_import_and_the_same_command_goes_on(
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert 0 < killed < 5_000, "killed in the middle"
-    assert f"({killed:,} were there from before)" in result.stdout
+    assert f"({killed:,} were already there)" in result.stdout
     assert total(broker) == 5_000
     payloads = [each.payload for each in broker.queue("jobs").peek(5_000)]
     assert payloads == [b"x" * 1500 + b"%d" % number for number in range(4_000)]

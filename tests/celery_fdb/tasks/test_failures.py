@@ -16,7 +16,7 @@ from kombu import Connection
 
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.backoff import Backoff, countdown
-from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.testing.faults import Fault, Faults
@@ -220,7 +220,7 @@ def test_retries_by_a_named_schedule(app, channel, given, expected_s):
 
 
 def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
-    with pytest.raises(OptionError, match="processing-queue"):
+    with pytest.raises(InvalidArgument, match="processing-queue"):
         app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
 
 
@@ -256,6 +256,7 @@ def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
         publish(channel)
         message, errands = channel.basic_get("q", no_ack=True), []
         monkeypatch.setattr(channel.client, "later", errands.append)
+        channel.client.membership().stop()  # the next commit is nobody else's
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(lands_s)
         failures.bury_copy(channel, message, {"error": "x"})

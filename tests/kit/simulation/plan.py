@@ -112,6 +112,8 @@ class Profile:
     most_off_s: int = 600
     #: Rates that keys are given; none: the usual limits.
     rates: Sequence[tuple[float, int]] = ()
+    #: Whether messages come through the transport, not from the engine straight.
+    connected: bool = False
     #: Transactions that a duty has in its turn; 0: as many as in a real process.
     turn: int = 0
 

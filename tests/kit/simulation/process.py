@@ -7,11 +7,12 @@ faults and the question whose commit this is are always those of the frame on to
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from kit.simulation.acts.upkeep import SimulatedDuties
+from kit.simulation.connection import SimulatedTransport
 from kit.simulation.plan import Step
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
@@ -66,6 +67,8 @@ class Frame:
     #: The earliest and the latest its process's wall clock showed in this step: what was due then may be handed out.
     earliest_ms: int = 2**63
     latest_ms: int = 0
+    #: Its verb stays: nothing else is done in it.
+    is_verb: bool = False
     #: What that clock showed when a publication with a dedup id was begun.
     began_ms: int = 0
 
@@ -231,7 +234,7 @@ class Link:
             raise StoreUnavailable("the link is cut")
         transaction = self._database.begin(timeout_s=timeout_s, read_only=read_only)
         # As it is now: the commit may land when the frame does something else.
-        transaction.author = frame if frame.verb == frame.step.action else replace(frame)
+        transaction.author = frame if frame.is_verb or frame.verb == frame.step.action else replace(frame)
         return transaction
 
     def close(self) -> None:
@@ -261,6 +264,8 @@ class Process:
     #: In how many seconds its duties want to be called again.
     pause_s: float = 0.0
     waits_until: float = 0.0
+    #: Through which its messages come, if they do not come from the engine straight.
+    connection: SimulatedTransport | None = None
     #: Every session it ever had.
     sessions: set[bytes] = field(default_factory=set)
 
@@ -271,6 +276,13 @@ class Process:
     def session(self) -> bytes:
         return self.membership.session_id
 
+    def begin(self, membership: Membership, duties: Callable[..., SimulatedDuties], now_s: float) -> None:
+        """Another session."""
+        self.membership = membership
+        self.sessions.add(self.session)
+        self.duties = duties(self.engine, self.clock, self.session)
+        self.last_beat = now_s
+
     def wake(self) -> None:
         self.woken = True
 
@@ -278,3 +290,5 @@ class Process:
         for watch in self.watches:
             watch.cancel()
         self.watches, self.woken = [], True
+        if self.connection is not None:
+            self.connection.end()

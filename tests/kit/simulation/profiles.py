@@ -17,6 +17,16 @@ CONTROL = {"limit": 3, "pause": 1, "purge": 1, "delete": 2, "replay": 1, "wait":
     "repeat": 2,
 }
 
+#: What a connection outlives. No thread of a receiver runs a signal handler; a lost watch waits for the safety look.
+CONNECTED = {
+    Fault.CONFLICT: 4,
+    Fault.ANSWER_LOST_APPLIED: 4,
+    Fault.ANSWER_LOST_NOT_APPLIED: 3,
+    Fault.COMMIT_LATE: 2,
+    Fault.TOO_OLD: 1,
+    Fault.UNAVAILABLE: 3,
+}
+
 PROFILES: Mapping[str, Profile] = {
     "everything": Profile(LIFE | STORMS | CONTROL, {"plain": {}, "fair": {}, "full": {"x-max-length": 3}}),
     "claims": Profile(
@@ -259,5 +269,28 @@ PROFILES: Mapping[str, Profile] = {
         delayed=0.5,
         expiring=0.3,
         turn=1,
+    ),
+    "connections": Profile(
+        {"publish": 8, "turn": 40, "drain": 20, "finish": 24, "hush": 3, "listen": 4, "duties": 2, "pass": 14}
+        | {"tick": 3, "die": 1, "freeze": 1, "wake": 2, "cut": 1, "calm": 1, "delete": 1, "promote": 1},
+        {"plain": {}, "other": {}, "fair": {}},
+        rivals={"publish": 12, "turn": 4, "drain": 8, "finish": 14, "hush": 2, "listen": 1, "duties": 1},
+        slots=2,
+        meanwhile=0.8,
+        delayed=0.1,
+        expiring=0.0,
+        at_commit=CONNECTED,
+        connected=True,
+    ),
+    "fenced": Profile(
+        {"publish": 18, "turn": 40, "drain": 20, "finish": 30, "hush": 2, "listen": 3, "tick": 24, "die": 1}
+        | {"freeze": 6, "cut": 1, "calm": 1},
+        {"plain": {}, "fair": {}},
+        rivals={"publish": 8, "turn": 8, "drain": 6, "finish": 8, "duties": 2, "wake": 1},
+        steps=200,
+        delayed=0.0,
+        expiring=0.0,
+        at_commit=CONNECTED,
+        connected=True,
     ),
 }

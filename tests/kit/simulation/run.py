@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kit.simulation.acts.actions import ACTIONS
+from kit.simulation.acts.consuming import connect
 from kit.simulation.acts.rest import come_to_rest
 from kit.simulation.plan import Profile, Step, make_plan
 from kit.simulation.profiles import PROFILES
@@ -30,7 +31,7 @@ def simulate(seed: int, profile: str = "") -> None:
 
 def replay(plan: Sequence[Step], profile: Profile, *, trace: bool = False) -> tuple[Violation | None, list[str]]:
     """Carry out a plan. Returns what it violates, if anything, and the history if it is to be traced."""
-    world = World(profile, ACTIONS, trace=trace)
+    world = World(profile, ACTIONS, connect if profile.connected else None, trace=trace)
     try:
         world.run(plan)
         come_to_rest(world)

@@ -30,6 +30,9 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry, tokens
 from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.reception import Reception
+from kombu_fdb.transport.holding.credit import Credit
 
 __all__ = ["TWINS", "Twin", "twin"]
 
@@ -303,6 +306,20 @@ TWINS: dict[str, Twin] = {
     "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
     "without a key a message of a fair queue wakes nobody": Twin(
         "BOUNDED", "fair", publish, "put_ready", wrong.wake_for_keys
+    ),
+    # Connections
+    "a receiver clears its bell after the look": Twin(
+        "DURABLE", "connections", Reception, "turn", wrong.clear_after_the_look
+    ),
+    "the acks of a claim that failed are forgotten": Twin(
+        "DURABLE", "connections", Reception, "_claim_and_settle", wrong.forget_the_acks
+    ),
+    "what a fenced session had claimed is handed out": Twin("ONE-OWNER", "fenced", *_without(Dispatch, "drop_session")),
+    "what waits is not counted against the prefetch": Twin(
+        "BOUNDED", "connections", Credit, "_free", property(wrong.count_what_is_held)
+    ),
+    "a cancelled consumer keeps what waits for it": Twin(
+        "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits
     ),
 }
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from kit.simulation.acts.upkeep import SimulatedDuties
+from kit.simulation.connection import SimulatedTransport
 from kit.simulation.ledgers.clocks import ClockLedger, Skew
 from kit.simulation.ledgers.ledger import Ledger
 from kit.simulation.plan import Profile, Step
@@ -28,6 +29,7 @@ from kit.simulation.process import (
     SimulatedSessions,
     StepFaults,
 )
+from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -54,7 +56,14 @@ Action = Callable[["World", Frame], None]
 class World:
     """Everything there is in one run. ``trace``: keep a history in words."""
 
-    def __init__(self, profile: Profile, actions: dict[str, tuple[str, Action]], *, trace: bool = False) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        actions: dict[str, tuple[str, Action]],
+        connect: Callable[[World, Process], SimulatedTransport] | None = None,
+        *,
+        trace: bool = False,
+    ) -> None:
         self.profile = profile
         self.trace = trace
         self.history: list[str] = []
@@ -71,6 +80,7 @@ class World:
         #: Seconds of outages that no observer may count.
         self.hidden_s = 0.0
         self._actions = actions
+        self._connect = connect
         self._started = 0
         self.database.before_commit = self._before_commit
         self.database.after_commit = self._after_commit
@@ -198,6 +208,8 @@ class World:
             process = Process(name, engine, link, clock, membership, duties, last_beat=self.clock.monotonic())
             self.processes[slot] = process
             self.note(f"process {name} starts")
+            if self._connect is not None:
+                process.connection = self._connect(self, process)
         return process
 
     def open_membership(self, engine: Engine) -> SimulatedMembership:
@@ -228,6 +240,8 @@ class World:
             timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
         )
         engine.sessions = SimulatedSessions(engine, self.frames)
+        if self._connect is not None:
+            engine.messages = ConnectedMessages(engine, self.frames)
         return engine, link
 
     def kill(self, process: Process) -> None:

@@ -15,11 +15,18 @@ from kombu_fdb.keyspace.codec import decode_record, redelivered
 from kombu_fdb.process.client import Client
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.reception import Reception
+from kombu_fdb.transport.holding.credit import Credit
 
 __all__ = [
+    "clear_after_the_look",
     "clear_at_once",
+    "count_what_is_held",
     "fill_by_own_clock",
     "fill_twice",
+    "forget_the_acks",
+    "keep_what_waits",
     "leave_open",
     "live_anew",
     "never_expired",
@@ -34,6 +41,7 @@ ANSWER_S = 20.0
 _commit, _put_ready = retry.Retry._commit, message.put_ready
 _refilled, _deliver = rates.refilled, claim._deliver
 _clear_dedup_part = Upkeep.clear_dedup_part
+_claim_and_settle, _remove = Reception._claim_and_settle, Dispatch.remove
 
 
 def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
@@ -93,3 +101,32 @@ def never_expired(work: Work, found: Any, window: Any, **given: Any) -> Any:
 
 def clear_at_once(engine: Any, **_: Any) -> int:
     return _clear_dedup_part(engine, kept_ms=0)
+
+
+def clear_after_the_look(reception: Reception) -> float | None:
+    called, reception._answered = reception._called, -1
+    pause_s = reception._step()
+    reception._lookout.bell.clear()
+    if pause_s != 0 and reception._first_ack is None and not reception._fruitless:
+        reception._answered = called
+    return pause_s
+
+
+def forget_the_acks(reception: Reception, membership: Any, plan: Any) -> Any:
+    taken = list(reception._client.acks)
+    try:
+        return _claim_and_settle(reception, membership, plan)
+    except BaseException:
+        for lease in taken:
+            with suppress(ValueError):
+                reception._client.acks.remove(lease)
+        raise
+
+
+def keep_what_waits(dispatch: Dispatch, subscription: Any) -> list[Any]:
+    _remove(dispatch, subscription)
+    return []
+
+
+def count_what_is_held(credit: Credit[Any]) -> int:
+    return credit.prefetch - len(credit.held.leases)

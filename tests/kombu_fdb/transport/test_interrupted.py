@@ -105,7 +105,7 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         settle_down(broker)
         assert held(broker) == 0
         assert queue.stats().ready == 3
-        assert not broker._connection.held
+        assert not broker.connection.held
         assert not broker._client.membership().known
 
     assert each_line(lambda: how(broker), look) > 20

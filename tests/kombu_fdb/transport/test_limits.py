@@ -337,7 +337,7 @@ class TestTimeToRun:
         connection.drain_events(timeout=5)
         until(lambda: engine.inspect.counts("q").leased == 0)
         dispatch = connection.transport.receiver.reception.dispatch
-        assert dispatch._stalled, "nothing is claimed for it until it drains again"
+        assert dispatch.stalled, "nothing is claimed for it until it drains again"
         other = Listener(connect(**ANOTHER_PROCESS))
         until(lambda: len(other.bodies) == 3)
         assert [message.headers.get("x-delivery-count") for message in other.held] == [1, None, None]

@@ -83,7 +83,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
 def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) -> None:
     held = hold(connection, 3, until, prefetch_count=3)
     take_for_dead(connection)
-    until(lambda: "taken for dead" in caplog.text)
+    until(lambda: "declared dead" in caplog.text)
     held[0].ack()  # its room is free, its lease is lost
     until(lambda: connection.drain_events(timeout=5) or len(held) == 4)
     assert held[3].payload == held[0].payload

@@ -7,7 +7,7 @@ profile, and its rights in ``rights.py``.
 from __future__ import annotations
 
 from kit.simulation import weather
-from kit.simulation.acts import closing, operators, owners
+from kit.simulation.acts import closing, consuming, operators, owners
 from kit.simulation.world import Action
 
 __all__ = ["ACTIONS"]
@@ -34,6 +34,8 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     },
     **{each.__name__: ("duties", each) for each in (owners.duties, owners.sweep, owners.promote, owners.tidy)},
     **{each.__name__: ("world", each) for each in (weather.freeze, weather.cut, weather.jump)},
+    **{each.__name__: ("main", each) for each in (consuming.drain, consuming.finish, consuming.listen, consuming.hush)},
+    "turn": ("receiver", consuming.turn),
     "beat": ("beat", owners.beat),
     **{each.__name__: ("close", each) for each in (closing.close, closing.shut)},
     "pass": ("", weather.pass_),

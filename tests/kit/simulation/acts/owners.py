@@ -8,7 +8,7 @@ from kit.simulation.ledgers.rights import Once
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Frame, Killed, Process
 from kit.simulation.violation import Violation
-from kit.simulation.world import SESSION_TTL_S, World
+from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.testing.faults import Interrupted
@@ -225,16 +225,19 @@ def lose_session(world: World, process: Process, session: bytes) -> None:
     if process.session != session:
         return  # another thread was faster
     world.note(f"{process.name} learns that it was fenced")
-    process.membership = world.open_membership(process.engine)
-    process.sessions.add(process.session)
+    if process.connection is not None:
+        process.membership.lose()  # its receiver begins another
+        return
     process.held.clear()
-    process.duties = world.duties(process.engine, process.clock, process.session)
-    process.last_beat = world.clock.monotonic()
+    process.begin(world.open_membership(process.engine), world.duties, world.clock.monotonic())
 
 
 def duties(world: World, frame: Frame) -> None:
     """Sweep, promote, expire, trim: what is due of it."""
     process, session = frame.actor, frame.actor.session
+    if process.membership.lost:  # its thread has ended
+        process.pause_s = BEAT_INTERVAL_S
+        return
     try:
         process.membership.watch_claims()
     except SessionLost:
@@ -243,6 +246,8 @@ def duties(world: World, frame: Frame) -> None:
     if frame.rng.random() < 0.3:
         process.duties.sweep()
     process.pause_s = process.duties.run_once()
+    if process.connection is not None:
+        process.connection.store.keep_house()
     world.note(f"{process.name} did its duties")
 
 

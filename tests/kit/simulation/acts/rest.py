@@ -7,6 +7,7 @@ store to be empty (DURABLE, FAIR): a message that nobody gets is as good as lost
 
 from __future__ import annotations
 
+from kit.simulation.acts.consuming import work
 from kit.simulation.acts.owners import consumers_of, settle_again, take
 from kit.simulation.plan import Step
 from kit.simulation.process import Process
@@ -63,9 +64,12 @@ def _heal(world: World) -> None:
         world.database.land_late_commits()
     if not world.processes:
         world.start(0)
-    for process in world.processes.values():
+    for slot, process in list(world.processes.items()):
         process.asleep_until = process.cut_until = 0.0
         process.link.cut = False
+        if process.membership.lost and process.connection is not None:  # the safety look of its receiver
+            process.connection.bell.ring()
+            world.perform(Step("look", "turn", slot, 1))
 
 
 def _tick(world: World) -> None:
@@ -127,6 +131,9 @@ def _open_everything(world: World) -> None:
 def _consume(world: World) -> None:
     """Every consumer takes and acks what it finds, and sleeps only when it is told that there is nothing."""
     queues = sorted({row.queue for row in world.ledger.rows.values()} | set(world.profile.queues))
+    if world.profile.connected:
+        _work(world)
+        return
     for process in world.processes.values():
         process.stop_waiting()
     for _ in range(400):
@@ -136,6 +143,14 @@ def _consume(world: World) -> None:
         for process in awake:
             _turn(world, process, queues)
     raise Violation("BOUNDED", "the consumers never come to an end")
+
+
+def _work(world: World) -> None:
+    """The same through the transport; what one gives back wakes the others."""
+    for _ in range(2 * len(world.processes)):
+        for process in list(world.processes.values()):
+            with world.acting(Step("consume", "claim", 0, 1), process, "main"):
+                work(world, process)
 
 
 def _turn(world: World, process: Process, queues: list[str]) -> None:

@@ -63,6 +63,8 @@ class KeyLedger:
         self._touched: set[Key] = set()
         self._counted: set[Key] = set()
         self._claimed: list[tuple[int, Key]] = []
+        #: Leases that went: one that comes back is written anew, as it counts for its key from now on.
+        self._went: set[tuple[bytes, int]] = set()
         self._paused: dict[Key, bool] = {}
         self._came: set[str] = set()
         self._rung: set[str] = set()
@@ -84,7 +86,9 @@ class KeyLedger:
             if row.keyed:
                 self.leased[key] += by
                 self._counted.add(key)
-            if by > 0:
+            if by < 0:
+                self._went.add((row.session, row.number))
+            elif (row.session, row.number) not in self._went:
                 self._claimed.append((row.number, key))
         self._touched.add(key)
 

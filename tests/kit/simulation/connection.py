@@ -1,0 +1,197 @@
+"""A connection of a simulated process: the real reception, dispatch, credit, QoS and client, without their threads.
+
+What their threads do are steps of the plan (``acts/consuming.py``). The receiver's thread sleeps as the reception tells
+it to: it turns when its bell has rung or its time has come, and at no other time, or no lost wake-up would be found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.connect import Opened
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.ring import Jitter
+from kombu_fdb.settings.location import MemoryLocation
+from kombu_fdb.settings.options import Options
+from kombu_fdb.transport.consuming import reception
+from kombu_fdb.transport.consuming.attendance import Drain
+from kombu_fdb.transport.consuming.lookout import Lookout
+from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.qos import QoS
+from kombu_fdb.transport.holding.settling import Settling
+
+__all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
+
+# What goes wrong is in the plan, and is no news.
+for module in (Client.__module__, reception.__name__, QoS.__module__):
+    logging.getLogger(module).addHandler(logging.NullHandler())
+
+
+class Flag(Bell):
+    """A bell whose sleeper is a step of the plan."""
+
+    def __init__(self) -> None:
+        """Without sockets."""
+        self._rung = False
+
+    @property
+    def rung(self) -> bool:
+        return self._rung
+
+    def ring(self) -> None:
+        self._rung = True
+
+    def clear(self) -> None:
+        self._rung = False
+
+
+class SimulatedClient(Client):
+    """The real one; its session is opened by the world, and its housekeeping is a step."""
+
+    def __init__(self, engine: Any, database: Any, options: Options, join: Callable[[], Membership]) -> None:
+        super().__init__(MemoryLocation("simulated"), options, Opened(database, engine))
+        self._users.add(self)
+        self._open_membership = join
+        self._is_joining = False
+
+    def membership(self) -> Membership:
+        standing = self._standing()
+        if standing is not None:
+            return standing
+        if self._is_joining:  # the thread that waited for the other one has waited long enough
+            raise StoreUnavailable("another thread opens the session")
+        self._is_joining = True
+        try:
+            self._membership = self._open_membership()
+        finally:
+            self._is_joining = False
+        return self._membership
+
+    def nudge(self) -> None:
+        """Housekeeping has steps of its own."""
+
+    def keep_house(self) -> None:
+        self._housekeeping()
+
+    def reconnect(self) -> None:
+        """A connection found that the store answers."""
+        self._suspect = False
+
+
+class Letter:
+    """A message in an application's hands."""
+
+    def __init__(self, delivery: Delivery, tag: int) -> None:
+        self.headers: dict[str, Any] = {}
+        self.delivery = delivery
+        self.delivery_tag = tag
+
+
+class SimulatedTransport:
+    """One connection with one channel, and the application that consumes from it."""
+
+    running = True
+
+    def __init__(
+        self,
+        client: SimulatedClient,
+        clock: Callable[[], float],
+        rng: Jitter,
+        prefetch: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.store = client
+        self.receiver_if_any = self
+        self.lookout = Lookout(Flag())
+        self.arrived = Flag()
+        self.reception = reception.Reception(client, self.lookout, self.arrived, clock, rng)
+        self.credit: Credit[Subscription] = Credit()
+        self.credit.prefetch = prefetch
+        self.settling = Settling(self, self.credit)
+        self.qos = QoS(self.credit, self.settling)
+        self.subscriptions: list[Subscription] = []
+        #: When the receiver's thread looks by itself; None: when its bell rings.
+        self.due: float | None = 0.0
+        #: What the callbacks were given and have not settled, by tag.
+        self.given: dict[int, Delivery] = {}
+        #: Looks at each message that is given.
+        self.on_given: Callable[[Delivery], None] = lambda _: None
+        self.now_ms = now_ms
+        self.clock = clock
+
+    # -- the receiver's thread -----------------------------------------------------------------------------------------
+
+    @property
+    def bell(self) -> Flag:
+        bell = self.lookout.bell
+        assert isinstance(bell, Flag)
+        return bell
+
+    @property
+    def is_awake(self) -> bool:
+        due = self.due is not None and self.due <= self.clock()
+        return self.reception.error is None and (self.bell.rung or due)
+
+    def turn(self) -> None:
+        try:
+            pause_s = self.reception.turn()
+        except Exception as error:
+            self.reception.fail(error)
+            raise
+        self.due = None if pause_s is None else self.clock() + pause_s
+
+    # -- the application -----------------------------------------------------------------------------------------------
+
+    def consume(self, queue: str, tag: str) -> None:
+        subscription = Subscription(
+            tag, queue, self.credit, self.settling, self._open, no_ack=False, callback=self._on_message, transient=False
+        )
+        self.reception.subscribe(subscription)
+        self.subscriptions.append(subscription)
+        self.bell.ring()
+
+    def cancel(self, subscription: Subscription) -> None:
+        self.subscriptions.remove(subscription)
+        self.reception.cancel(subscription, leave=True)
+        self.bell.ring()
+
+    def _open(self, delivery: Delivery, tag: int, _consumer_tag: str) -> Letter:
+        letter = Letter(delivery, tag)
+        self.credit.held.remember(tag, letter)
+        return letter
+
+    def _on_message(self, letter: Letter) -> None:
+        self.given[letter.delivery_tag] = letter.delivery
+        self.on_given(letter.delivery)
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        drain = Drain()
+        self.reception.attend(drain)
+        try:
+            yield
+        finally:
+            self.reception.depart(drain)
+
+    def reconnect(self) -> None:
+        """As kombu does after an error: the same consumers go on."""
+        self.store.reconnect()
+        if self.reception.error is not None:
+            self.reception.recover()
+            self.due = 0.0
+
+    def end(self) -> None:
+        """Its process is no more."""
+        self.lookout.disarm()
+
+    @property
+    def has_room(self) -> bool:
+        return self.credit.has_room and not self.reception.dispatch.stalled
