@@ -49,10 +49,10 @@ def asleep(sync: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], thread
 
     def asleep() -> threading.Event:
         event, engine = threading.Event(), sync.connection.engine
-        arm = type(engine).arm
+        arm = engine.messages.arm
 
         def arm_and_tell(*arguments: Any) -> Any:
-            watches = arm(engine, *arguments)
+            watches = arm(*arguments)
             if watches is not None:
                 event.set()
             return watches
