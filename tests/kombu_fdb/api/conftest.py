@@ -48,16 +48,16 @@ def asleep(sync: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], thread
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
     def asleep() -> threading.Event:
-        event, engine = threading.Event(), sync.connection.engine
-        arm = engine.messages.arm
+        event, engine = threading.Event(), sync.connection.engine.messages
+        arm = type(engine).arm
 
         def arm_and_tell(*arguments: Any) -> Any:
-            watches = arm(*arguments)
+            watches = arm(engine, *arguments)
             if watches is not None:
                 event.set()
             return watches
 
-        monkeypatch.setattr(engine.messages, "arm", arm_and_tell)
+        monkeypatch.setattr(engine, "arm", arm_and_tell)
         return event
 
     return asleep
