@@ -183,17 +183,18 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
     own, dead = counts[name], counts.get(name + DEAD_SUFFIX, QueueCounts())
     is_dead = name.endswith(DEAD_SUFFIX)
+    age_s = None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000
     return QueueView(
         name,
-        own.ready,
-        own.delayed,
-        own.leased,
-        dead.ready,
-        None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000,
-        facts.control.paused,
-        facts.declared,
-        facts.arguments,
-        name.removesuffix(DEAD_SUFFIX) if is_dead else None,
+        ready=own.ready,
+        delayed=own.delayed,
+        leased=own.leased,
+        dead=dead.ready,
+        oldest_age_s=age_s,
+        paused=facts.control.paused,
+        declared=facts.declared,
+        arguments=facts.arguments,
+        dead_of=name.removesuffix(DEAD_SUFFIX) if is_dead else None,
         passing=facts.can_vanish,
         ready_bytes=own.ready_bytes,
         newer=own.newer,

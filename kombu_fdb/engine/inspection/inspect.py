@@ -107,7 +107,13 @@ def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
         declaration = declared_as(queue, declared)
         arguments = {} if declaration is None else declaration.arguments
         vanishes = declaration is not None and declaration.can_vanish
-        found[queue] = QueueFacts(declared is not None, arguments, control_of(control), oldest.get(queue), vanishes)
+        found[queue] = QueueFacts(
+            declared=declared is not None,
+            arguments=arguments,
+            control=control_of(control),
+            oldest_ms=oldest.get(queue),
+            can_vanish=vanishes,
+        )
     return found
 
 
@@ -155,14 +161,14 @@ def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
         numbers = [len(rows) for rows in work.tr.get_ranges(ranges, snapshot=True)] if ranges else []
     return [
         SessionFacts(
-            session_id,
-            described.get(session_id, {}),
-            beat,
-            ttl_s,
-            session_id in described,
-            session.consumed_of(beat),
-            number,
-            session.beat_ms(beat),
+            session_id=session_id,
+            description=described.get(session_id, {}),
+            beat=beat,
+            ttl_s=ttl_s,
+            open=session_id in described,
+            consumed=session.consumed_of(beat),
+            held=number,
+            beat_ms=session.beat_ms(beat),
         )
         for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
     ]

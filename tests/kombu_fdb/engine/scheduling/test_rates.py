@@ -52,10 +52,10 @@ class Fleet:
         self.passed_s += seconds
         for clock in self.clocks:
             clock.advance(seconds)
-        self.promoter.promote()
+        self.promoter.upkeep.promote()
 
     def claim(self, consumer: int, most: int = 1000) -> int:
-        taken = self.consumers[consumer].claim(self.sessions[consumer], ["q"], most)
+        taken = self.consumers[consumer].messages.claim(self.sessions[consumer], ["q"], most)
         self.served += [self.passed_s] * len(taken)
         return len(taken)
 

@@ -39,7 +39,7 @@ class Counters(RuleBasedStateMachine):
     @rule(verb=st.sampled_from(["ack", "release", "reject"]))
     def settle(self, verb: str) -> None:
         if self.held:
-            assert getattr(self.bench.engine, verb)([self.held.pop(0).lease]) == [True]
+            assert getattr(self.bench.engine.messages, verb)([self.held.pop(0).lease]) == [True]
 
     @rule(key=keys, limits=st.sampled_from([None, KeyLimits(paused=True), KeyLimits(max_in_flight=1)]))
     def limit(self, key: str, limits: KeyLimits | None) -> None:
