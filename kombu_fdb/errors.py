@@ -3,26 +3,34 @@
 ::
 
     KombuFDBError
-    ├── OptionError (ValueError)       an unknown, malformed or contradictory option
+    ├── InvalidArgument (ValueError)   a value that no call takes: correct the call
+    │   └── OptionError                an unknown, malformed or contradictory option or URL: correct the settings
     ├── StoreError                     the transaction could not be carried out
-    │   ├── Conflict                   another transaction won; retryable
-    │   ├── TransactionTooOld          the read version fell out of the 5 s window; retryable
-    │   ├── CommitUnknown              committed or not, the store could not say
-    │   ├── StoreUnavailable           unreachable, stalled, full, read-only, or its library is missing
-    │   └── LimitExceeded              key, value or transaction over the store's limits
-    ├── QueueError
-    │   ├── QueueNotFound
-    │   ├── ExchangeNotFound
-    │   ├── NotEquivalent              redeclared with other properties (AMQP 406)
-    │   ├── LeaseLost                  somebody else may hold the message by now
-    │   ├── AlreadySettled             by the same handle, before
-    │   ├── MessageTooLarge
-    │   └── CapacityExceeded           a key, or a queue, takes no more
-    ├── ForkedError                    an object of the parent process was used in its child
-    └── FormatError                    stored bytes of a newer or a broken writer
+    │   ├── Conflict                   another transaction won: call again
+    │   ├── TransactionTooOld          it took longer than the store's 5 s: call again, with less
+    │   ├── CommitUnknown              committed or not, the store could not say: call again (below)
+    │   ├── StoreUnavailable           unreachable, stalled, full, read-only, or closed: see ``fix``, call again later
+    │   └── LimitExceeded              key, value or transaction over the store's limits: pass less at once
+    ├── QueueError                     the store is well, but this can't be done: see ``fix``
+    │   ├── QueueNotFound              declare it, or name another one (AMQP 404)
+    │   ├── ExchangeNotFound           likewise
+    │   ├── NotEquivalent              declared with other properties: delete it first, or declare the same (AMQP 406)
+    │   ├── LeaseLost                  the message is no longer held here: stop working on it, don't settle it again
+    │   ├── SessionLost                this process was taken for dead, with all it held: as above, for everything taken
+    │   ├── AlreadySettled             by the same handle, before: settle each job once
+    │   ├── MessageTooLarge            store the data elsewhere and send a reference, or raise ``max_message_size``
+    │   └── CapacityExceeded           a key, or a queue, takes no more: put it again later, or raise the capacity
+    ├── ForkedError                    an object of the parent process in its child: open a broker there
+    └── FormatError                    stored bytes of a newer or a broken writer: upgrade, or look with the doctor
 
-The message is the class's ``text``; what varies is in keyword attributes, which follow it in ``str()``. All of
-them survive ``pickle`` (Celery sends exceptions through pipes).
+The message is the class's ``text``; what varies is in keyword attributes, which follow it in ``str()``. The attribute
+``fix`` names the next step where the error knows a better one than this table. All of them survive ``pickle`` (Celery
+sends exceptions through pipes).
+
+The engine has repeated what is retryable until its deadline (``operation_timeout``, ``publish_timeout``) before anybody
+sees a ``StoreError``, so wait a moment before the next call. After ``CommitUnknown`` a publication may be repeated by
+the same process within five minutes and is stored once; a settlement may always be repeated: the second one finds
+nothing left to do and says ``LeaseLost``.
 """
 
 from __future__ import annotations
@@ -37,6 +45,7 @@ __all__ = [
     "ExchangeNotFound",
     "ForkedError",
     "FormatError",
+    "InvalidArgument",
     "KombuFDBError",
     "LeaseLost",
     "LimitExceeded",
@@ -45,6 +54,7 @@ __all__ = [
     "OptionError",
     "QueueError",
     "QueueNotFound",
+    "SessionLost",
     "StoreError",
     "StoreUnavailable",
     "TransactionTooOld",
@@ -88,8 +98,14 @@ def _rebuild(cls: type[KombuFDBError], text: str, attributes: dict[str, Any]) ->
     return cls(text, **attributes)
 
 
-class OptionError(KombuFDBError, ValueError):
-    """An option is unknown, has the wrong type, or contradicts another."""
+class InvalidArgument(KombuFDBError, ValueError):
+    """A value out of its range, of the wrong type or contradictory. Nothing was changed; the same call fails again."""
+
+    text = "unusable argument"
+
+
+class OptionError(InvalidArgument):
+    """An option or a URL is unknown, malformed, or contradicts another."""
 
     text = "unusable option"
 
@@ -169,9 +185,21 @@ class NotEquivalent(QueueError):
 
 
 class LeaseLost(QueueError):
-    """The message is no longer held by this session: its lease was swept, or it was settled before."""
+    """The message is no longer held: its time to run has passed, it was deleted, or its process was silent too long.
+
+    Somebody else may have it by now. What was done for it stands; stop working on it.
+    """
 
     text = "the lease on this message is lost"
+
+
+class SessionLost(QueueError):
+    """The session was ended by others because its process was silent for longer than ``session_ttl``.
+
+    Everything it held has gone back. The next ``take`` opens another session.
+    """
+
+    text = "the session was ended by another process"
 
 
 class AlreadySettled(QueueError):
@@ -189,7 +217,7 @@ class MessageTooLarge(QueueError):
 class CapacityExceeded(QueueError):
     """The key or queue is full; nothing was stored. Carries ``current_size`` and ``capacity``.
 
-    From :meth:`kombu_fdb.api.broker.Queue.put` also ``item``: the payload that was refused.
+    From :meth:`kombu_fdb.api.queue.Queue.put` also ``item``: the payload that was refused.
     """
 
     text = "no more room in the queue"

@@ -34,6 +34,7 @@ __all__ = [
     "QueueFacts",
     "RoundSnapshot",
     "SessionFacts",
+    "Spot",
     "StoredMessage",
     "View",
 ]
@@ -138,6 +139,29 @@ class Peeked(NamedTuple):
     due_ms: int = 0
 
 
+class Spot(NamedTuple):
+    """Where a page has shown a message. Whoever goes there finds that message, or nobody.
+
+    ``state``: ready, delayed or leased; ``position``: opaque.
+    """
+
+    state: str
+    position: bytes
+    message_id: bytes
+
+    def __str__(self) -> str:
+        """For an address or a form: words, digits and dots."""
+        return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
+
+    @classmethod
+    def parse(cls, token: str) -> Spot:
+        """What ``str`` has made. Raises ``ValueError``."""
+        state, position, message_id = token.split(".")
+        if state not in {"ready", "delayed", "leased"}:
+            raise ValueError(state)
+        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
+
+
 class Listed(NamedTuple):
     """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
 
@@ -149,6 +173,11 @@ class Listed(NamedTuple):
     size: int
     priority: int
     due_ms: int
+
+    @property
+    def spot(self) -> Spot:
+        """By which it is looked at, deleted or replayed there."""
+        return Spot(self.message.state, self.position, self.message.message_id)
 
 
 class View(NamedTuple):

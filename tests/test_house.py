@@ -79,6 +79,19 @@ def test_the_root_holds_nothing_but_doors(package: str) -> None:
     assert held == DOORS[package]
 
 
+def test_no_name_says_nothing() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
+    assert not [name for name in modules() if empty & set(name.rsplit(".", 1)[-1].split("_"))]
+
+
+@pytest.mark.parametrize("package", ["kombu_fdb", "celery_fdb"])
+def test_the_tests_mirror_the_packages(package: str) -> None:
+    """A folder of tests stands where the folder that it tests does."""
+    root = ROOT / "tests" / package
+    for folder in {path.parent.relative_to(root) for path in root.rglob("test_*.py")}:
+        assert (ROOT / package / folder).is_dir(), f"{folder} tests no folder of {package}"
+
+
 def test_each_folder_has_its_layers() -> None:
     """Import-linter has a contract for each package with more than one module in it."""
     contracts = (ROOT / "pyproject.toml").read_text()

@@ -16,7 +16,7 @@ from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
 from celery_fdb.inspection.overview import look
-from kombu_fdb.api.deadletters import DeadLetters
+from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked

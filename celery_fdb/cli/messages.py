@@ -13,6 +13,7 @@ from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, table
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.overview import QueueView
+from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 
@@ -34,16 +35,10 @@ body_option = click.option(
     "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
 )
 @body_option
-def peek(run: Run, *, queue: str, limit: int, key: str | None, state: str, body: bool) -> Answer:
+def peek(run: Run, *, queue: str, limit: int, key: str | None, state: State, body: bool) -> Answer:
     """What a consumer of QUEUE would get next, without taking it."""
     known(run, queue)
-    engine = run.broker.engine
-    if state == "ready":
-        found = engine.peek(queue, limit, key=key)
-    else:
-        every = engine.delayed(queue, limit) if state == "delayed" else engine.taken(queue)
-        found = [each for each in every if key in {None, each.key}][:limit]
-    return shown(found, body=body)
+    return shown(run.broker.queue(queue).peek(limit, state=state, key=key), body=body)
 
 
 @command()
@@ -107,7 +102,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
     With an app (celery -A), its result becomes REVOKED, and its chord is told.
     """
     app = run.where.app_of_broker
-    if taken := run.broker.engine.take_back(task_id):
+    if taken := run.broker.cancel(task_id):
         if app is not None:
             _tell(app, taken[0])
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
@@ -139,7 +134,7 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
     known(run, source)
     if not new:
         _check_room(known(run, target), known(run, source), limit)
-    count = run.broker.engine.move(source, target, limit, key=key)
+    count = run.broker.queue(source).move(target, limit, key=key)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])
 
 
@@ -169,5 +164,5 @@ def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     number = view.ready + view.delayed
     if number:
         run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
-    count = run.broker.engine.purge(queue)
+    count = run.broker.queue(queue).purge()
     return Answer({"queue": queue, "deleted": count}, [f"deleted {plural(count, 'message')}"])

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from celery_fdb.cli.where import Where
 from kombu_fdb import Broker
-from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, OptionError, StoreError
+from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
 __all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "check_text", "clean", "command", "number", "table"]
 
@@ -157,7 +157,7 @@ def _complain(run: Run, error: KombuFDBError) -> int:
 
 
 def _code(error: KombuFDBError) -> int:
-    if isinstance(error, OptionError):
+    if isinstance(error, InvalidArgument):
         return WRONG_USAGE
     if isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
         return UNREACHABLE

@@ -108,7 +108,8 @@ def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) 
     Only what is named changes; none takes a limit away. It counts from the next message on.
     """
     known(run, queue)
-    changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: None if value == "none" else value for name, value in named.items()}
     if remove and (changes or key is None):
         raise click.UsageError("--remove takes a KEY and no other option")
     target = run.broker.queue(queue)
@@ -122,8 +123,7 @@ def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) 
 
 
 def _read(run: Run, queue: str, key: str | None) -> KeyLimits:
-    engine = run.broker.engine
-    return engine.control(queue).every_key if key is None else engine.limits(queue, key)
+    return run.broker.queue(queue).limits(key)
 
 
 def _limits(queue: str, key: str | None, limits: KeyLimits) -> Answer:

@@ -9,16 +9,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker, OptionError, Peeked
-from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.inspection import browse
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.settings.location import locate, parse_url
@@ -27,8 +24,7 @@ from kombu_fdb.transport.encoding.envelope import open_delivery
 
 __all__ = ["BrokerInTest", "Published"]
 
-#: Enough for any test that means to look at single messages.
-MOST_MESSAGES = 10_000
+STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 
 
@@ -106,9 +102,10 @@ class BrokerInTest:
         Of each queue first the ready ones, those of one key in their order, then the delayed, then the leased.
         """
         with Broker.open(self.url, **self.options) as broker:
-            engine = broker.client.engine
-            queues = [queue] if queue else [name for name in engine.queues() if not _is_celerys(name)]
-            return [_published(peeked) for name in queues for peeked in _messages(engine, name)]
+            names = [queue] if queue else [name for name in broker.queues() if not _is_celerys(name)]
+            return [
+                _published(peeked) for name in names for state in STATES for peeked in broker.queue(name).each(state)
+            ]
 
 
 def _refuse_environment() -> None:
@@ -129,16 +126,6 @@ def _forget_connections(app: Celery) -> None:
 
 def _is_celerys(queue: str) -> bool:
     return queue.endswith(".pidbox") or queue.startswith("celeryev.")
-
-
-def _messages(engine: Engine, queue: str) -> list[Peeked]:
-    delayed, *ready, _leases = browse.ranges(engine.keys, queue)
-
-    def waiting(work: Work) -> list[Peeked]:
-        rows = work.tr.get_ranges([(*range_, MOST_MESSAGES) for range_ in (*ready, delayed)], snapshot=True)
-        return [browse.look(work, queue, row) for row in chain.from_iterable(rows)]
-
-    return engine._read(waiting) + engine.taken(queue)
 
 
 def _published(peeked: Peeked) -> Published:

@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery_fdb.inspection.masking import masked
@@ -35,8 +36,9 @@ __all__ = [
     "rates",
 ]
 
-#: Keys of one queue that are read to find its longest.
+#: Keys of one queue that are read to find its longest, and at once.
 KEYS_READ = 10_000
+KEYS_PER_LOOK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     for name in names:
         if name not in counts:
             raise QueueNotFound(queue=name, fix="`queues` lists those there are.")
-    facts, totals = broker.engine.facts(names), broker.engine.totals()
-    sessions = [_session(each) for each in broker.engine.sessions(held=held)]
+    facts, totals = broker.inspect.facts(names), broker.inspect.totals()
+    sessions = [_session(each) for each in broker.inspect.sessions(held=held)]
     consumers = Counter(queue for each in sessions if each.open for queue in each.queues)
     views = [
         dataclasses.replace(
@@ -167,15 +169,15 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         for name in names
     ]
     if top_keys:
-        by_key = broker.engine.key_totals()
+        by_key = broker.inspect.key_totals()
         views = [
             dataclasses.replace(
                 each, keys=look_at_keys(broker, each.name, top=top_keys), key_totals=by_key.get(each.name, {})
             )
             for each in views
         ]
-    asides = [each._asdict() for each in broker.engine.asides()]
-    return Overview(now_ms, str(broker.client.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
+    asides = [each._asdict() for each in broker.inspect.set_aside()]
+    return Overview(now_ms, str(broker.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
@@ -202,7 +204,8 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     """A queue's keys, the longest first. ``top``: so many, found among the first :data:`KEYS_READ` by name."""
     found: dict[str, KeyCounts] = {}
     after: str | None = None
-    while (top is None or len(found) < KEYS_READ) and (page := broker.engine.key_page(queue, after=after)):
+    keys = partial(broker.queue(queue).keys, limit=KEYS_PER_LOOK)
+    while (top is None or len(found) < KEYS_READ) and (page := keys(after=after)):
         found |= page
         after = next(reversed(page))
     longest = heapq.nsmallest(len(found) if top is None else top, found.items(), key=_longest_first)

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 from celery_fdb.migration import portable
 from celery_fdb.migration.portable import Binding, Control, Dedup, Entry, Header, Limits
 from kombu_fdb import Broker, QueueError
-from kombu_fdb.engine.facade.transfer import MOST_BYTES, MOST_MESSAGES, Transfer
+from kombu_fdb.api.administration.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import QueueControl, StoredMessage
 from kombu_fdb.primitives.clock import SystemClock, random_id
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 __all__ = ["FileSource", "Imported", "Source", "SourceBusy", "StoreSource", "export_to", "import_from"]
 
+#: Keys read at once.
+KEYS = 1_000
 #: Told how many messages are done.
 Progress = Callable[[int], object]
 
@@ -80,26 +82,26 @@ class StoreSource:
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
         for entry in self._topology():
             yield b"", entry
-        transfer = Transfer(self._broker.engine)
-        for each in transfer.dedups():
+        migration = self._broker.migration
+        for each in migration.dedups():
             yield b"", Dedup(*each)
         for queue in self._broker.queues():
-            for number, message in enumerate(transfer.dump(queue, leased=self._leased)):
+            for number, message in enumerate(migration.dump(queue, leased=self._leased)):
                 yield _mark(message, number), message
 
     def _topology(self) -> Iterator[Entry]:
-        engine = self._broker.engine
-        exchanges = engine.exchanges()
+        topology = self._broker.topology
+        exchanges = topology.exchanges()
         yield from exchanges
         names = list(self._broker.queues())
         for name in names:
-            declaration = _asked(engine.queue, name)
+            declaration = _asked(self._broker.queue(name).declaration, name)
             if declaration is not None:
                 yield declaration
         known = {*PREDECLARED, *(each.name for each in exchanges)}
-        yield from [Binding(*each) for each in engine.bindings() if each[0] in known]
+        yield from [Binding(*each) for each in topology.bindings() if each[0] in known]
         for name in names:
-            control = _asked(engine.control, name)
+            control = _asked(self._broker.queue(name).control, name)
             if control != QueueControl():
                 yield Control(name, control)
             if control.limited:
@@ -107,34 +109,34 @@ class StoreSource:
 
     def _limits(self, queue: str) -> Iterator[Entry]:
         after: str | None = None
-        while page := self._broker.engine.key_page(queue, after=after):
+        while page := self._broker.queue(queue).keys(after=after, limit=KEYS):
             for key, counts in page.items():
                 if counts.limits is not None:
                     yield Limits(queue, key, counts.limits)
             after = next(reversed(page))
 
 
-def _asked(ask: Callable[[str], T], queue: str) -> T:
+def _asked(ask: Callable[[], T], queue: str) -> T:
     """Nothing is left out of an export in silence. Raises ``FormatError``."""
     try:
-        return ask(queue)
+        return ask()
     except FormatError as error:
         raise FormatError(
             "a queue's declaration or control can't be read",
             queue=queue,
             reason=str(error),
-            fix="Declare it again, or set its control anew (broker.engine.set_control), and export once more.",
+            fix="Declare it again, or reset its control (broker.queue(name).reset_control()), and export once more.",
         ) from error
 
 
 def name_of(broker: Broker) -> str:
     """Where it is and in which namespace, with secrets masked."""
-    location = broker.client.location
+    location = broker.location
     return f"{location} namespace {location.namespace}"
 
 
 def _check_at_rest(broker: Broker, leased: int) -> None:
-    open_ = [each for each in broker.engine.sessions() if each.open]
+    open_ = [each for each in broker.inspect.sessions() if each.open]
     if open_ or leased:
         who = ", ".join(f"{each.description.get('host')}:{each.description.get('pid')}" for each in open_[:5])
         raise SourceBusy(
@@ -199,26 +201,26 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     is changed then.
     """
     import_id = _choose_id(source, target, again=again)
-    transfer = Transfer(target.engine)
+    migration = target.migration
     batch: list[tuple[bytes, StoredMessage]] = []
     number, stored, size = 0, 0, 0
     for mark, entry in source.entries():
         if not isinstance(entry, StoredMessage):
-            _apply(target, transfer, entry)
+            _apply(target, entry)
             continue
         weight = _weight(entry)
         if batch and (len(batch) >= MOST_MESSAGES or size + weight > MOST_BYTES):
-            stored += transfer.restore(import_id, batch)
+            stored += migration.restore(import_id, batch)
             progress(number)
             batch, size = [], 0
         batch.append((mark, dataclasses.replace(entry, message_id=b"") if again else entry))
         size += weight
         number += 1
     if batch:
-        stored += transfer.restore(import_id, batch)
+        stored += migration.restore(import_id, batch)
         progress(number)
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
-    transfer.finish(import_id, facts)
+    migration.finish(import_id, facts)
     return Imported(number, stored)
 
 
@@ -233,17 +235,17 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
         raise AlreadyImported(
             "source and target are the same store", source=source.header.source, fix="Name another target, or --again."
         )
-    transfer, import_id = Transfer(target.engine), source.header.id
-    facts = transfer.finished(import_id)
+    migration, import_id = target.migration, source.header.id
+    facts = migration.finished(import_id)
     if facts is None and not again:
         return import_id
     if not again and facts is not None:
-        transfer.forget_marks(import_id)
+        migration.forget_marks(import_id)
         raise AlreadyImported(
             messages=facts["messages"], fix="Nothing is missing. To store all of it a second time, say --again."
         )
     number = 1
-    while transfer.finished(_numbered(import_id, number)) is not None:
+    while migration.finished(_numbered(import_id, number)) is not None:
         number += 1
     return _numbered(import_id, number)
 
@@ -252,21 +254,21 @@ def _numbered(import_id: bytes, number: int) -> bytes:
     return hashlib.sha256(import_id + b"%d" % number).digest()[:16]
 
 
-def _apply(target: Broker, transfer: Transfer, entry: Entry) -> None:
+def _apply(target: Broker, entry: Entry) -> None:
     """What is no message. May be repeated."""
-    engine = target.engine
+    migration = target.migration
     match entry:
         case Exchange():
-            engine.declare_exchange(entry)
+            target.topology.declare_exchange(entry)
         case QueueDeclaration():
-            engine.declare_queue(entry)
+            migration.restore_queue(entry)
         case Binding():
-            transfer.bind(entry.queue, entry.exchange, entry.routing_key)
+            migration.restore_binding(entry.queue, entry.exchange, entry.routing_key)
         case Control():
-            engine.set_control(entry.queue, entry.control)
+            migration.restore_control(entry.queue, entry.control)
         case Limits():
-            engine.limit(entry.queue, entry.key, entry.limits)
+            migration.restore_limits(entry.queue, entry.key, entry.limits)
         case Dedup():
-            transfer.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
+            migration.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
         case _:
             raise AssertionError(entry)

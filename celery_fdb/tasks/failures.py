@@ -25,6 +25,7 @@ the next attempt: the last 10, with 300 characters of each error.
 What happens at each failure. The store does not answer while a message is rejected: the message stays leased, and is
 delivered again when the connection, or the worker, is gone. It does not answer while a copy is stored: the worker's
 duties thread tries until it does, or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
+An answer is lost, and the copy may be stored: the next try finds out, so there is one letter.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from celery.worker.request import logger as request_logger
 
+from kombu_fdb.engine.messages.again import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
@@ -243,9 +245,10 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     """Store a dead letter of a message that is acknowledged already; later, if the store does not answer now."""
     queue = message.delivery_info["queue"]
     publication, deaths = encode_again(channel, message)
+    burial = Burial(publication)  # one for all attempts, so that it happens once
 
     def bury() -> None:
-        channel.engine.bury_copy(queue, publication, deaths, details=death)
+        channel.engine.bury_copy(queue, burial, deaths, details=death)
 
     try:
         bury()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 
 __all__ = ["seconds"]
 
@@ -21,12 +21,12 @@ _NAME = re.compile(r"(?P<pauses>\d+(\.\d+)?(/\d+(\.\d+)?)*)(?P<unit>s|min|h)", r
 
 
 def seconds(name: str, attempt: int) -> float:
-    """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``OptionError``."""
+    """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``InvalidArgument``."""
     match = _NAME.fullmatch(_NAMED.get(str(name), str(name)))
     if match is None:
         near = difflib.get_close_matches(str(name), _NAMED, n=1)
-        raise OptionError("not a backoff schedule", name=name, fix=f"Did you mean {near[0]}?" if near else FIX)
+        raise InvalidArgument("not a backoff schedule", name=name, fix=f"Did you mean {near[0]}?" if near else FIX)
     if attempt < 1:
-        raise OptionError("attempts count from 1", attempt=attempt)
+        raise InvalidArgument("attempts count from 1", attempt=attempt)
     pauses = match["pauses"].split("/")
     return float(pauses[min(attempt, len(pauses)) - 1]) * _UNITS[match["unit"]]

@@ -9,18 +9,23 @@ changes nothing any more (ONE-OWNER).
 What each error can mean, honestly. The handle remembers what it did itself: settling twice is
 :exc:`~kombu_fdb.errors.AlreadySettled`. The store knows a lease or does not: without it, ``ack``, ``release``, ``bury``
 and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. Whether somebody else has the job by now ("stolen") or nobody
-will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.broker.Queue.find` looks, and reads the queue for it.
+will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.queue.Queue.find` looks, and reads the queue for it.
+
+``with job:`` settles it at the end of the block, unless the block has: acked after success, released with the error in
+its history after an exception. If the store does not answer then, another thread repeats the release, and the exception
+of the block is the one that is raised.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from kombu_fdb.api import backoff as schedules
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import AlreadySettled, CommitUnknown, LeaseLost, OptionError
+from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, KombuFDBError, LeaseLost
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import is_number, milliseconds
@@ -64,6 +69,26 @@ class Job:
         except BaseException:  # out of a signal handler: Python goes on without it, and nobody else knows of the job
             self._holder.dropped(self._delivery.lease)
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See the module. Raises as :meth:`ack` after success, and nothing of its own after an exception."""
+        if self._ended:
+            return
+        if error is None:
+            self.ack()
+        else:
+            self._release_after(error)
+
+    def _release_after(self, error: BaseException) -> None:
+        try:
+            self.release(error=error)
+        except KombuFDBError:  # lost by now, or the store does not answer: the duties thread repeats it
+            self._holder.dropped(self._delivery.lease)
 
     @property
     def id(self) -> bytes:
@@ -113,7 +138,7 @@ class Job:
         """
         if backoff is not None:
             if delay:
-                raise OptionError(
+                raise InvalidArgument(
                     "a delay and a backoff schedule", delay=delay, backoff=backoff, fix="Give one of them."
                 )
             delay = schedules.seconds(backoff, self.attempts)
@@ -123,7 +148,10 @@ class Job:
         )
 
     def bury(self, *, error: object = None) -> None:
-        """Make it a dead letter, with ``error`` in its history; ``kick`` brings it back. Raises as :meth:`ack`."""
+        """Make it a dead letter, with ``error`` in its history. Raises as :meth:`ack`.
+
+        ``queue.dead_letters.replay()`` brings it back.
+        """
         self._settle("buried", lambda leases: self._holder.engine.reject(leases, **_details(error)))
 
     def extend(self) -> None:
@@ -161,9 +189,12 @@ class Job:
 
 
 def due_at(delay: float) -> int:
-    """The wall clock in ``delay`` seconds, in milliseconds and rounded up; 0 for no delay. Raises ``OptionError``."""
+    """The wall clock in ``delay`` seconds, in milliseconds and rounded up; 0 for no delay.
+
+    Raises ``InvalidArgument``.
+    """
     if is_number(delay, -math.inf, 0) and delay:
-        raise OptionError("a delay can't be negative", delay=delay)
+        raise InvalidArgument("a delay can't be negative", delay=delay)
     # The clock shows a moment that began up to a millisecond ago.
     return SystemClock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
 

@@ -103,7 +103,7 @@ _UNREADABLE = QueueControl(paused=True, limited=True)
 #: Of a control that can't be read.
 FIX = (
     "The queue is paused until it can be read: upgrade celery-fdb here, or set it anew, "
-    "broker.engine.set_control(queue, QueueControl())"
+    "broker.queue(name).reset_control()"
 )
 _LEASE_HEAD = struct.Struct(">BHH")
 #: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.

@@ -13,8 +13,8 @@ name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: q
 key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
 ===================== ===========================================================================
 
-What is out of range is an ``OptionError`` that names the field and what it takes; a text that is too long, as ever, a
-``QueueError``.
+What is out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long, as ever,
+a ``QueueError``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from kombu_fdb.errors import OptionError, QueueError
+from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import (
     LEAST_LIMITS,
     LONGEST_KEY,
@@ -78,11 +78,11 @@ def is_number(value: object, least: float, most: float) -> bool:
 
 
 def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -> float:
-    """The number that ``value`` is or spells: for fields that others write as texts. Raises ``OptionError``."""
+    """The number that ``value`` is or spells: for fields that others write as texts. Raises ``InvalidArgument``."""
     found = _spelled(value)
     if not least <= found <= most:
         from_least = f"from {least:,.10g} " if least >= 0 else ""
-        raise OptionError(
+        raise InvalidArgument(
             f"{name} must be a number of {unit}", given=shown(value), fix=f"It is {from_least}up to {most:,.10g}."
         )
     return found
@@ -99,19 +99,22 @@ def _spelled(value: Any) -> float:
 
 
 def milliseconds(name: str, seconds: Any, *, least: float = 0) -> int:
-    """A duration in seconds as whole milliseconds, rounded up, at least 1 unless it is 0. Raises ``OptionError``."""
+    """A duration in seconds as whole milliseconds, rounded up, at least 1 unless it is 0.
+
+    Raises ``InvalidArgument``.
+    """
     if not is_number(seconds, least, LONGEST_S):
         over = "0 or more" if least == 0 else f"more than {least:g}"
-        raise OptionError(
+        raise InvalidArgument(
             f"{name} is a number of seconds, {over}", given=shown(seconds), fix=f"At most {LONGEST_S:,}, 100 years."
         )
     return -int(-seconds * 1000 // 1)
 
 
 def moment(name: str, value: int) -> int:
-    """A moment in milliseconds. Raises ``OptionError``."""
+    """A moment in milliseconds. Raises ``InvalidArgument``."""
     if not is_whole(value, 0, LATEST_MS):
-        raise OptionError(
+        raise InvalidArgument(
             f"{name} is no moment that can be stored", given=shown(value), fix="The last one is in the year 9999."
         )
     return value
@@ -121,25 +124,25 @@ def moment(name: str, value: int) -> int:
 
 
 def check_text(name: str, value: object, longest: int) -> None:
-    """Raises ``OptionError`` for what is no text in UTF-8, ``QueueError`` for one of more than so many bytes."""
+    """Raises ``InvalidArgument`` for what is no text in UTF-8, ``QueueError`` for one of more than so many bytes."""
     if utf8_bytes(name, value) > longest:
         raise QueueError(f"the {name} is too long", given=shown(value), fix=f"At most {longest} bytes of UTF-8.")
 
 
 def utf8_bytes(name: str, value: object) -> int:
-    """How many bytes a text takes. Raises ``OptionError`` for what is none, or has no UTF-8 form."""
+    """How many bytes a text takes. Raises ``InvalidArgument`` for what is none, or has no UTF-8 form."""
     if not isinstance(value, str):
-        raise OptionError(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
     try:
         return len(value.encode())
     except UnicodeEncodeError:
-        raise OptionError(
+        raise InvalidArgument(
             f"{name} has no UTF-8 form", given=shown(value), fix="Leave out its lone surrogate."
         ) from None
 
 
 def check_publication(publication: Publication) -> None:
-    """All but the payload's size. Raises ``OptionError`` and ``QueueError``, which name the field."""
+    """All but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
     for name in ("exchange", "routing_key"):
         check_text(name.replace("_", " "), getattr(publication, name), LONGEST_NAME)
     check_text("fairness key", publication.key, LONGEST_KEY)
@@ -151,43 +154,43 @@ def check_publication(publication: Publication) -> None:
     for name in ("ttl_ms", "ttr_ms", "dedup_window_ms", "once_window_ms"):
         given = getattr(publication, name)
         if not (is_whole(given, 0, LONGEST_MS) or (name == "ttl_ms" and given is None)):
-            raise OptionError(
+            raise InvalidArgument(
                 f"{name} is out of range", given=shown(given), fix=f"From 0 to {LONGEST_MS:,}, 100 years."
             )
     if not is_whole(publication.priority, NO_PRIORITY, URGENT):
-        raise OptionError("priority must be 0 to 9", given=shown(publication.priority))
+        raise InvalidArgument("priority must be 0 to 9", given=shown(publication.priority))
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
 def check_limits(limits: KeyLimits) -> None:
-    """Raises ``OptionError``."""
+    """Raises ``InvalidArgument``."""
     _check_flag("paused", limits.paused)
     for name, least in LEAST_LIMITS.items():
         value = getattr(limits, name)
         may_be_none = name not in {"weight", "burst"}
         if not (value is None and may_be_none) and not is_whole(value, least):
-            raise OptionError(
+            raise InvalidArgument(
                 f"{name} must be a whole number of at least {least}", given=shown(value), fix=f"At most {MOST:,}."
             )
     if limits.rate is not None and not is_number(limits.rate, SLOWEST, MOST):
-        raise OptionError(
+        raise InvalidArgument(
             "rate must be more than 0 messages per second",
             given=shown(limits.rate),
             fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
         )
     if limits.priority is not None and not is_whole(limits.priority, NO_PRIORITY, URGENT):
-        raise OptionError("priority must be 0 to 9", given=shown(limits.priority))
+        raise InvalidArgument("priority must be 0 to 9", given=shown(limits.priority))
 
 
 def check_control(control: QueueControl) -> None:
-    """Raises ``OptionError``."""
+    """Raises ``InvalidArgument``."""
     _check_flag("paused", control.paused)
     if control.newcomer not in NEWCOMERS:
-        raise OptionError("newcomer is one of next, current, first", newcomer=shown(control.newcomer))
+        raise InvalidArgument("newcomer is one of next, current, first", newcomer=shown(control.newcomer))
     if control.ageing is not None and not (is_number(control.ageing, 0, LONGEST_S) and control.ageing >= 0.001):
-        raise OptionError(
+        raise InvalidArgument(
             "ageing must be more than 0 seconds per priority, or None",
             given=shown(control.ageing),
             fix=f"From 0.001 to {LONGEST_S:,}.",
@@ -197,7 +200,7 @@ def check_control(control: QueueControl) -> None:
 
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise OptionError(f"{name} is true or false", given=shown(value))
+        raise InvalidArgument(f"{name} is true or false", given=shown(value))
 
 
 def shown(value: object) -> str:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
-from kombu_fdb.errors import CommitUnknown, KombuFDBError, LeaseLost
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Lease
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
@@ -179,7 +179,7 @@ class Membership:
                 self._suspect(first)
                 hand.clear()
             return hand
-        except LeaseLost:
+        except SessionLost:
             self._claims.pop(first, None)
             self.lose()
             raise
@@ -196,11 +196,14 @@ class Membership:
         self.nudge()
 
     def recover(self) -> None:
-        """Hand back what claims of unknown outcome have leased. Raises a ``StoreError``: tried again; ``LeaseLost``."""
+        """Hand back what claims of unknown outcome have leased.
+
+        Raises ``SessionLost``, or a ``StoreError``: it is tried again.
+        """
         for first in list(self._suspects):
             try:
                 self._engine.recover(self.session_id, first)
-            except LeaseLost:
+            except SessionLost:
                 self.lose()
                 raise
             self._suspects.discard(first)

@@ -20,6 +20,7 @@ from kombu_fdb.errors import (
     ExchangeNotFound,
     ForkedError,
     FormatError,
+    InvalidArgument,
     KombuFDBError,
     LimitExceeded,
     MessageTooLarge,
@@ -71,6 +72,10 @@ def amqp_errors(method: str) -> Iterator[None]:
     except (QueueNotFound, ExchangeNotFound) as error:
         raise not_found(str(error), method) from error
     except (NotEquivalent, MessageTooLarge, LimitExceeded) as error:
+        raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
+    except InvalidArgument as error:
+        if method != "queue_declare":
+            raise  # kombu's callers know a ValueError
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
 
 

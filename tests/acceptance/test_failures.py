@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.api.deadletters import DeadLetters
+from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.model import Peeked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

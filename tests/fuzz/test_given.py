@@ -19,7 +19,7 @@ from kombu.exceptions import KombuError
 
 from celery_fdb.inspection.message import describe
 from kombu_fdb import Broker
-from kombu_fdb.errors import KombuFDBError, OptionError, QueueError
+from kombu_fdb.errors import InvalidArgument, KombuFDBError, QueueError
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
@@ -90,7 +90,7 @@ def test_urls(fuzz: Callable[..., None]) -> None:
             parts = parse_url(url)
             location = locate(parts, Options(), {"HOME": "/home/x"})
             shown = f"{parts!r} {location!r} {location}"
-        except OptionError as error:
+        except InvalidArgument as error:
             shown = f"{error} {error!r}"
         assert ":SECRET@" not in shown, url
 
@@ -103,7 +103,7 @@ def test_options(fuzz: Callable[..., None]) -> None:
 
     def target(rng: random.Random) -> None:
         given = {name: rng.choice(ANY) for name in rng.choices(names, k=rng.randint(1, 3))}
-        with suppress(OptionError):
+        with suppress(InvalidArgument):
             parse_options(given)
 
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_queue_arguments_and_limits(fuzz: Callable[..., None], connection: Conne
 
     def target(rng: random.Random) -> None:
         name = f"q{rng.random()}"
-        queue, engine = broker.queue(name), broker.engine
+        queue, engine = broker.queue(name), broker._engine
         arguments = {each: rng.choice(ANY) for each in rng.choices(ARGUMENTS, k=2)}
         with suppress(*REFUSALS):
             connection.default_channel.queue_declare(name, arguments=arguments)
@@ -148,11 +148,11 @@ def test_queue_arguments_and_limits(fuzz: Callable[..., None], connection: Conne
             lambda: queue.limit_every_key(**{rng.choice(LIMITS): rng.choice(ANY)}),
             lambda: queue.control(**{rng.choice([each for each in CONTROLS if each != "paused"]): rng.choice(ANY)}),
         ):
-            with suppress(OptionError, QueueError):
+            with suppress(InvalidArgument, QueueError):
                 change()
         assert engine.control(name).paused
         engine.limits(name, "k")
-        with suppress(QueueError, OptionError):
+        with suppress(QueueError, InvalidArgument):
             queue.put(b"1", key="k")
         engine.promote()
         queue.drop()
@@ -175,17 +175,17 @@ def test_jobs(fuzz: Callable[..., None], broker: Broker) -> None:
         payload = rng.choice([b"1", "1", *ANY])
         try:
             queue.put(payload, **given)
-        except (OptionError, QueueError):
+        except (InvalidArgument, QueueError):
             assert queue.count() == 0
         else:
             stats = queue.stats()
             assert stats.ready + stats.delayed == 1, given
         queue.put(b"good")
-        broker.engine.promote()
+        broker._engine.promote()
         jobs = queue.take_many(5, timeout=5)
         assert b"good" in [job.payload for job in jobs]
         for job in jobs:
-            with suppress(OptionError):
+            with suppress(InvalidArgument):
                 job.release(rng.choice(ANY))
         queue.purge()
 
@@ -217,7 +217,7 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
         received.clear()
         with suppress(*REFUSALS):
             publish(rng, connection.default_channel)
-        for peeked in [*broker.queue("m").peek(5), *broker.engine.delayed("m", 5), *broker.queue("m.dead").peek(5)]:
+        for peeked in [*broker.queue("m").peek(5), *broker._engine.delayed("m", 5), *broker.queue("m.dead").peek(5)]:
             describe(peeked, body=True)
         producer.publish("good", routing_key="m")
         while not any(message.body == b"good" for message in received):
@@ -226,7 +226,7 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
             with suppress(Exception):  # what a consumer of its own does with it
                 message.decode()
             message.ack()
-        broker.engine.promote()
+        broker._engine.promote()
         broker.queue("m.dead").purge()
         broker.queue("m").purge()
 

@@ -11,11 +11,15 @@ import textwrap
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Self
 
 __all__ = ["DEADLINE_S", "Program", "fork", "in_child", "until"]
 
 DEADLINE_S = 30.0
+#: For the programs, too, the kit is a package.
+TESTS = Path(__file__).parents[1]
+_PYTHONPATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
 class Program:
@@ -26,7 +30,7 @@ class Program:
             [sys.executable, "-u", "-c", textwrap.dedent(source), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *_PYTHONPATH]), **(env or {})},
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -36,7 +36,7 @@ def test_an_sqlite_that_is_too_old(tmp_path, monkeypatch):
 
 def test_what_the_maintenance_set_aside(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
-        broker.engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+        broker._engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
     assert code == 0
     assert "warn  set aside       promote of 'jobs', 3 times: too large" in text
@@ -46,7 +46,7 @@ def test_what_the_maintenance_set_aside(tmp_path):
 def test_messages_of_a_newer_version(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         broker.queue("jobs")
-        broker.engine._write(lambda work: work.effects.change("jobs", "newer", 2))
+        broker._engine._write(lambda work: work.effects.change("jobs", "newer", 2))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
     assert code == 0
     assert "warn  newer messages  2 messages of a newer version, of 'jobs'" in text

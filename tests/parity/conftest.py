@@ -112,7 +112,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
     def asleep(broker: Broker) -> threading.Event:
-        event, arm = threading.Event(), broker.engine.arm
+        event, arm = threading.Event(), broker._engine.arm
 
         def arm_and_tell(*arguments: Any) -> Any:
             watches = arm(*arguments)
@@ -120,7 +120,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
                 event.set()
             return watches
 
-        broker.engine.arm = arm_and_tell  # type: ignore[method-assign]
+        broker._engine.arm = arm_and_tell  # type: ignore[method-assign]
         return event
 
     return asleep
@@ -131,10 +131,10 @@ def sweep() -> Callable[[Broker, Broker], None]:
     """What the sweep of ``observer`` does to ``silent`` when it was silent for ``session_ttl``."""
 
     def sweep(observer: Broker, silent: Broker) -> None:
-        session_id = silent.client.membership().session_id
-        last_beat = {each: beat for each, beat, _ in observer.engine.beats()}[session_id]
-        assert observer.engine.fence(session_id, last_beat)
-        observer.engine.release_session(session_id)
+        session_id = silent._client.membership().session_id
+        last_beat = {each: beat for each, beat, _ in observer._engine.beats()}[session_id]
+        assert observer._engine.fence(session_id, last_beat)
+        observer._engine.release_session(session_id)
 
     return sweep
 

@@ -9,7 +9,7 @@ import pytest
 
 import kombu_fdb
 from kombu_fdb import Broker
-from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 
 
 def test_importing_the_package_loads_nothing():
@@ -33,12 +33,12 @@ def test_every_exported_name_is_there():
 def test_brokers_of_a_process_share_one_session_that_opens_with_the_first_take(tmp_path):
     url = f"fdb+sqlite:///{tmp_path}/broker.db"
     with Broker.open(url) as one, Broker.open(url) as other:
-        assert one.client is other.client
+        assert one._client is other._client
         one.queue("q").put_many("ab")
-        assert one.engine.beats() == [], "no heartbeat for a producer"
+        assert one._engine.beats() == [], "no heartbeat for a producer"
         job = one.queue("q").take(0)
         others = other.queue("q").take(0)
-        assert len(one.engine.beats()) == 1
+        assert len(one._engine.beats()) == 1
         other.close()
         assert one.queue("q").stats().ready == 1, "only its own go back"
         assert "held" in repr(others)
@@ -57,10 +57,10 @@ def test_brokers_of_a_process_share_one_session_that_opens_with_the_first_take(t
 )
 def test_senseless_arguments_store_nothing(tmp_path, values):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
-        with pytest.raises(OptionError):
+        with pytest.raises(InvalidArgument):
             broker.queue("q").put("a", **values)
-        with pytest.raises(OptionError, match="is bytes or a text"):
+        with pytest.raises(InvalidArgument, match="is bytes or a text"):
             broker.queue("q").put({"order": 7})
-        with pytest.raises(OptionError, match="rate"):
+        with pytest.raises(InvalidArgument, match="rate"):
             broker.queue("q").limit("acme", rate="1/m")
         assert broker.queue("q").stats().delayed == broker.queue("q").count() == 0

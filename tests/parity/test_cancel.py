@@ -20,16 +20,16 @@ def test_a_ready_task_is_found_and_cancelled(broker):
     queue.put("b", task_id="t-2")
     [found] = broker.find("t-1")
     assert (found.task_id, found.queue, found.state, found.payload) == ("t-1", "q", "ready", b"a")
-    assert broker.cancel("t-1") == 1
-    assert broker.cancel("t-1") == 0
+    assert len(broker.cancel("t-1")) == 1
+    assert len(broker.cancel("t-1")) == 0
     assert broker.find("t-1") == []
     assert queue.take(0).payload == b"b"
 
 
 def test_an_unknown_task_is_nowhere(broker):
     assert broker.find("nobody") == []
-    assert broker.cancel("nobody") == 0
-    assert broker.cancel("") == 0
+    assert len(broker.cancel("nobody")) == 0
+    assert len(broker.cancel("")) == 0
 
 
 def test_a_delayed_task_is_cancelled_before_it_is_due(bench):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_fdb.errors import CapacityExceeded, OptionError, QueueError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -142,5 +142,5 @@ def test_too_long_an_id_and_a_senseless_window(bench, broker):
         bench.engine.publish([once("x" * 513)])
     with pytest.raises(QueueError, match="once id is too long"):
         bench.engine.publish([row("x" * 513)])
-    with pytest.raises(OptionError, match="dedup_window"):
+    with pytest.raises(InvalidArgument, match="dedup_window"):
         broker.queue("q").put("a", dedup_id="d", dedup_window=0)

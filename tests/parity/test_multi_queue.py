@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_fdb.errors import CapacityExceeded, OptionError, StoreUnavailable
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument, StoreUnavailable
 
 PATIENCE_S = 20.0
 
@@ -135,7 +135,7 @@ def test_remove_a_sub_queue_while_running(broker):
 
 
 def test_an_unknown_limit_is_an_error(broker):
-    with pytest.raises(OptionError):
+    with pytest.raises(InvalidArgument):
         broker.queue("q").limit("a", capcity=3)
 
 

@@ -105,7 +105,7 @@ def test_key_function(broker):
 def test_max_size(broker):
     """The seed's ``(queue-by :id 1)``; the error carries the item and the current size."""
     queue = QueueBy(
-        broker.queue("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}), lambda item: str(item["id"])
+        broker.declare("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}), lambda item: str(item["id"])
     )
     queue({"id": 1})
     with pytest.raises(CapacityExceeded) as caught:
@@ -118,7 +118,7 @@ def test_max_size(broker):
 
 
 def test_default_max_size_of_128(broker):
-    queue = broker.queue("q", arguments={"x-max-length": 128, "x-overflow": "reject-publish"})
+    queue = broker.declare("q", arguments={"x-max-length": 128, "x-overflow": "reject-publish"})
     for number in range(128):
         queue.put(str(number), key=str(number % 5))
     with pytest.raises(CapacityExceeded) as caught:
@@ -134,10 +134,10 @@ def test_unbounded(broker):
 
 def test_count(queue):
     for expected in range(3):
-        assert len(queue.queue) == expected
+        assert queue.queue.count() == expected
         queue.push("alice", expected)
     queue.pull()
-    assert len(queue.queue) == 2
+    assert queue.queue.count() == 2
     assert queue.queue, "an empty queue is a queue all the same"
 
 

@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from kombu_fdb.errors import LeaseLost, OptionError, QueueError
+from kombu_fdb.errors import InvalidArgument, LeaseLost, QueueError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl
 
 PATIENCE_S = 20.0
@@ -33,7 +33,7 @@ def test_fifottl_pri(another):
     tube.put("default")
     tube.put("0", priority=0)
     assert payloads(tube) == [b"default", b"0", b"later"]
-    with pytest.raises(OptionError):
+    with pytest.raises(InvalidArgument):
         tube.put("no such priority", priority=10)
 
 
@@ -105,7 +105,7 @@ def test_fifottl_ttr_begins_anew_with_extend_and_ends_with_the_task(broker):
     tube = broker.queue("tube")
     tube.put("task", ttr=1000)
     job = tube.take(0)
-    timers = broker.client._overdue._timers
+    timers = broker._client._overdue._timers
     (before,) = timers.values()
     job.extend()
     (after,) = timers.values()
@@ -118,7 +118,7 @@ def test_ttr_survives_the_grave(broker):
     tube = broker.queue("tube")
     tube.put("task", ttr=1000)
     tube.take(0).bury()
-    tube.kick(1)
+    tube.dead_letters.replay(1)
     assert tube.take(0).ttr == 1000
 
 
@@ -214,7 +214,7 @@ def test_waiting_consumers_are_visible_with_their_next_heartbeat(another, thread
     looker = another()
     while not (found := looker.queue("tube").consumers()):
         pass
-    assert found == [consumer.client.membership().session_id]
+    assert found == [consumer._client.membership().session_id]
     looker.queue("tube").put("task")
     taken.result(PATIENCE_S).ack()
     while looker.queue("tube").consumers():
@@ -296,7 +296,7 @@ def test_peek(broker):
     assert (tube.find(large).state, tube.find(large).payload) == ("ready", b"x" * 300_000)
     job = tube.take(0)
     assert (job.id, tube.find(large).state) == (large, "leased")
-    assert tube.find(large).owner == broker.client.membership().session_id
+    assert tube.find(large).owner == broker._client.membership().session_id
     assert broker.queue("other").find(large) is None
     job.ack()
     assert tube.find(large) is None
@@ -309,12 +309,12 @@ def test_bury_and_kick(broker):
     for job in tube.take_many(3):
         job.bury()
     assert tube.take(0) is None
-    assert tube.dead.count() == 3
-    assert tube.kick(2) == 2
+    assert tube.dead_letters.count().total() == 3
+    assert tube.dead_letters.replay(2) == 2
     back = tube.take_many(10, 0)
     assert [(job.payload, job.key) for job in back] == [(b"0", "alice"), (b"1", "alice")]
-    assert tube.kick(10) == 1
-    assert tube.kick(10) == 0
+    assert tube.dead_letters.replay(10) == 1
+    assert tube.dead_letters.replay(10) == 0
 
 
 def test_kick_wakes_a_consumer(broker, threads, asleep):
@@ -324,7 +324,7 @@ def test_kick_wakes_a_consumer(broker, threads, asleep):
     waiting = asleep(broker)
     taken = threads.submit(tube.take, PATIENCE_S)
     assert waiting.wait(PATIENCE_S)
-    tube.kick()
+    tube.dead_letters.replay()
     assert taken.result(PATIENCE_S).payload == b"task"
 
 
@@ -339,28 +339,28 @@ def test_delete_in_any_state(broker):
     }
     taken, buried = tube.take(0), tube.take(0)
     buried.bury()
-    assert tube.dead.delete(states.pop("buried"))
+    assert broker.queue("tube.dead").delete(states.pop("buried"))
     for job_id in states.values():
         assert tube.delete(job_id)
         assert not tube.delete(job_id)
     with pytest.raises(LeaseLost):
         taken.ack()
     assert broker.queues().get("tube", tube.stats()) == broker.queue("never used").stats()
-    assert tube.dead.count() == 0
+    assert tube.dead_letters.count().total() == 0
     tube.put("next", key="alice")
     assert payloads(tube) == [b"next"]
 
 
 def test_drop(broker):
-    tube = broker.queue("tube", arguments={"x-max-length": 10})
+    tube = broker.declare("tube", arguments={"x-max-length": 10})
     tube.put_many("ab")
     job = tube.take(0)
     with pytest.raises(QueueError):
         tube.drop()
-    assert tube.declaration is not None, "nothing happened"
+    assert tube.declaration() is not None, "nothing happened"
     job.ack()
     assert tube.drop() == 1
-    assert tube.declaration is None
+    assert tube.declaration() is None
     assert "tube" not in broker.queues()
 
 
@@ -375,12 +375,12 @@ def test_purge(broker):
 
 
 def test_queue_metadata_and_taken_tasks_are_visible(broker):
-    tube = broker.queue("tube", arguments={"x-message-ttl": 60_000})
+    tube = broker.declare("tube", arguments={"x-message-ttl": 60_000})
     job_id = tube.put("task")
-    assert tube.declaration.arguments == {"x-message-ttl": 60_000}
-    assert tube.taken() == []
+    assert tube.declaration().arguments == {"x-message-ttl": 60_000}
+    assert tube.peek(10, state="leased") == []
     tube.take(0)
-    (taken,) = tube.taken()
-    assert (taken.message_id, taken.owner) == (job_id, broker.client.membership().session_id)
-    assert broker.queue("other").taken() == []
+    (taken,) = tube.peek(10, state="leased")
+    assert (taken.message_id, taken.owner) == (job_id, broker._client.membership().session_id)
+    assert broker.queue("other").peek(10, state="leased") == []
     assert broker.queues()["tube"].leased == 1

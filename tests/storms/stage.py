@@ -127,7 +127,7 @@ class Stage:
             "STORM_OPTIONS": json.dumps(self.options),
             "STORM_ACKS": self.acks,
             "STORM_SHOP": str(self.directory / "shop.db"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -216,7 +216,7 @@ class Stage:
         with Broker.open(self.url, connect_timeout=PATIENCE_S, operation_timeout=PATIENCE_S) as broker:
             for check in (check_counts, messages):
                 try:
-                    check(broker.engine)
+                    check(broker._engine)
                 except AssertionError as error:
                     self.complaints.append(str(error))
             return [name for name in self.ledger.confirmed for _ in broker.find(name)]

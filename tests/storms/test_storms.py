@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 def play(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.storms", *arguments, "--seed", "7"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=390, check=False)
     if "skipped:" in done.stdout:
         pytest.skip(done.stdout.splitlines()[0])
     return done

@@ -89,7 +89,7 @@ class Tidying(Administration):
         return self._part(verb, delay.MESSAGES_PER_TRANSACTION)
 
     def thaw(self) -> int | None:
-        """Ring for keys whose rate allows a message again. Returns when the next one is due."""
+        """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
         if not self._read(lambda work: work.tr.get_range(*self.keys.all_thaws, limit=1, snapshot=True)):
             return None
         return self._write(lambda work: delay.thaw(work, self._sightings))

@@ -35,8 +35,8 @@ class Upkeep(Tidying):
     def recover(self, session_id: bytes, first: int) -> int:
         """Release, uncounted, what a claim of unknown outcome has leased, or would: afterwards it never lands.
 
-        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``LeaseLost`` if the
-        session was fenced; may be called again after any other error. The claims that this session makes meanwhile
+        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
+        the session was fenced; may be called again after any other error. The claims that this session makes meanwhile
         start again.
         """
 

@@ -167,7 +167,7 @@ class Working(Looking):
         return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:
-        """Raises ``MessageTooLarge``, and ``OptionError`` or ``QueueError`` for what no store can hold."""
+        """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         ranges.check_publication(publication)
         if len(publication.payload) > self.policy.max_message_size:
             raise MessageTooLarge(
@@ -183,8 +183,8 @@ class Working(Looking):
 
         Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``LeaseLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER; strict
-        order while one consumer claims.
+        ``SessionLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
+        strict order while one consumer claims.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
@@ -280,7 +280,7 @@ class Working(Looking):
     def bury_copy(
         self,
         queue: str,
-        publication: Publication,
+        copy: Publication | again.Burial,
         deaths: Sequence[Death] = (),
         *,
         reason: str = "rejected",
@@ -288,18 +288,20 @@ class Working(Looking):
     ) -> None:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
-        ``deaths``: its history. Of any size, into any number of queues: into all of them, or none. Raises as
-        :meth:`publish`.
+        ``deaths``: its history. Of any size, into as many queues as :mod:`~kombu_fdb.engine.messages.bury` says: into
+        all of them, or none. Raises as :meth:`publish`. May be called again with the same ``Burial``, and buries once.
         """
-        self.check(publication)
-        publication = publication._replace(message_id=publication.message_id or self._ids())
-        copy, cause = publish.DeadCopy(queue, publication, deaths), Cause(reason, details)
+        burial = copy if isinstance(copy, again.Burial) else again.Burial(copy)
+        self.check(burial.publication)
+        if not burial.begin(self._clock, self._ids):
+            return
+        dead, cause = publish.DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
         now_ms = self._now()
 
         def body(work: Work) -> None:
-            publish.publish_dead(work._replace(now_ms=now_ms), copy, cause, beforehand=True)
+            publish.publish_dead(work._replace(now_ms=now_ms), dead, cause, beforehand=True)
 
-        self._write(body, self._publish_timeout_s)
+        self._write(body, self._publish_timeout_s, doubt=burial.doubt)
 
     def holds(self, leases: Sequence[Lease]) -> list[bool]:
         """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""

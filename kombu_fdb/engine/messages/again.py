@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from threading import Lock
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.publish import Published
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.store.tokens import Doubt
 
-__all__ = ["MOST_MESSAGES", "Doubted", "Doubts"]
+__all__ = ["MOST_MESSAGES", "Burial", "Doubted", "Doubts"]
 
 MOST_MESSAGES = 10_000
 
@@ -43,6 +44,28 @@ class Doubted(NamedTuple):
         """The queues it is in, if its transaction has happened."""
         result = self.doubt.result
         return result.reached[self.number] if result is not None else []
+
+
+@dataclass(slots=True)
+class Burial:
+    """A message from outside that is to be buried once, however often that is tried (``Working.bury_copy``).
+
+    Made before the first try, and the same in each. Of a try whose outcome is unknown the next one finds out, or fences
+    it. What nobody can tell any more is buried again, as another message: two letters are better than none, and they
+    share no chunks.
+    """
+
+    publication: Publication
+    doubt: Doubt[None] = field(default_factory=Doubt)
+
+    def begin(self, clock: Clock, ids: IdSource) -> bool:
+        """Another try. False: an earlier one has buried it."""
+        is_lost = self.doubt.is_open and self.doubt.is_too_old(clock)
+        if is_lost:
+            self.doubt = Doubt()
+        if is_lost or not self.publication.message_id:
+            self.publication = self.publication._replace(message_id=ids())
+        return self.doubt.landed is None
 
 
 class Doubts:

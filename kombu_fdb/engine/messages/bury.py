@@ -5,10 +5,12 @@ In the transaction that takes it out of its queue it goes to the queue's dead-le
 for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
-An exchange that does not exist, or routes nowhere, counts as not set: nothing vanishes for a wrong name.
+An exchange that does not exist, or routes nowhere, or to more than :data:`MOST_LETTERS` queues, counts as not set:
+nothing vanishes for a wrong name, and nobody fails for ever at what no transaction holds.
 
-A message of any size can die into any number of queues, whether it stands in the store or comes from outside: what does
-not fit into the transaction of its burial is copied beforehand (``copies.py``).
+A message of any size can die into as many queues, whether it stands in the store or comes from outside: what does not
+fit into the transaction of its burial is copied beforehand (``copies.py``). Its history is written once for each queue:
+the more there are, the fewer of its oldest deaths are remembered.
 
 A message of a newer version is not buried, for its history can't be read: it is kept for who can (``newer.py``).
 
@@ -42,6 +44,10 @@ DETAILS_BYTES = 16_000
 MOST_DETAILED = 4
 #: How large a whole history may be; beyond it the oldest deaths are forgotten.
 HISTORY_BYTES = 80_000
+#: Likewise of all letters of one message together: they are written by one transaction.
+HISTORIES_BYTES = 3_000_000
+#: Into how many queues one message can die.
+MOST_LETTERS = 1_000
 
 
 class Cause(NamedTuple):
@@ -82,8 +88,10 @@ def bury(work: Work, message: Message, cause: Cause, *, payload: bytes = b"") ->
         delete_rest(work, record, place)
         return
     whereabouts.forget(work, record.task_id, place)
-    death = Death(queue, cause.reason, 1, work.now_ms, way.exchange, (way.routing_key,), fitted(cause.details or {}))
-    record = record._replace(redeliveries=0, deaths=_remember(record.deaths, death))
+    most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
+    details = fitted(cause.details or {}, min(DETAILS_BYTES, most_bytes // 2))
+    death = Death(queue, cause.reason, 1, work.now_ms, way.exchange, (way.routing_key,), details)
+    record = record._replace(redeliveries=0, deaths=_remember(record.deaths, death, most_bytes))
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
         _put(work, target, copy, declared=way.declared)
 
@@ -126,11 +134,15 @@ def _way(work: Work, queue: str) -> _Way:
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
-    """An exchange that is not there, or unreadable, must not stop whoever buries, often a sweep; it reaches nobody."""
+    """An exchange that is not there, or unreadable, must not stop whoever buries, often a sweep; it reaches nobody.
+
+    Nor must one that reaches too many.
+    """
     try:
-        return work.routing.route(work.tr, exchange, routing_key)
+        queues = work.routing.route(work.tr, exchange, routing_key)
     except (ExchangeNotFound, FormatError):
         return []
+    return queues if len(queues) <= MOST_LETTERS else []
 
 
 def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> bool:
@@ -140,25 +152,26 @@ def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> boo
     )
 
 
-def _remember(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:
     """One entry per queue and reason, the newest first."""
     others = [old for old in deaths if (old.queue, old.reason) != (death.queue, death.reason)]
     count = sum(old.count for old in deaths if old not in others)
     kept = (dataclasses.replace(death, count=count + 1), *others)
-    return _within(kept[:MOST_DETAILED] + tuple(dataclasses.replace(old, details={}) for old in kept[MOST_DETAILED:]))
+    plain = tuple(dataclasses.replace(old, details={}) for old in kept[MOST_DETAILED:])
+    return _within(kept[:MOST_DETAILED] + plain, most_bytes)
 
 
-def _within(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """The newest of them that fit into :data:`HISTORY_BYTES`; at least one."""
+def _within(deaths: tuple[Death, ...], most_bytes: int) -> tuple[Death, ...]:
+    """The newest of them that fit; at least one."""
     sizes = accumulate(len(encode_json(dataclasses.asdict(death))) for death in deaths)
-    most = sum(size <= HISTORY_BYTES for size in sizes)
+    most = sum(size <= most_bytes for size in sizes)
     return deaths[: max(most, 1)]
 
 
-def fitted(details: dict[str, Any]) -> dict[str, Any]:
-    """The details within :data:`DETAILS_BYTES`: the longest are halved; of a traceback the end stays."""
+def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str, Any]:
+    """The details within so many bytes: the longest are halved; of a traceback the end stays."""
     details = dict(details)
-    while len(encode_json(details)) > DETAILS_BYTES:
+    while len(encode_json(details)) > most_bytes:
         name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))
         half = len(value) // 2 if isinstance(value, str | list) else 0
         details[name] = value[len(value) - half :] if name == "traceback" else value[:half] if half else ""

@@ -67,7 +67,7 @@ class _State(NamedTuple):
 
 
 def _read_states(work: Work, queues: Sequence[str], window: Window) -> dict[str, _State]:
-    """The session and all queues in one round trip. Raises ``LeaseLost``.
+    """The session and all queues in one round trip. Raises ``SessionLost``.
 
     The session's record is a conflict, and how the queues are worked on: no claim commits after a pause, or the first
     limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a key sets it again.

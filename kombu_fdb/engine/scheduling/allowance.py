@@ -69,6 +69,9 @@ class Allowances:
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1
 
+    def priority(self, key: str) -> int | None:
+        return self._limits[key].priority if key in self._limits else None
+
     def of(self, key: str) -> Allowance:
         """What the key may have now."""
         limits = self._limits.get(key)

@@ -34,7 +34,8 @@ Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is 
 sub-queues in one round trip more.
 
 Cost: one round trip for doors, bells, ring and rounds, one for the marks and heads of newcomers if there are any, one
-for the messages. None of it grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
+for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
+the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from collections.abc import Iterator, Sequence
 
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
-from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn
+from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -58,6 +59,8 @@ __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 
 #: Doors and bells answered by one claim at most; the others wait for the next.
 DOORS = 200
+#: How often a claim that has found nothing yet looks for :data:`DOORS` more turns behind those that are blocked.
+MOST_LOOKS = 2
 
 #: Ranks as they stand in the ring, the most urgent first, and their priorities.
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
@@ -93,6 +96,8 @@ class _Scheduler:
         #: The next message of a sub-queue; only with ageing.
         self._heads: dict[tuple[str, bytes], bytes] = {}
         self._chosen: Chosen = []
+        #: The last turn that was read, if more are behind it than one claim looks at.
+        self._sight: _Place | None = None
 
     def run(self, want: int, slice_: int, first_door: int) -> Chosen:
         keys, queue, window = self._keys, self._queue, want * (slice_ + 1)
@@ -256,11 +261,12 @@ class _Scheduler:
     def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
         line = self._line_up(mine, want)
-        parts = self._behind(turns, line, max(line, default=None), want, unread=unread)
+        parts = self._behind(turns, line, want, unread=unread, is_first=slice_ == 0)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
-            _urgency, turn = heapq.heappop(line)
-            if not self._has_room(turn):  # it stays in the ring as it is
+            place = heapq.heappop(line)
+            _urgency, turn = place
+            if not self._has_room(turn) or self._is_out_of_sight(place):  # it stays in the ring as it is
                 break
             following = self._serve_one(turn, want - served)
             # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
@@ -276,18 +282,49 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(
-        self, turns: list[Turn], line: _Line, last: _Place | None, want: int, *, unread: bool
-    ) -> Iterator[_Line]:
-        """The turns behind the last of the window, in parts, each twice as long: a row of blocked keys may be long."""
-        if unread:
-            turns = self._in_order(self._tr.get_ranges(self._rings(len(turns) + DOORS), snapshot=True))
+    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool, is_first: bool) -> Iterator[_Line]:
+        """The turns behind the window, in parts, each twice as long: a row of blocked keys may be long."""
+        last = max(line, default=None)
+        if not unread:
+            return self._parts(turns, line, last, want)
+        return self._read_on(line, want) if is_first else self._read_once(len(turns), line, last, want)
+
+    def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
+        """All that the ring still has is behind the first window, or in the line.
+
+        By age a turn may go before the window's last one although it stands behind it in the ring.
+        """
+        sight = None
+        for _ in range(MOST_LOOKS):
+            turns, unread = self._look(DOORS + len(line))
+            sight = max(map(self._order, turns), default=None) if unread else None
+            yield from self._parts(turns, line, None, want)
+            if sight is None or self._chosen:
+                break
+        self._sight = sight
+
+    def _read_once(self, window: int, line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
+        """Before this window are those of rivals."""
+        turns, _unread = self._look(DOORS + window)
+        yield from self._parts(turns, line, last, want)
+
+    def _look(self, most: int) -> tuple[list[Turn], bool]:
+        """The next turns, and whether the ring may have more."""
+        rings = self._tr.get_ranges(self._rings(most), snapshot=True)
+        return self._in_order(rings), any(len(ring) == most for ring in rings)
+
+    def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
+        """Those of the turns that don't stand in the line, and are behind the ``last`` one."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
             behind, size = behind[size:], size * 2
+
+    def _is_out_of_sight(self, place: _Place) -> bool:
+        """Whether there may be turns before it that this claim has not read: they are the next one's."""
+        return self._sight is not None and place > self._sight
 
     def _has_room(self, turn: Turn) -> bool:
         """Whether its next message fits into the claim. One that may not be served takes no room."""
@@ -301,7 +338,9 @@ class _Scheduler:
         if not turns:
             return
         self._allowances.load([turn.key for turn in turns])
-        self._tenants.load([(turn.rank, turn.key) for turn in turns], turns)
+        here = [(turn.rank, turn.key) for turn in turns]
+        there = [(rank_of(turn.items, self._allowances.priority(turn.key)), turn.key) for turn in turns]
+        self._tenants.load(here + there, turns)  # a priority may have been changed since a turn came into the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
@@ -368,7 +407,4 @@ def _stamp_of(row: KeyValue) -> bytes:
 
 
 def _ring_rank(items: bytes, allowance: Allowance | None) -> bytes:
-    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
-    if allowance is None or allowance.priority is None:
-        return items
-    return Keyspace.rank(allowance.priority)
+    return rank_of(items, None if allowance is None else allowance.priority)

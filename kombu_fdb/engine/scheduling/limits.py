@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import relimit, turns
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import CapacityExceeded, OptionError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     control_of,
     decode_control,
@@ -46,7 +46,7 @@ def read(work: Work, queue: str, key: str) -> KeyLimits:
 
 
 def set_control(work: Work, queue: str, control: QueueControl) -> None:
-    """Raises ``OptionError``."""
+    """Raises ``InvalidArgument``."""
     check_control(control)
     before = control_of(work.tr.get(work.keys.control(queue)))
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
@@ -58,15 +58,17 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 
 
 def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
-    """Raises ``OptionError``, and ``QueueError`` for a key that no message can have."""
+    """Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
-    control = control_of(work.tr.get(work.keys.control(queue)))
+    stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
+    control = control_of(declared)
+    before = control.every_key if stored is None else limits_of(stored)
     if limits is None:
         work.tr.clear(work.keys.limits(queue, key))
     else:
         check_limits(limits)
         if limits.capacity is not None and not key:
-            raise OptionError(
+            raise InvalidArgument(
                 "messages without a key have no capacity of their own",
                 queue=queue,
                 fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
@@ -77,23 +79,31 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
         if not _is_limited(control):
             relimit.begin(work, queue, first=True)
         work.tr.set(work.keys.fair(queue), b"")
-    if (control.every_key if limits is None else limits).paused:
-        turns.pause(work, queue, key)
+    _leave_ring(work, queue, key, before, control.every_key if limits is None else limits)
     work.tr.set(work.keys.freed(queue, key), b"")
     work.effects.wake(queue)
 
 
+def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
+    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' by ``relimit.py``."""
+    is_moved = before.priority != after.priority
+    if is_moved or after.paused:
+        turns.pause(work, queue, key)
+    if is_moved and turns.is_in_ring(work, queue, key):
+        relimit.begin_ring(work, queue)
+
+
 def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:
-    """Change some limits of the key and keep its others, or those of every key. Raises ``OptionError``."""
+    """Change some limits of the key and keep its others, or those of every key. Raises ``InvalidArgument``."""
     changed = _replace(read(work, queue, key), changes)
     limit(work, queue, key, changed)
     return changed
 
 
 def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]) -> None:
-    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``OptionError``."""
+    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``InvalidArgument``."""
     for name in changes.keys() & set(NOT_SET_HERE):
-        raise OptionError("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
+        raise InvalidArgument("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
     control = _replace(read_control(work, queue), changes)
     changed = dataclasses.replace(control, every_key=_replace(control.every_key, every_key))
     set_control(work, queue, changed)
@@ -101,10 +111,10 @@ def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key
 
 def _replace(value: T, changes: Mapping[str, Any]) -> T:
     if not isinstance(changes, Mapping):
-        raise OptionError("limits are given by their names", given=repr(changes)[:80])
+        raise InvalidArgument("limits are given by their names", given=repr(changes)[:80])
     known = {each.name for each in dataclasses.fields(value)}
     for name in changes.keys() - known:
-        raise OptionError("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
+        raise InvalidArgument("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
 
 

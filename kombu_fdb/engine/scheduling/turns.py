@@ -6,15 +6,15 @@ Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes i
 reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
 
 The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it whoever takes a key's last
-message away, other than by a claim, or pauses the key, finds the turn and takes it out too: else it would stand there
-as one of the tenant's until its round comes. Turns of stores that were written before there were such marks are served,
-and not counted.
+message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it out too:
+else it would stand there as one of the tenant's until its round comes. Turns of stores that were written before there
+were such marks are served, and not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kombu_fdb.engine.stored.work import Work
@@ -30,10 +30,13 @@ __all__ = [
     "SEPARATOR",
     "Tenants",
     "Turn",
+    "is_in_ring",
     "leave",
     "leave_places",
     "pause",
     "pause_marks",
+    "rank_of",
+    "take_out",
     "tenant_of",
 ]
 
@@ -57,6 +60,11 @@ def tenant_of(key: str) -> str | None:
     """None: the key is nobody's."""
     tenant, separator, _ = key.partition(SEPARATOR)
     return tenant if separator else None
+
+
+def rank_of(items: bytes, priority: int | None) -> bytes:
+    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
+    return items if priority is None else Keyspace.rank(priority)
 
 
 class Tenants:
@@ -147,8 +155,13 @@ def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, bytes]]) -> Non
             _take_out(work, queue, entry)
 
 
+def is_in_ring(work: Work, queue: str, key: str) -> bool:
+    """Whether the key has a turn."""
+    return any(mark.startswith(ACTIVE) for _row, mark in work.tr.get_range(*work.keys.active_ranks(queue, key)))
+
+
 def pause(work: Work, queue: str, key: str) -> None:
-    """The key was paused: if of a tenant, it leaves the ring, and is parked. Conflicts with a claim that serves it."""
+    """If of a tenant, the key leaves the ring, and is parked. Conflicts with a claim that serves it."""
     if tenant_of(key) is not None:
         pause_marks(work, queue, work.tr.get_range(*work.keys.active_ranks(queue, key)))
 
@@ -160,6 +173,27 @@ def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
             work.tr.add_read_conflict_key(row)
             work.tr.set(row, PARKED)
             _take_out(work, queue, entry)
+
+
+def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
+    """These turns, which may have been read at snapshot, leave the ring; their sub-queues are parked.
+
+    Whoever calls it rings the keys' bells. Conflicts with a claim that serves one of them.
+    """
+    rows = [work.keys.active(queue, turn.key, turn.items) for turn in turns]
+    for turn, row, mark in zip(turns, rows, work.tr.get_many(rows, snapshot=True) if rows else [], strict=True):
+        entry = _ring_entry(work.keys, queue, turn)
+        if _entry_of(work.keys, queue, mark) == entry:
+            pause_marks(work, queue, [(row, mark or b"")])
+            continue
+        work.tr.add_read_conflict_key(entry)
+        work.tr.clear(entry)
+        if mark is not None and mark.startswith(ACTIVE):
+            work.tr.set(row, PARKED)
+
+
+def _ring_entry(keys: Keyspace, queue: str, turn: Turn) -> bytes:
+    return keys.ring_entry(queue, turn.rank, turn.round, turn.stamp, turn.key)
 
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:

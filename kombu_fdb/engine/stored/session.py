@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError, LeaseLost
+from kombu_fdb.errors import FormatError, SessionLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Lease
@@ -120,17 +120,17 @@ def description_of(value: bytes) -> dict[str, Any]:
 
 
 def require(work: Work, session_id: bytes, *, and_read: Sequence[bytes] = ()) -> list[bytes | None]:
-    """Raises ``LeaseLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
+    """Raises ``SessionLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
     key = work.keys.session(session_id)
     work.tr.add_read_conflict_key(key)
     own, *others = work.tr.get_many([key, *and_read], snapshot=True)
     if own is None:
-        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+        raise SessionLost(session=session_id.hex())
     return others
 
 
 def seal(work: Work, session_id: bytes) -> None:
-    """No claim of this session that has begun commits after this transaction. Raises ``LeaseLost`` if it was fenced.
+    """No claim of this session that has begun commits after this transaction. Raises ``SessionLost`` if it was fenced.
 
     A claim conflicts on the session's record, and this writes it as it is. So whoever looks for the leases of a claim
     whose answer was lost finds all there will ever be.
@@ -138,7 +138,7 @@ def seal(work: Work, session_id: bytes) -> None:
     key = work.keys.session(session_id)
     record = work.tr.get(key)
     if record is None:
-        raise LeaseLost("the session was ended by another process", session=session_id.hex())
+        raise SessionLost(session=session_id.hex())
     work.tr.set(key, record)
 
 

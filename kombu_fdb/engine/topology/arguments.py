@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kombu_fdb.errors import NotEquivalent
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import MOST, is_whole
 from kombu_fdb.routing.tables import QueueDeclaration
 
@@ -58,18 +58,18 @@ KINDS = {
 
 
 def check(declaration: QueueDeclaration) -> None:
-    """Raises ``NotEquivalent``, which names the argument and what it accepts. An argument of None is none."""
+    """Raises ``InvalidArgument``, which names the argument and what it accepts. An argument of None is none."""
     given = {name: value for name, value in declaration.arguments.items() if value is not None}
     for name, value in given.items():
         kind = KINDS.get(name)
         if kind is None:
             _check_name(declaration.name, name)
         elif not kind.accepts(value):
-            raise NotEquivalent(
+            raise InvalidArgument(
                 "unusable queue argument", queue=declaration.name, fix=f"{name} is {kind.what}", **{name: value}
             )
     if "x-dead-letter-routing-key" in given and "x-dead-letter-exchange" not in given:
-        raise NotEquivalent(
+        raise InvalidArgument(
             "x-dead-letter-routing-key without x-dead-letter-exchange",
             queue=declaration.name,
             fix='Set the exchange too; "" is the default exchange',
@@ -81,7 +81,7 @@ def _check_name(queue: str, name: str) -> None:
     ours = [each for each in KINDS if each.startswith(OWN)] if own else KINDS
     near = difflib.get_close_matches(name, ours, n=1, cutoff=0 if own else LIKE)
     if near:
-        raise NotEquivalent("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")
+        raise InvalidArgument("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")
 
 
 def for_claims(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ LONGEST_FORMAT = 10
 def declare_queue(work: Work, declaration: QueueDeclaration) -> None:
     """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
 
-    Raises ``NotEquivalent`` for an argument with a senseless value.
+    Raises ``InvalidArgument`` for an argument with a senseless value.
     """
     arguments.check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()

@@ -96,7 +96,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
 
 
 def thaw(work: Work, sightings: Sightings) -> int | None:
-    """Ring for keys whose rate allows a message again. Returns when the next one is due.
+    """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     That is when the moment has come by this clock, or when the entry has been seen here for as long as it was to wait:
     who wrote it may have another clock, or this one was set back since. A bell that is rung too early costs a look.
@@ -121,6 +121,8 @@ def thaw(work: Work, sightings: Sightings) -> int | None:
         work.tr.set(work.keys.freed(queue, key), b"")
         work.tr.set_versionstamped_value(work.keys.bell(queue))
     rates.credit(work, over)
+    if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
+        return work.now_ms
     return work.now_ms + min(waits) if waits else None
 
 

@@ -36,7 +36,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from kombu_fdb.errors import LeaseLost, StoreError, StoreUnavailable
+from kombu_fdb import errors
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
@@ -273,7 +274,7 @@ class Reception:
         """Returns how long to rest before the next step."""
         try:
             found = self._claim_and_settle(membership, plan)
-        except LeaseLost:
+        except errors.SessionLost:
             return 0  # the next step opens another session
         if len(found) < plan.limit:
             self._lookout.hungry.difference_update(plan.queues)

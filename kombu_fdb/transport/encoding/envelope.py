@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
 
-from kombu_fdb.errors import FormatError, OptionError
+from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
@@ -62,8 +62,8 @@ def encode(
 ) -> Publication:
     """A message as ``Channel.prepare_message`` made it.
 
-    Raises ``TypeError`` for what JSON or bytes can't hold, and ``OptionError`` for what makes no sense in a field that
-    somebody reads (``given.py``), a text without a UTF-8 form, and headers too deep for JSON.
+    Raises ``TypeError`` for what JSON or bytes can't hold, and ``InvalidArgument`` for what makes no sense in a field
+    that somebody reads (``given.py``), a text without a UTF-8 form, and headers too deep for JSON.
     """
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
@@ -103,14 +103,16 @@ def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
-        raise OptionError("headers that would be read as something else", names=sorted(_ENCODED_TYPE), fix="Add one.")
+        raise InvalidArgument(
+            "headers that would be read as something else", names=sorted(_ENCODED_TYPE), fix="Add one."
+        )
     for name, text in (("content type", content_type), ("content encoding", content_encoding)):
         if text is not None:
             utf8_bytes(name, text)
     try:
         return _dumps([content_type, content_encoding, headers, kept, exchange, routing_key]).encode()
     except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
-        raise OptionError(
+        raise InvalidArgument(
             "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
         ) from error
 

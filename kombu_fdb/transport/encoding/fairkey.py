@@ -8,7 +8,7 @@ Looked for in this order; what is found first counts, and a message without any 
    called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
 The first two are texts. What an application has for its own purposes, in another header or as what its function
-returns, may be a whole number or a UUID too. Anything else is an ``OptionError``. But a function that raises, or
+returns, may be a whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or
 returns such a thing, must not stop the publish: its error is logged, and the message has no key.
 
 For the function, bodies are decoded if they are JSON, and no others: whoever forwards a message that he did not make

@@ -3,7 +3,7 @@
 Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more than 64 bits
 anywhere in the headers. What it can't know is refused too, by the modules that read it (``timing.py``, ``identity.py``,
 ``fairkey.py``): whoever writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from
-production that nothing came of it. All of it is an ``OptionError`` that names the field, and nothing is published.
+production that nothing came of it. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
 
 Nobody checks what is delivered, since it may be somebody else's: of that, ``tasks.py`` sees to what ends a worker.
 """
@@ -14,7 +14,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kombu_fdb.errors import OptionError
+from kombu.utils.json import textual_types
+
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.encoding.tasks import fault_of
 
@@ -26,13 +28,15 @@ MOST_PRIORITY = 255
 _TEXTS = ("message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id")
 #: Headers that are easily given as an option of ``publish`` or ``apply_async``, which makes properties of them.
 _HEADERS = ("fair_key", "dedup_id", "dedup_window", "once_id", "once_window")
+#: Django's translations, which become texts when somebody asks for them; none without Django.
+_LAZY: tuple[type, ...] = textual_types
 #: What 64 bits hold, with a sign.
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**63 - 1
 _LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """All that no other module reads. Raises ``OptionError``."""
+    """All that no other module reads. Raises ``InvalidArgument``."""
     if _is_task(headers):  # first: Celery makes properties of the same values, which its user has not named
         _check_task(headers)
     for name in _TEXTS:
@@ -40,7 +44,7 @@ def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
             text_of(name, properties[name])
     for name in _HEADERS:
         if name in properties:
-            raise OptionError(
+            raise InvalidArgument(
                 f"{name} is a header, not a property",
                 given=shown(properties[name]),
                 fix=f"Write headers={{{name!r}: ...}}; as an option, apply_async of tasks with base=FdbTask takes it.",
@@ -55,9 +59,9 @@ def _is_task(headers: Mapping[str, Any]) -> bool:
 def _check_task(headers: Mapping[str, Any]) -> None:
     if "retries" in headers:
         whole_of("retries", headers["retries"])
-    fault = fault_of(headers)
+    fault = fault_of({name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()})
     if fault is not None:
-        raise OptionError(
+        raise InvalidArgument(
             "a task that no Celery worker can handle",
             reason=fault,
             fix="See apply_async's options; ids are texts, as in task_id=str(...).",
@@ -65,11 +69,14 @@ def _check_task(headers: Mapping[str, Any]) -> None:
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text, "" for None."""
+    """The text, "" for None. A lazy one of Django's is what it says now, as kombu's JSON has it."""
     if value is None:
         return ""
+    if isinstance(value, _LAZY):
+        return str(value)
     if not isinstance(value, str):
-        raise OptionError(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+        fix = f"Try {name}.decode()." if isinstance(value, bytes) else f"Try str({name})."
+        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=fix)
     return value
 
 
@@ -79,7 +86,7 @@ def whole_of(name: str, value: Any, most: int = _MOST_INTEGER) -> int:
         return 0
     found = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     if not is_whole(found, 0, most):
-        raise OptionError(f"{name} must be a whole number", given=shown(value), fix=f"From 0 to {most:,}.")
+        raise InvalidArgument(f"{name} must be a whole number", given=shown(value), fix=f"From 0 to {most:,}.")
     return int(found)
 
 
@@ -91,7 +98,7 @@ def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
         for name, value in table.items():
             for each in _numbers_in(value):
                 if not _LEAST_INTEGER <= each <= _MOST_INTEGER:
-                    raise OptionError(
+                    raise InvalidArgument(
                         f"{name} holds a whole number of more than 64 bits",
                         given=shown(each),
                         fix="Give it as a text, or put it into the body.",

@@ -7,7 +7,7 @@ found.
 The dedup id (``engine/messages/dedup.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with
-the window ``once_window``. Ids are texts, windows are numbers; anything else is an ``OptionError``.
+the window ``once_window``. Ids are texts, windows are numbers; anything else is an ``InvalidArgument``.
 
 A retry is never a duplicate: Celery hands a task's headers on to its
 next attempt, which is told by ``retries``.

@@ -10,8 +10,8 @@
 ==================================== =======================================================================
 
 Several delays: the latest moment counts, and one that has passed (a negative delay) is none. Something that is no
-number or date, or is out of range (``ranges.py``), is an ``OptionError``: nothing is published, as neither at once nor
-never can be what was meant.
+number or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once
+nor never can be what was meant.
 
 A task's ``expires`` is no TTL. Whoever waits for its result, and a chord that it is a part of, have to be told that it
 did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the message
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, number, shown
 
 __all__ = ["due_ms", "ttl_ms", "ttr_ms"]
@@ -68,6 +68,6 @@ def _moment_ms(name: str, value: Any) -> int:
         # Rounded up: not even a part of a millisecond early.
         return min(-int(-moment.timestamp() * 1000 // 1), LATEST_MS)
     except (TypeError, ValueError, OverflowError):
-        raise OptionError(
+        raise InvalidArgument(
             f"{name} must be a date and time", given=shown(value), fix="Write it as 2031-12-31T23:59:59+00:00."
         ) from None

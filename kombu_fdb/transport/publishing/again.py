@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.transport.encoding.envelope import payload_of, without_deaths
 from kombu_fdb.transport.publishing.batch import Encoder
@@ -26,6 +26,6 @@ def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Dea
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
     try:
         return encoder.encode(again, exchange, routing_key), deaths
-    except OptionError:  # it came from elsewhere: it keeps its odd headers, and they steer nothing
+    except InvalidArgument:  # it came from elsewhere: it keeps its odd headers, and they steer nothing
         plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key)
         return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

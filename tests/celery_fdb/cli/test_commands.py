@@ -60,21 +60,21 @@ def test_status_counts_by_state(run, broker):
 
 def test_status_tells_what_the_maintenance_set_aside(run, broker):
     assert "set aside" not in run("status").out
-    broker.engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+    broker._engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
     assert "set aside by the maintenance: 1" in run("status").out
     assert run("status", "--json").json["asides"][0]["error"] == "too large"
 
 
 def test_status_tells_of_messages_of_a_newer_version(run, broker):
     assert "newer" not in run("status").out
-    broker.engine._write(lambda work: work.effects.change("jobs", "newer", 2))
-    broker.engine._write(lambda work: work.effects.change("jobs.dead", "newer", 1))
+    broker._engine._write(lambda work: work.effects.change("jobs", "newer", 2))
+    broker._engine._write(lambda work: work.effects.change("jobs.dead", "newer", 1))
     assert "messages of a newer version: 3; upgrade the workers" in run("status").out
     assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
 
 
 def test_queues_shows_how_they_were_declared(run, broker):
-    broker.queue("jobs", arguments={"x-max-length": 7})
+    broker.declare("jobs", arguments={"x-max-length": 7})
     broker.queue("jobs").pause()
     (queue,) = run("queues", "--json").json
     assert (queue["name"], queue["arguments"], queue["paused"]) == ("jobs", {"x-max-length": 7}, True)
@@ -159,7 +159,7 @@ def test_peek_at_delayed_and_leased_ones(run, broker):
     assert 90 < delayed["due_in_s"] <= 100
     (leased,) = run("peek", "jobs", "--state", "leased", "--json").json
     assert f"held by session {leased['owner'][:12]}" in run("peek", "jobs", "--state", "leased").out
-    assert leased["owner"] == broker.client.membership().session_id.hex()
+    assert leased["owner"] == broker._client.membership().session_id.hex()
     assert run("peek", "jobs", "--state", "delayed", "--key", "other", "--json").json == []
 
 
@@ -183,7 +183,7 @@ def test_find_follows_a_task_through_its_states(run, app, broker):
 
 def test_top_looks_as_often_as_told(run, broker):
     broker.queue("jobs").put("a", key="alice")
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
     first, second = map(json.loads, lines)
     assert first["rates"] == {}
@@ -247,9 +247,9 @@ def test_secrets_are_masked_wherever_they_stand(run, url, broker, options):
     app.send_task("shop.add", headers=headers, task_id="t1", reply_to=f"redis://:{hidden}@h")
     shown = [run("peek", "celery", "--body", *options).out, run("find", "t1", "--body", *options).out]
     (lease,) = (each._delivery.lease for each in broker.queue("celery").take_many(1, 10))
-    broker.engine.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
+    broker._engine.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
     shown += [run("dead", "show", "celery", "t1", *options).out, run("dead", "list", "celery", "--body", *options).out]
-    broker.queue("q", arguments={"x-token": hidden}).put("")
+    broker.declare("q", arguments={"x-token": hidden}).put("")
     shown.append(run("queues", *options).out)
     assert not [each for each in shown if hidden in each]
     assert all("•" in each or "\\u2022" in each for each in shown)
@@ -290,15 +290,15 @@ def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
         "priority": None,
     }
     run("limit", "jobs", "alice", "--max-in-flight", "none")
-    assert broker.engine.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
+    assert broker._engine.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
     assert "weight" in run("limit", "jobs", "alice", "--remove").out
-    assert broker.engine.limits("jobs", "alice") == KeyLimits()
+    assert broker._engine.limits("jobs", "alice") == KeyLimits()
 
 
 def test_limit_without_a_key_is_for_every_key(run, broker):
     broker.queue("jobs").put("a", key="alice")
     run("limit", "jobs", "--max-in-flight", "1")
-    assert broker.engine.limits("jobs", "whoever").max_in_flight == 1
+    assert broker._engine.limits("jobs", "whoever").max_in_flight == 1
 
 
 @pytest.mark.parametrize("given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--remove"]])
@@ -306,7 +306,7 @@ def test_a_senseless_limit_is_wrong_usage(run, broker, given):
     broker.queue("jobs").put("a")
     result = run("limit", "jobs", *given)
     assert result.code == 2
-    assert broker.engine.control("jobs").every_key == KeyLimits()
+    assert broker._engine.control("jobs").every_key == KeyLimits()
 
 
 def test_purge_asks_first(run, broker):
@@ -328,10 +328,10 @@ def test_move_keeps_keys_priorities_order_delays_and_history(run, broker):
         jobs.put(f"a{number}", key="alice")
     jobs.put("later", delay=0.2, key="bob")
     jobs.put("big" * 5000, key="bob")
-    broker.queue("other", durable=True)
+    broker.declare("other", durable=True)
     assert run("move", "jobs", "other", "--json").json["moved"] == 454
-    check_counts(broker.engine)
-    check_whereabouts(broker.engine)
+    check_counts(broker._engine)
+    check_whereabouts(broker._engine)
     assert broker.find("t-low")[0].queue == "other"
     assert broker.queue("jobs").stats().ready == 0
     assert broker.queue("jobs").keys() == {}
@@ -354,7 +354,7 @@ def _acked(jobs):
 @pytest.mark.parametrize("bound", [{"x-max-length": 2}, {"x-max-length-bytes": 10}])
 def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, bound):
     broker.queue("jobs").put_many("abc")
-    broker.queue("small", arguments=bound)
+    broker.declare("small", arguments=bound)
     result = run("move", "jobs", "small")
     assert (result.code, broker.queue("jobs").count()) == (1, 3)
     assert "--limit" in result.err
@@ -387,7 +387,7 @@ def graves(app, broker):
     for number in range(3):
         app.add.apply_async((number, 1), task_id=f"t{number}")
         broker.queue("celery").take(0).bury(error=f"boom {number}")
-    return broker.queue("celery").dead
+    return broker.queue("celery.dead")
 
 
 def test_dead_list_counts_by_queue_and_lists_one(run, graves):
@@ -407,7 +407,7 @@ def test_dead_show_tells_the_history(run, graves, by):
 def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
     broker.queue("jobs").put("a", task_id="t")
     job = broker.queue("jobs").take(0)
-    broker.engine.reject([job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2")
+    broker._engine.reject([job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2")
     shown = run("dead", "show", "jobs", "t").out
     assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
 
@@ -428,24 +428,24 @@ def test_dead_replay_of_certain_ones(run, graves, broker):
 
 
 def test_dead_replay_to_another_queue_at_a_rate(run, graves, broker):
-    broker.queue("calm", durable=True)
+    broker.declare("calm", durable=True)
     assert run("dead", "replay", "celery", "--to", "calm", "--rate", "50", "--json").json["replayed"] == 3
     assert broker.queue("calm").count() == 3
 
 
 def test_dead_replay_into_a_deleted_queue_is_refused_and_loses_nothing(run, graves, broker):
-    broker.engine.delete_queue("celery")
+    broker._engine.delete_queue("celery")
     result = run("dead", "replay", "celery")
     assert (result.code, graves.count()) == (1, 3)
     assert "--to" in result.err
-    broker.queue("celery", durable=True)
+    broker.declare("celery", durable=True)
     assert run("dead", "replay", "celery").code == 0
     assert broker.queue("celery").count() == 3
 
 
 def test_dead_letters_of_an_exchange(run, broker):
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
-    jobs = broker.queue("jobs", arguments=arguments)
+    jobs = broker.declare("jobs", arguments=arguments)
     jobs.put("a")
     jobs.take(0).bury(error="boom")
     (letter,) = run("dead", "list", "graveyard", "--in", "--json").json

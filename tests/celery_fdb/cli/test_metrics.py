@@ -76,7 +76,7 @@ def test_what_happened_is_counted_over_all_processes(collector, another, broker,
     with pytest.raises(Exception, match="lease"):
         lost.ack()
     for each in (broker, another()):
-        each.engine.add_totals()
+        each._engine.add_totals()
     found = samples(collector)
     for name, number in (
         ("published", 5),
@@ -115,7 +115,7 @@ def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
     held[b"c"].bury()
     held[b"nobody's"].ack()
     sweep(another(), broker)
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     found = samples(collector)
     for name, number in (
         ("published", 4),
@@ -133,7 +133,7 @@ def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
     jobs = broker.queue("jobs")
     for number in range(8):
         jobs.put_many("x" * (number + 1), key=f"k{number}")
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     with closing(make_collector(url, keys=2)) as collector:
         found = samples(collector)
     keys = {
@@ -147,7 +147,7 @@ def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
 
 def test_without_keys_nothing_is_told_of_them(url, broker):
     broker.queue("jobs").put("a", key="k")
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     with closing(make_collector(url, keys=0)) as collector:
         assert not any("key" in dict(labels) for _, labels in samples(collector))
 
@@ -165,8 +165,8 @@ def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monke
 
 
 def test_reply_queues_have_no_series(collector, broker):
-    broker.queue("reply", auto_delete=True).put("a")
-    broker.queue("passing", arguments={"x-expires": 60_000}).put("a")
+    broker.declare("reply", auto_delete=True).put("a")
+    broker.declare("passing", arguments={"x-expires": 60_000}).put("a")
     assert not any("queue" in dict(labels) for _, labels in samples(collector))
 
 
@@ -202,7 +202,7 @@ def test_once_prints_them(run, broker):
 
 def test_all_names_are_exported_and_no_others(collector, broker):
     broker.queue("jobs").put("a", key="k")
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     assert {name for name, _ in samples(collector)} == NAMES
 
 
@@ -264,18 +264,18 @@ def test_a_port_that_is_taken_is_refused_in_one_line(run):
 @pytest.fixture
 def sweep():
     def sweep(observer, silent):
-        session_id = silent.client.membership().session_id
-        last_beat = {each: beat for each, beat, _ in observer.engine.beats()}[session_id]
-        assert observer.engine.fence(session_id, last_beat)
-        observer.engine.release_session(session_id)
-        observer.engine.add_totals()
+        session_id = silent._client.membership().session_id
+        last_beat = {each: beat for each, beat, _ in observer._engine.beats()}[session_id]
+        assert observer._engine.fence(session_id, last_beat)
+        observer._engine.release_session(session_id)
+        observer._engine.add_totals()
 
     return sweep
 
 
 def test_totals_are_added_with_the_next_write_after_a_second(another, monkeypatch):
     broker = another()
-    engine = broker.engine
+    engine = broker._engine
     broker.queue("jobs").put("a")
     assert engine.totals() == {}, "not at once"
     monkeypatch.setattr(engine._totals, "_next_s", 0.0)
@@ -290,39 +290,39 @@ def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
     other.queue("jobs").put_many("ab")
     other.queue("jobs").take(0).ack()
     other.close()
-    assert broker.engine.totals() == {"jobs": {PUBLISHED: 2, CLAIMED: 1, ACKED: 1}}
+    assert broker._engine.totals() == {"jobs": {PUBLISHED: 2, CLAIMED: 1, ACKED: 1}}
 
 
 def test_a_transaction_that_fails_counts_nothing_and_loses_nothing(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker.engine._totals, "_next_s", 0.0)
+    monkeypatch.setattr(broker._engine._totals, "_next_s", 0.0)
     with pytest.raises(ZeroDivisionError):
-        broker.engine._write(lambda *_: 1 / 0)
-    broker.engine.add_totals()
-    assert broker.engine.totals() == {"jobs": {PUBLISHED: 1}}
+        broker._engine._write(lambda *_: 1 / 0)
+    broker._engine.add_totals()
+    assert broker._engine.totals() == {"jobs": {PUBLISHED: 1}}
 
 
 def test_a_transaction_that_writes_nothing_is_not_made_to_write(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker.engine._totals, "_next_s", 0.0)
-    broker.engine._write(lambda *_: None)
-    assert broker.engine.totals() == {}
-    broker.engine.add_totals()
-    assert broker.engine.totals() == {"jobs": {PUBLISHED: 1}}
+    monkeypatch.setattr(broker._engine._totals, "_next_s", 0.0)
+    broker._engine._write(lambda *_: None)
+    assert broker._engine.totals() == {}
+    broker._engine.add_totals()
+    assert broker._engine.totals() == {"jobs": {PUBLISHED: 1}}
 
 
 def test_totals_of_queues_that_are_gone_are_forgotten(broker):
     for name in ("stays", "goes"):
         broker.queue(name).put("a")
-    broker.engine.add_totals()
+    broker._engine.add_totals()
     broker.queue("goes").drop()
-    assert set(broker.engine.totals()) == {"stays"}
-    broker.engine._totals.note({("goes", DEAD): 1, ("", LATE): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1})
-    broker.engine.add_totals()
-    broker.engine.trim_totals()
-    assert set(broker.engine.totals()) == {"stays", ""}
+    assert set(broker._engine.totals()) == {"stays"}
+    broker._engine._totals.note({("goes", DEAD): 1, ("", LATE): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1})
+    broker._engine.add_totals()
+    broker._engine.trim_totals()
+    assert set(broker._engine.totals()) == {"stays", ""}
 
 
 # -- the dashboard -----------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_the_context_is_on_a_dead_letter_that_was_replayed(app, tracer, exporter
         later.delay()
     queue = broker.queue("celery")
     queue.take(0).bury()
-    queue.kick()
+    queue.dead_letters.replay()
     with app.connection() as connection:
         message = connection.default_channel.basic_get("celery", no_ack=True)
     context = trace.get_current_span(propagate.extract(message.headers)).get_span_context()

@@ -41,9 +41,9 @@ def source(another, source_url):
 @pytest.fixture
 def filled(source):
     """Something of everything."""
-    engine = source.engine
+    engine = source._engine
     engine.declare_exchange(Exchange("orders", "topic", arguments={"a": 1}))
-    jobs = source.queue("jobs", arguments={"x-max-length": 10_000}, durable=True)
+    jobs = source.declare("jobs", arguments={"x-max-length": 10_000}, durable=True)
     engine.bind("jobs", "orders", "order.#")
     for number in range(30):
         jobs.put(f"{number}", key=["", "zoe", "adam"][number % 3], priority=number % 2 * 5, task_id=f"t{number}")
@@ -95,21 +95,21 @@ def test_everything_comes_over_as_it_was(run, another, broker, filled, source_ur
     assert (result.json["messages"], result.json["stored"]) == (36, 36)
     assert same(contents(broker)) == before
     assert same(contents(another(source_url))) == before, "the source stays as it is"
-    check_counts(broker.engine)
-    check_whereabouts(broker.engine)
+    check_counts(broker._engine)
+    check_whereabouts(broker._engine)
 
 
 def test_what_came_over_works(run, broker, filled, source_url):
     """Routing, limits, search by task, dead letters, due times, dedup and the order of delivery."""
     run("import", "--from", source_url)
-    jobs, engine = broker.queue("jobs"), broker.engine
+    jobs, engine = broker.queue("jobs"), broker._engine
     assert engine.route("orders", "order.new") == ["jobs"]
     assert engine.queue("jobs") == QueueDeclaration("jobs", arguments={"x-max-length": 10_000})
     assert engine.limits("jobs", "adam") == KeyLimits(weight=2, max_in_flight=4)
     assert engine.control("jobs").every_key.rate == 7.0
     assert [each.state for each in broker.find("later")] == ["delayed"]
     assert broker.find("poison")[0].deaths[0].details == {"error": "boom"}
-    assert (jobs.stats().ready, jobs.stats().delayed, jobs.dead.count()) == (33, 2, 1)
+    assert (jobs.stats().ready, jobs.stats().delayed, jobs.dead_letters.count().total()) == (33, 2, 1)
     jobs.put("again", dedup_id="d1")
     assert jobs.stats().ready == 33, "its window came along"
     jobs.limit_every_key(rate=None)
@@ -120,7 +120,7 @@ def test_what_came_over_works(run, broker, filled, source_url):
         numbers = [int(each) for each in payloads if each.isdigit() and int(each) % 3 == start]
         assert numbers == sorted(numbers, key=lambda n: (-(n % 2), n)), f"the order of {key}"
     assert b"large" * 50_000 in payloads
-    assert jobs.kick(1) == 1
+    assert jobs.dead_letters.replay(1) == 1
 
 
 def test_the_keys_have_their_turns_in_the_same_order(run, broker, source, source_url):
@@ -135,10 +135,9 @@ def test_the_keys_have_their_turns_in_the_same_order(run, broker, source, source
 def test_an_unreadable_record_comes_over_as_the_bytes_it_is(run, broker, source, source_url, tmp_path):
     jobs = source.queue("jobs")
     jobs.put("a", key="k")
-    engine = source.engine
-    key = engine._read(lambda work: work.tr.get_range(engine.keys.keyed("jobs"), engine.keys.keyed("jobs") + b"\xff"))[
-        0
-    ][0]
+    engine = source._engine
+    begin = engine.keys.keyed("jobs")
+    key = engine._read(lambda work: work.tr.get_range(begin, begin + b"\xff"))[0][0]
     engine._write(lambda work: work.tr.set(key, b"garbage"))
     run("export", str(tmp_path / "f"), broker=source_url)
     assert run("import", str(tmp_path / "f")).code == 0
@@ -167,7 +166,7 @@ def test_what_dead_workers_hold_comes_over_as_ready_if_it_is_said(run, broker, s
 
 
 def broker_url(broker):
-    location = broker.client.location
+    location = broker._client.location
     return (
         getattr(location, "connection_string", None) and (f"fdb://{location.connection_string}/{location.namespace}")
     ) or f"fdb+sqlite:///{location.path}"
@@ -277,9 +276,9 @@ def test_into_itself_is_refused(run, filled, source_url):
 
 
 def marks(broker):
-    keys = broker.engine.keys
+    keys = broker._engine.keys
     begin, end = keys.prefix + b"\x02imported\x00", keys.prefix + b"\x02imported\x01"
-    return broker.engine._read(lambda work: work.tr.get_range(begin, end))
+    return broker._engine._read(lambda work: work.tr.get_range(begin, end))
 
 
 def test_the_marks_are_cleared_when_it_is_over(run, broker, filled, source_url):
@@ -342,12 +341,12 @@ def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, s
 
 def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, broker, source, source_url, monkeypatch):
     source.queue("jobs").put("due", delay=0.05)
-    transfer = Transfer(broker.engine)
+    transfer = Transfer(broker._engine)
     header = StoreSource(source).header
     for mark, entry in StoreSource(source).entries():
         if isinstance(entry, StoredMessage):
             transfer.restore(header.id, [(mark, entry)])
-    until(lambda: source.engine.promote()[0])
+    until(lambda: source._engine.promote()[0])
     assert import_from(StoreSource(source), broker, lambda _: None).stored == 0
 
 
@@ -359,8 +358,8 @@ def test_two_imports_at_once_share_the_work(another, url, broker, source, source
     restore = Transfer.restore
 
     def beside(self, import_id, messages):
-        Transfer(rival.engine).__class__.restore = restore
-        restore(Transfer(rival.engine), import_id, messages)
+        Transfer(rival._engine).__class__.restore = restore
+        restore(Transfer(rival._engine), import_id, messages)
         Transfer.restore = beside
         return restore(self, import_id, messages)
 
@@ -483,4 +482,4 @@ def test_long_histories_are_spread_over_transactions(run, broker):
     """A transaction of FoundationDB holds 10 MB; all of them together are 12 MB."""
     assert import_from(Letters(), broker, lambda _: None).stored == 200
     assert run("move", "jobs.dead", "graveyard", "--new", "--json").json["moved"] == 200
-    check_counts(broker.engine)
+    check_counts(broker._engine)

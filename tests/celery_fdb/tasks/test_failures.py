@@ -12,12 +12,15 @@ from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
+from kombu import Connection
 
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.backoff import Backoff, countdown
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport.encoding.envelope import without_deaths
 
 
@@ -243,3 +246,20 @@ def test_with_another_broker_celery_does_as_ever():
             with pytest.raises(ValueError, match="attempt 1"):
                 fail.delay().get(timeout=20)
     app.close()
+
+
+@pytest.mark.parametrize("lands_s", [None, 0.0, 3.0])
+def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
+    faults = Faults()
+    with MemoryStores(faults) as stores, Connection("fdb+memory://failures") as connection:
+        channel = connection.default_channel
+        publish(channel)
+        message, errands = channel.basic_get("q", no_ack=True), []
+        monkeypatch.setattr(channel.client, "later", errands.append)
+        faults.at_commits(Fault.COMMIT_LATE)
+        faults.at_landings(lands_s)
+        failures.bury_copy(channel, message, {"error": "x"})
+        (errand,) = errands
+        errand()
+        stores.store("failures").land_late_commits()
+        assert len(dead(channel)) == 1

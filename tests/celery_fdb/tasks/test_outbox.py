@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from celery_fdb.contrib import outbox as module
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox
 from celery_fdb.contrib.published import BrokerInTest
-from kombu_fdb import OptionError
+from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 
@@ -326,7 +326,7 @@ def test_a_database_without_a_clock_that_is_known(app, database):
     class Connection:
         cursor, commit, rollback, close = Cursor, close_, close_, close_
 
-    with pytest.raises(OptionError, match="clock="), Outbox(app, Connection, "?").opened():
+    with pytest.raises(InvalidArgument, match="clock="), Outbox(app, Connection, "?").opened():
         pass
 
 
@@ -334,5 +334,5 @@ def test_a_driver_that_tells_no_placeholder(box):
     class Cursor:
         pass
 
-    with pytest.raises(OptionError, match="mark='%s'"):
+    with pytest.raises(InvalidArgument, match="mark='%s'"):
         box.add(Cursor(), box.app.tasks["add"].s(1, 2))

@@ -16,13 +16,14 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages import overflow
+from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import delay, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
-from kombu_fdb.keyspace.codec import Record, decode_record
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.process.keeper import TURN_TRANSACTIONS, Duties
@@ -170,6 +171,33 @@ class DutiesConformance(OnBench):
         (delivery,) = bench.take()
         assert bench.engine.reject([delivery.lease], traceback="t" * 100_000) == [True]
         assert bench.counts("q.dead") == (1, 0, 0)
+
+    @pytest.mark.parametrize("number", [150, MOST_LETTERS])
+    def test_a_message_with_a_full_history_dies_into_many_queues(self, bench: Bench, number: int) -> None:
+        """Each letter knows a part of it, the newest; however long the names are."""
+        graves = [f"{each:04}-{'g' * 240}" for each in range(number)]
+        declare_graves(bench)
+        for queue in graves[len(GRAVES) :]:
+            bench.engine.bind(queue, "graves", "")
+        deaths = tuple(Death(f"{each}-" + "n" * 240, "expired", 1, 1, "e", ("k",)) for each in range(250))
+        store(bench, "q", b"x" * INLINE_BYTES, deaths)
+        (delivery,) = bench.take()
+        assert bench.engine.reject([delivery.lease], error="e", traceback="t" * 100_000) == [True]
+        letters = bench.take(2, GRAVES[0], graves[-1])
+        assert len(letters) == 2
+        for letter in letters:
+            assert (letter.payload, letter.deaths[0].details["error"]) == (b"x" * INLINE_BYTES, "e")
+            assert letter.deaths[1:] == deaths[: len(letter.deaths) - 1]
+            assert len(letter.deaths) >= 5
+
+    def test_an_exchange_that_reaches_more_queues_than_a_burial_can_counts_as_not_set(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kombu_fdb.engine.messages.bury.MOST_LETTERS", len(GRAVES) - 1)
+        declare_graves(bench)
+        bench.put(b"x")
+        assert bench.engine.reject([each.lease for each in bench.take()]) == [True]
+        assert [bench.counts(queue)[0] for queue in (*GRAVES, "q.dead")] == [0] * len(GRAVES) + [1]
 
     # -- claims ----------------------------------------------------------------------------------------------------
 

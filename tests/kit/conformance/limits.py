@@ -9,7 +9,7 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench, _beat, _wait_until
 from kombu_fdb.engine.messages.overflow import MOST_LEAVING
-from kombu_fdb.errors import CapacityExceeded, NotEquivalent, OptionError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, QueueCounts
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -340,7 +340,7 @@ class LimitsConformance(OnBench):
         self, bench: Bench, arguments: dict[str, Any], fix: str
     ) -> None:
         declare(bench, max_length=3)
-        with pytest.raises(NotEquivalent, match=fix):
+        with pytest.raises(InvalidArgument, match=fix):
             bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
         assert bench.engine.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
 
@@ -357,9 +357,9 @@ class LimitsConformance(OnBench):
         bench.engine.set_control("q", QueueControl(ageing=2.0))
         declare(bench, single_active_consumer=True)
         assert bench.engine.control("q") == QueueControl(single_active=True, ageing=2.0)
-        with pytest.raises(OptionError, match="not set here"):
+        with pytest.raises(InvalidArgument, match="not set here"):
             bench.engine.change_control("q", single_active=False)
-        with pytest.raises(OptionError, match="ageing"):
+        with pytest.raises(InvalidArgument, match="ageing"):
             bench.engine.change_control("q", ageing=0)
         declare(bench)
         assert bench.engine.control("q") == QueueControl(ageing=2.0)

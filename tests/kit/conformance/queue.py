@@ -17,7 +17,15 @@ from kit.conformance.invariants import check_counts, check_whereabouts, leftover
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.errors import CapacityExceeded, ExchangeNotFound, FormatError, LeaseLost, MessageTooLarge, NotEquivalent
+from kombu_fdb.errors import (
+    CapacityExceeded,
+    ExchangeNotFound,
+    FormatError,
+    InvalidArgument,
+    MessageTooLarge,
+    NotEquivalent,
+    SessionLost,
+)
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts
@@ -250,7 +258,7 @@ class QueueConformance(OnBench):
 
     def test_an_ended_session_recovers_nothing(self, bench: Bench) -> None:
         bench.engine.close_session(bench.session)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(SessionLost):
             bench.engine.recover(bench.session, bench.engine.reserve())
 
     # -- delays ----------------------------------------------------------------------------------------------------
@@ -504,7 +512,7 @@ class QueueConformance(OnBench):
 
     @pytest.mark.parametrize("arguments", [{"x-overflow": "explode"}, {"x-max-length": "3"}, {"x-message-ttl": 1.5}])
     def test_senseless_arguments(self, bench: Bench, arguments: dict[str, Any]) -> None:
-        with pytest.raises(NotEquivalent):
+        with pytest.raises(InvalidArgument):
             bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
 
     # -- sessions --------------------------------------------------------------------------------------------------
@@ -515,7 +523,7 @@ class QueueConformance(OnBench):
         bench.take(2, session=session)
         assert bench.engine.close_session(session) == 2
         assert [(d.payload, d.redeliveries) for d in bench.take()] == [(b"a", 0), (b"b", 0), (b"c", 0)]
-        with pytest.raises(LeaseLost):
+        with pytest.raises(SessionLost):
             bench.take(session=session)
         assert not bench.engine.beat(session)
 

@@ -258,6 +258,7 @@ TWINS: dict[str, Twin] = {
         "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
     ),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
+    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),
     # Single active consumers
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),

@@ -58,8 +58,10 @@ def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> Non
         jobs.put(b"poison")
         for _ in range(3):
             jobs.take(timeout=DEADLINE_S)
-        until(lambda: jobs.dead.stats().ready == 1)
-        assert jobs.dead.peek()[0].deaths[0].details["error"] == "its consumer had dropped it without settling it"
+        until(lambda: jobs.dead_letters.count().total() == 1)
+        assert (
+            jobs.dead_letters.list()[0].deaths[0].details["error"] == "its consumer had dropped it without settling it"
+        )
 
 
 @pytest.mark.parametrize("settle", ["ack", "release", "bury"])
@@ -68,7 +70,7 @@ def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
     jobs.put(b"x")
     job = jobs.take(timeout=DEADLINE_S)
     getattr(job, settle)()
-    errands = broker.client._errands
+    errands = broker._client._errands
     del job
     assert not errands
 
@@ -90,11 +92,11 @@ def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
     assert reference() is None
     until(lambda: placed(broker) == (4, 0))
     assert [broker.queue("jobs").take(timeout=DEADLINE_S).payload for _ in range(1)] == [b"0"]
-    until(lambda: len(broker.engine.beats()) == 1)  # its session has ended
+    until(lambda: len(broker._engine.beats()) == 1)  # its session has ended
 
 
 def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker) -> None:
-    jobs = broker.queue("jobs", arguments={"x-single-active-consumer": True})
+    jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
     jobs.put_many([b"first", b"second"])
 
     def forget() -> None:
@@ -116,12 +118,12 @@ def test_one_that_only_put_closes_the_store(url: str) -> None:
         other.queue("jobs").put(b"x")
         cycle = [other]
         cycle.append(cycle)  # type: ignore[arg-type] # only the collector ends it
-        return other.client
+        return other._client
 
     client = forget()
     assert client._opened is not None
     gc.collect()
     until(lambda: client._opened is None)
     with Broker.open(url, ack_delay_ms=3.5) as again:
-        assert again.client is client
+        assert again._client is client
         assert placed(again) == (1, 0)

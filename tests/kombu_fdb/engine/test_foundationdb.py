@@ -9,6 +9,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
+from kit.conformance.turns import TurnsConformance
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
@@ -42,6 +43,12 @@ class TestFoundationDBDuties(DutiesConformance):
 
 
 class TestFoundationDBNewer(NewerConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBTurns(TurnsConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

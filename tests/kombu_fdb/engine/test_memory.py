@@ -7,6 +7,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
+from kit.conformance.turns import TurnsConformance
 
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -31,6 +32,12 @@ class TestMemoryDuties(DutiesConformance):
 
 
 class TestMemoryNewer(NewerConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryTurns(TurnsConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

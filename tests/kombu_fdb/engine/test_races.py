@@ -20,7 +20,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.errors import LeaseLost
+from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -58,7 +58,7 @@ def two_claims(bench: Bench) -> None:
 
 def claim_while_the_session_ends(bench: Bench) -> None:
     bench.put(b"a")
-    with pytest.raises(LeaseLost):
+    with pytest.raises(SessionLost):
         during(bench, bench.take, lambda: bench.another().close_session(bench.session))
     assert bench.counts() == (1, 0, 0)
 

@@ -10,6 +10,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
+from kit.conformance.turns import TurnsConformance
 
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -41,6 +42,12 @@ class TestSqliteDuties(DutiesConformance):
 
 
 class TestSqliteNewer(NewerConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteTurns(TurnsConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

@@ -124,9 +124,9 @@ def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkey
         released.extend(leases)
         return [True] * len(leases)
 
-    monkeypatch.setattr(broker.engine, "release", release)
-    monkeypatch.setattr(broker.client, "_returns", Raced([Lease(b"s", 1)]))
-    broker.client._hand_back()
+    monkeypatch.setattr(broker._engine, "release", release)
+    monkeypatch.setattr(broker._client, "_returns", Raced([Lease(b"s", 1)]))
+    broker._client._hand_back()
     assert released == [Lease(b"s", 1)]
 
 
@@ -140,23 +140,23 @@ def test_what_can_not_be_handed_back_now_is_kept(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker.engine, "release", fail)
-        broker.client._returns.extend(leases)
+        patch.setattr(broker._engine, "release", fail)
+        broker._client._returns.extend(leases)
         with pytest.raises(error):
-            broker.client._hand_back()
-        assert list(broker.client._returns) == leases
-        broker.client._returns.clear()
+            broker._client._hand_back()
+        assert list(broker._client._returns) == leases
+        broker._client._returns.clear()
         with pytest.raises(error):
-            broker.client.release(leases)
-        assert list(broker.client._returns) == leases
-    broker.client._hand_back()
-    assert not broker.client._returns
+            broker._client.release(leases)
+        assert list(broker._client._returns) == leases
+    broker._client._hand_back()
+    assert not broker._client._returns
 
 
 @pytest.mark.parametrize("session", [True, False], ids=["with a session", "without"])
 def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None:
     """And gives it the store until it is done."""
-    own, errand, counts = broker.client, Errand(), []
+    own, errand, counts = broker._client, Errand(), []
     membership = own.membership() if session else None
 
     def work() -> None:
@@ -176,7 +176,7 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
 
 def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
     counts: list[int] = []
-    own = broker.client
+    own = broker._client
     own._errands.add(lambda: counts.append(own.engine.counts("q").ready))
     own.close()
     assert counts == [0]
@@ -186,10 +186,10 @@ def test_an_end_with_a_hopeless_errand(broker: Broker, caplog: pytest.LogCapture
     def hopeless() -> None:
         raise LimitExceeded
 
-    broker.client._errands.add(hopeless)
-    broker.client.close()
+    broker._client._errands.add(hopeless)
+    broker._client.close()
     assert "1 thing(s) that were left for later are not done" in caplog.text
-    assert broker.client._opened is None
+    assert broker._client._opened is None
 
 
 def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

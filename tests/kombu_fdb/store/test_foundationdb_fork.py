@@ -13,8 +13,8 @@ from kit.conformance.store import TIMEOUT_S, Keys, arm, commit, read
 from kit.processes import Program, fork, in_child, until
 
 from kombu_fdb.errors import ForkedError
+from kombu_fdb.store.foundationdb import binding as foundationdb_binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
-from kombu_fdb.store.foundationdb.database import binding as foundationdb_binding
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
 
 pytestmark = [pytest.mark.foundationdb, pytest.mark.process]

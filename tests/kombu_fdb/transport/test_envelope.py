@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import register_type
 
-from kombu_fdb.errors import FormatError, OptionError
+from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import LATEST_MS
@@ -166,7 +166,7 @@ TOO_LARGE = [
 def test_a_number_out_of_range_is_refused_by_the_name_of_its_field(field: str, number: Any) -> None:
     headers = {field: number, "dedup_id": "d", "once_id": "o"}
     properties = {field: number} if field in ("DelaySeconds", "expiration", "priority") else {}
-    with pytest.raises(OptionError, match=field):
+    with pytest.raises(InvalidArgument, match=field):
         encode(message(headers={} if properties else headers, **properties), "", "q", now_ms=NOW_MS)
 
 
@@ -186,7 +186,7 @@ IMPOSTORS = [
 
 @pytest.mark.parametrize("impostor", IMPOSTORS, ids=str)
 def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(impostor: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(InvalidArgument):
         there_and_back(headers=impostor)
     for headers in ({"a": impostor}, {"a": [{"b": impostor}]}):
         found = there_and_back(headers=headers, body=b"")["headers"]
@@ -235,7 +235,7 @@ def nested(depth: int) -> Any:
     ],
 )
 def test_what_can_not_be_written_down_is_refused_by_its_name(what: Any, match: str) -> None:
-    with pytest.raises(OptionError, match=match):
+    with pytest.raises(InvalidArgument, match=match):
         encode(message(**what), "", "q", now_ms=NOW_MS)
 
 

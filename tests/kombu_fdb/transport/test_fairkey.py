@@ -11,7 +11,7 @@ import pytest
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.serialization import disable_insecure_serializers, enable_insecure_serializers
 
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.transport.encoding.fairkey import key_reader
 
 
@@ -47,7 +47,7 @@ def test_another_header() -> None:
     assert read({"headers": {"tenant": "acme", "fair_key": "other"}}) == "other"
     assert read({"headers": {}}) == ""
     assert read({"headers": {"tenant": 7}}) == "7"
-    with pytest.raises(OptionError, match="tenant"):
+    with pytest.raises(InvalidArgument, match="tenant"):
         read({"headers": {"tenant": [7]}})
 
 
@@ -121,7 +121,7 @@ def test_a_pickled_task_is_forwarded_through_a_connection(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("option", ["no.such.module:key", f"{__name__}:nothing", f"{__name__}:pytestmark_"])
 def test_a_function_that_is_not_there(option: str) -> None:
-    with pytest.raises(OptionError, match=r"package\.module:function"):
+    with pytest.raises(InvalidArgument, match=r"package\.module:function"):
         key_reader(option)
 
 
@@ -151,5 +151,8 @@ def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path: Path) -> None:
 
 def test_a_function_in_the_transport_options(tmp_path: Path) -> None:
     options = {"fair_key": "no.such.module:key"}
-    with pytest.raises(OptionError), Connection(f"fdb+sqlite:///{tmp_path}/b.db", transport_options=options) as broken:
+    with (
+        pytest.raises(InvalidArgument),
+        Connection(f"fdb+sqlite:///{tmp_path}/b.db", transport_options=options) as broken,
+    ):
         broken.connect()

@@ -35,15 +35,15 @@ def test_a_celery_task_is_found_and_cancelled_by_its_id(app, broker):
         ("q", "ready"),
         ("q", "delayed"),
     ]
-    assert broker.cancel(later.id) == 1
-    assert broker.cancel(now.id) == 1
+    assert len(broker.cancel(later.id)) == 1
+    assert len(broker.cancel(now.id)) == 1
     counts = broker.queue("q").stats()
     assert (counts.ready, counts.delayed, counts.leased) == (0, 0, 0)
 
 
 def test_a_message_of_plain_kombu_is_found_by_its_message_id(connection, broker):
     Producer(connection).publish("hello", routing_key="q", message_id="m-1")
-    assert broker.cancel("m-1") == 1
+    assert len(broker.cancel("m-1")) == 1
 
 
 def test_a_retried_web_request_publishes_once(app, broker):

@@ -16,8 +16,11 @@ from kit.interruption import interrupt, runs_handlers
 from kombu import Connection
 
 import kombu_fdb.api.broker
+import kombu_fdb.api.connection
+import kombu_fdb.api.queue
+import kombu_fdb.api.taking
 from kombu_fdb import Broker
-from kombu_fdb.api.broker import Queue
+from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import working
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
@@ -28,10 +31,11 @@ from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
-from kombu_fdb.transport.holding import held
+from kombu_fdb.transport.holding import held as holding
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
-MODULES = (kombu_fdb.api.broker, attempt, channel, client, errands, held, membership, retry, store_tokens, working)
+API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
+MODULES = (*API, attempt, channel, client, errands, holding, membership, retry, store_tokens, working)
 WATCHED = {str(each.__file__) for each in MODULES}
 MOST_LINES = 400
 
@@ -68,7 +72,7 @@ def each_line(call: Callable[[], object], after: Callable[[], object]) -> int:
 
 def held(broker: Broker) -> int:
     """How many messages this process holds, when all that is suspect is recovered."""
-    own = broker.client.membership()
+    own = broker._client.membership()
     for first in list(own._claims):  # given up by age, else
         own._suspects.add(first)
         own._claims.pop(first, None)
@@ -78,12 +82,12 @@ def held(broker: Broker) -> int:
 
 def settle_down(broker: Broker) -> None:
     """What the duties thread does."""
-    in_another_thread(broker.client._errands.run)
-    in_another_thread(broker.client._hand_back)
+    in_another_thread(broker._client._errands.run)
+    in_another_thread(broker._client._hand_back)
 
 
 def claim(broker: Broker) -> None:
-    broker.client.membership().claim(["q"], 2)
+    broker._client.membership().claim(["q"], 2)
 
 
 def take(broker: Broker) -> None:
@@ -101,8 +105,8 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         settle_down(broker)
         assert held(broker) == 0
         assert queue.stats().ready == 3
-        assert not broker._held
-        assert not broker.client.membership().known
+        assert not broker._connection.held
+        assert not broker._client.membership().known
 
     assert each_line(lambda: how(broker), look) > 20
 
@@ -120,7 +124,7 @@ def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None)
             assert queue.stats().ready == 1
             assert not len(connection.default_channel.qos)
 
-        assert broker.client is connection.default_channel.client
+        assert broker._client is connection.default_channel.client
         assert each_line(lambda: connection.default_channel.basic_get("q"), look) > 20
 
 
@@ -131,13 +135,13 @@ def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> 
     def take() -> None:
         queue.put("x")
         jobs.append(queue.take(timeout=5))
-        broker.client.acks.append(jobs[-1]._delivery.lease)
+        broker._client.acks.append(jobs[-1]._delivery.lease)
 
     def ack() -> None:
-        broker.client.flush_acks()
+        broker._client.flush_acks()
 
     def look() -> None:
-        in_another_thread(broker.client.flush_acks)
+        in_another_thread(broker._client.flush_acks)
         assert queue.stats().leased == 0, "the ack is lost"
         take()
 
@@ -177,7 +181,7 @@ def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeTy
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
-    own, number, codes = broker.client, 0, (client.Client.take_acks.__code__, errands.move.__code__)
+    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, errands.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))
@@ -226,7 +230,7 @@ def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None
 
 def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> None:
     with MemoryStores(Faults()), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
-        engine, stored = broker.engine, 0
+        engine, stored = broker._engine, 0
 
         def put() -> None:
             engine.publish([Publication("", "q", b"%d" % stored)])
@@ -257,9 +261,9 @@ def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
     url = f"fdb+sqlite:///{tmp_path}/b.db"
     with Broker.open(url) as broker:
         broker.queue("q").put_many(["x"] * 1200)
-        found = [each for _ in range(12) for each in broker.client.membership().claim(["q"], 100)]
-        broker.client.acks.extend(each.lease for each in found)
-        broker.client.close()
+        found = [each for _ in range(12) for each in broker._client.membership().claim(["q"], 100)]
+        broker._client.acks.extend(each.lease for each in found)
+        broker._client.close()
     with Broker.open(url) as broker:
         assert len(found) == 1200
         stats = broker.queue("q").stats()
@@ -270,13 +274,13 @@ def test_threads_claim_side_by_side(broker: Broker, monkeypatch: pytest.MonkeyPa
     """BOUNDED: with a lock around it, the last of ten would wait for nine timeouts of the store."""
     queue, together = broker.queue("q"), threading.Barrier(10, timeout=10)
     assert queue.take(timeout=0) is None
-    claim = broker.engine.claim
+    claim = broker._engine.claim
 
     def claim_together(*args: Any, **given: Any) -> Any:
         together.wait()
         return claim(*args, **given)
 
-    monkeypatch.setattr(broker.engine, "claim", claim_together)
+    monkeypatch.setattr(broker._engine, "claim", claim_together)
     threads = [threading.Thread(target=lambda: queue.take(timeout=0), daemon=True) for _ in range(10)]
     for thread in threads:
         thread.start()

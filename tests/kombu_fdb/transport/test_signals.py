@@ -63,6 +63,6 @@ def test_connections_that_only_publish_and_are_forgotten_leave_nothing() -> None
         with Broker.open(url) as broker:
             connection = Connection(url)
             connection.Producer().publish("x", routing_key="q")
-            assert connection.transport.store is broker.client
+            assert connection.transport.store is broker._client
             del connection
-            assert not broker.client._errands
+            assert not broker._client._errands

@@ -19,10 +19,9 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 
 from celery_fdb.contrib.django.models import Queue
-from celery_fdb.contrib.django.pages.rows import Spot
 from celery_fdb.contrib.django.pages.text import fit
 from celery_fdb.tasks.revoking import NotTold, tell
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Peeked
 
@@ -121,9 +120,10 @@ def _resume(broker: Broker, request: Request) -> Outcome:
 
 
 def _replay(broker: Broker, request: Request) -> Outcome:
-    homes = [broker.engine.replay_at(request.queue, each.position, each.message_id) for each in request.spots]
-    replayed = [(each, home) for each, home in zip(request.spots, homes, strict=True) if home is not None]
-    queues = ", ".join(sorted({home for _, home in replayed}))
+    queue, letters = broker.queue(request.queue), broker.dead_letters(request.queue)
+    seen = [(each, queue.at(each)) for each in request.spots]
+    replayed = [(spot, listed) for spot, listed in seen if listed is not None and letters.replay(at=[spot])]
+    queues = ", ".join(sorted({death.queue for _, listed in replayed for death in listed.message.deaths[:1]}))
     done = f"Replayed {_messages(len(replayed), 'dead letter')}" + (f" to {queues}" if queues else "")
     return _outcome(f"{done}{_names(request, [each for each, _ in replayed])}.", len(request.spots) - len(replayed))
 
@@ -139,18 +139,15 @@ def _discard_all(broker: Broker, request: Request) -> Outcome:
 
 
 def _delete(broker: Broker, request: Request, verb: str, noun: str) -> Outcome:
-    gone = [each for each in request.spots if broker.engine.delete_at(request.queue, *each)]
+    gone = [each for each in request.spots if broker.queue(request.queue).delete(each)]
     text = f"{verb} {_messages(len(gone), noun)} of {request.queue}{_names(request, gone)}."
     return _outcome(text, len(request.spots) - len(gone))
 
 
 def _cancel(broker: Broker, request: Request) -> Outcome:
-    seen = [(each, broker.engine.read_at(request.queue, each.state, each.position)) for each in request.spots]
-    gone = [
-        (spot, listed.message)
-        for spot, listed in seen
-        if listed is not None and broker.engine.delete_at(request.queue, *spot)
-    ]
+    queue = broker.queue(request.queue)
+    seen = [(each, queue.at(each)) for each in request.spots]
+    gone = [(spot, listed.message) for spot, listed in seen if listed is not None and queue.delete(spot)]
     done = f"Cancelled {_messages(len(gone), 'message')} of {request.queue}"
     text = f"{done}{_names(request, [spot for spot, _ in gone])}. {_tell(request.app, [each for _, each in gone])}"
     return _outcome(text, len(request.spots) - len(gone))

@@ -1,6 +1,6 @@
 """The pages of the admin that show messages and act upon them: GET shows, POST acts (``actions.py``).
 
-A message is named by where it stands (:class:`~celery_fdb.contrib.django.pages.rows.Spot`), so each page costs the
+A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the
 same in a queue of any length. Bodies need the permission ``celery_fdb.view_body``, actions ``celery_fdb.manage_queue``.
 """
 
@@ -15,12 +15,12 @@ from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import MANAGE, VIEW_BODY, DeadLetter, Queue, allows
 from celery_fdb.contrib.django.pages.actions import ACTIONS, UNTOLD, Action, Request, perform
 from celery_fdb.contrib.django.pages.page import STATES, message_url, page, render, url_of, urls_of
-from celery_fdb.contrib.django.pages.rows import Row, Spot, body_of, row_of
+from celery_fdb.contrib.django.pages.rows import Row, body_of, row_of
 from celery_fdb.contrib.django.pages.text import fit
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Spot
+from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, StoreError
-from kombu_fdb.model import View
 from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["act", "find", "message", "queue_messages"]
@@ -36,7 +36,8 @@ MOST_SELECTED = 500
 def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
     """A queue's messages in one state, in pages that cost the same wherever they begin."""
     state, key, reverse = _state(request), request.GET.get("key"), request.GET.get("order") == "newest"
-    found = broker.engine.page(name, View(state, key, _after(request), reverse), conf.read().page_size)
+    size = conf.read().page_size
+    found = broker.queue(name).page(size, state=state, after=_after(request), key=key, reverse=reverse)
     now_ms = SystemClock().wall_ms()
     rows = [row_of(each, now_ms) for each in found.messages]
     counts = broker.queue(name).stats()
@@ -68,11 +69,12 @@ def _actions(queue: str, rows: list[Row]) -> list[Action]:
     return [ACTIONS["replay"], ACTIONS["cancel"]] if has_strangers else [ACTIONS["cancel"]]
 
 
-def _state(request: HttpRequest) -> str:
+def _state(request: HttpRequest) -> State:
     state = request.GET.get("state", "ready")
-    if state not in STATES:
-        raise Http404(f"no state {state!r}")
-    return state
+    for each in STATES:
+        if state == each:
+            return each
+    raise Http404(f"no state {state!r}")
 
 
 def _after(request: HttpRequest) -> bytes:
@@ -86,10 +88,10 @@ def _after(request: HttpRequest) -> bytes:
 def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str, spot: str) -> HttpResponse:
     """One message; its body only for those who may see it and ask for it."""
     place = _spot(spot)
-    listed = broker.engine.read_at(name, place.state, place.position)
+    listed = broker.queue(name).at(place)
     is_dead = name.endswith(DEAD_SUFFIX)
     model = DeadLetter if is_dead else Queue
-    if listed is None or listed.message.message_id != place.message_id:
+    if listed is None:
         return render(
             request, site, "moved", model, {"title": "It is no longer there", **urls_of(site, name)}, status=404
         )
@@ -116,7 +118,7 @@ def find(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
     """A task's messages, wherever they are; what is read does not grow with the store."""
     task_id = request.GET.get("id", "").strip()
     now_ms = SystemClock().wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.engine.list_task(task_id)] if task_id else []
+    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     context = {
         "title": "Find a task",
         "subtitle": task_id,
@@ -163,7 +165,7 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
 
 def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
     now_ms = SystemClock().wall_ms()
-    seen = [broker.engine.read_at(name, each.state, each.position) for each in spots]
+    seen = [broker.queue(name).at(each) for each in spots]
     rows = [row_of(each, now_ms) for each in seen if each is not None]
     return {row.spot.message_id: f"{row.title} {row.id}" for row in rows}
 

@@ -22,9 +22,9 @@ from django.urls import reverse
 
 from celery_fdb.contrib.django.models import MANAGE, VIEW, Queue, allows
 from celery_fdb.contrib.django.pages import store
-from celery_fdb.contrib.django.pages.rows import Spot
 from celery_fdb.contrib.django.pages.text import fit
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Spot
+from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, QueueError
 
 __all__ = ["STATES", "View", "message_url", "name_in", "page", "render", "url_of", "urls_of"]
@@ -32,7 +32,7 @@ __all__ = ["STATES", "View", "message_url", "name_in", "page", "render", "url_of
 logger = logging.getLogger(__name__)
 
 View = Callable[..., HttpResponse]
-STATES = ("ready", "delayed", "leased")
+STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 
 
 #: The store answered: something in it, or in the request, is not as it should be.

@@ -18,10 +18,10 @@ from django.utils import timezone
 
 from celery_fdb.inspection.masking import masked
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death, Listed
+from kombu_fdb.model import Death, Listed, Spot
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
-__all__ = ["Body", "Row", "Spot", "age", "body_of", "moment", "row_of"]
+__all__ = ["Body", "Row", "age", "body_of", "moment", "row_of"]
 
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
@@ -29,25 +29,6 @@ ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
 LONGEST_BODY = 100_000
 #: Two days before a ``datetime`` ends, as every time zone needs some hours more.
 LAST_MS = 253_402_300_800_000 - 2 * 86_400_000
-
-
-class Spot(NamedTuple):
-    """Where a message stands, as a form's value and in an address: in hexadecimal, as the admin quotes by "_"."""
-
-    state: str
-    position: bytes
-    message_id: bytes
-
-    def __str__(self) -> str:
-        return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
-
-    @classmethod
-    def parse(cls, token: str) -> Spot:
-        """Raises ``ValueError``."""
-        state, position, message_id = token.split(".")
-        if state not in {"ready", "delayed", "leased"}:
-            raise ValueError(state)
-        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +163,7 @@ def row_of(listed: Listed, now_ms: int) -> Row:
         envelope = open_payload(message.payload)
     except FormatError:
         envelope = None
-    return Row(Spot(message.state, listed.position, message.message_id), listed, now_ms, envelope)
+    return Row(listed.spot, listed, now_ms, envelope)
 
 
 def _shown(name: str, value: Any, *, with_arguments: bool = False) -> str:

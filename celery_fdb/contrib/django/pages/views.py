@@ -78,7 +78,7 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
         # In a template "arguments.items" would be the argument of that name.
         "arguments": sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         "oldest": _age(view.oldest_age_s),
-        "control": broker.engine.control(name),
+        "control": broker.queue(name).control(),
         "keys": keys[:TOP_KEYS],
         "has_more_keys": len(keys) > TOP_KEYS,
         "dead_url": url_of(site, "messages", name + DEAD_SUFFIX) if view.dead_of is None else None,
@@ -91,7 +91,7 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
 def queue_keys(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
     """A queue's keys by name, in pages."""
     size = conf.read().page_size
-    found = broker.engine.key_page(name, after=request.GET.get("after"), limit=size)
+    found = broker.queue(name).keys(after=request.GET.get("after"), limit=size)
     views = [
         {"key": key, "ready": counts.ready, "leased": counts.leased, "limits": counts.limits}
         for key, counts in found.items()
@@ -139,7 +139,7 @@ def _dead_letter_queues(broker: Broker, view: overview.QueueView) -> list[str]:
     if not isinstance(exchange, str) or not isinstance(routing_key, str):
         return []
     try:
-        return broker.engine.route(exchange, routing_key)
+        return broker.topology.route(exchange, routing_key)
     except QueueError:  # it is not there, so the letters are in <queue>.dead
         return []
 

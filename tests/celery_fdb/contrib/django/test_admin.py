@@ -266,7 +266,7 @@ def test_a_failed_tasks_attempts_are_told_in_the_time_of_the_page(
         "no attempt",
     ]
     told = {"error": "no card", "error_class": "shop.NoCard", "attempts": attempts, "worker": "w@h", "traceback": "..."}
-    broker.engine.reject([lease], **told)
+    broker._engine.reject([lease], **told)
     page = get(viewer, message_url(viewer, "celery.dead"))
     assert "Of shop.NoCard: no card Attempts 01:30:00 KeyError: 'card' gone Worker w@h Traceback Show ..." in page
     assert "rejected NoCard 0 s ago" in get(viewer, at("queue_messages", "celery.dead"))
@@ -331,7 +331,7 @@ def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
 def test_a_store_of_a_newer_version_is_a_page_too(broker: Broker, viewer: Any) -> None:
     from celery_fdb.contrib.django.pages import store
 
-    engine = broker.engine
+    engine = broker._engine
     engine._write(lambda work: work.tr.set(engine.keys.format, b"999"))
     store.forget()
     assert "Upgrade celery-fdb" in get(viewer, at("queue_changelist"), 503)
@@ -476,8 +476,8 @@ def test_replay_and_discard_dead_letters(app: Celery, broker: Broker, operator: 
 
 def test_dead_letters_of_an_exchange_are_found_and_replayed(app: Celery, broker: Broker, operator: Any) -> None:
     send(app, 2)  # declares its queue
-    broker.queue("celery", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"})
-    broker.queue("lost", arguments={"x-dead-letter-exchange": "nowhere"})
+    broker.declare("celery", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"})
+    broker.declare("lost", arguments={"x-dead-letter-exchange": "nowhere"})
     bury(broker)
     assert "celery 2 0 s graves" in get(operator, at("deadletter_changelist"))
     first, _second = spots(operator, "graves")
@@ -559,13 +559,13 @@ def test_a_page_costs_the_same_in_a_queue_of_any_length(broker: Broker, viewer: 
     """The verbs behind it are counted in ``engine/inspection/test_pages.py``; here, that the page uses no other."""
     from kit.costs import CountingDatabase
 
-    retry = broker.engine._retry
+    retry = broker._engine._retry
     counted = retry.database = CountingDatabase(retry.database)
     costs = []
     for number in (100, 20_000):
         while (missing := number - broker.queue("q").count()) > 0:
-            broker.engine.publish([Publication("", "q", b"x", key="k")] * min(missing, 2_000))
-        broker.engine.add_totals()  # rows that come about a second later otherwise
+            broker._engine.publish([Publication("", "q", b"x", key="k")] * min(missing, 2_000))
+        broker._engine.add_totals()  # rows that come about a second later otherwise
         costs.append(min(_cost(counted, viewer) for _ in range(10)))  # a read that was repeated counts twice
     assert costs[0] == costs[1]
 

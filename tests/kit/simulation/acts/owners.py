@@ -9,7 +9,7 @@ from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Frame, Killed, Process
 from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
-from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LeaseLost, StoreError
+from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.testing.faults import Interrupted
 
@@ -123,7 +123,7 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
         taken = process.membership.claim(
             queues, limit, acks=acks, consumers=consumers_of(world, process, queues), no_ack=no_ack
         )
-    except LeaseLost:
+    except SessionLost:
         lose_session(world, process, session)
         return 0
     except (CommitUnknown, Interrupted):
@@ -240,7 +240,7 @@ def duties(world: World, frame: Frame) -> None:
         return
     try:
         process.membership.watch_claims()
-    except LeaseLost:
+    except SessionLost:
         lose_session(world, process, session)
     settle_again(frame)
     if frame.rng.random() < 0.3:

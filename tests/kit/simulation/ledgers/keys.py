@@ -1,6 +1,7 @@
 """Turns and limits of keys, as they must be at every version. Model: ``kombu_fdb/engine/scheduling/fair.py``.
 
-For each sub-queue (key and rank) a commit touched: it has one turn if it is marked active and none if not; if it has
+For each sub-queue (key and rank) a commit touched: it has one turn if it is marked active and none if not; the turn
+stands at the rank of the key's priority, or somebody has it noted that some don't; if it has
 messages it is active, or a door says that somebody must look, or it is parked for a reason that will ring. So no
 message is ever forgotten (FAIR). A claim never goes over a key's limit (KEY-LIMIT). Whoever makes a message ready rings
 the queue's bell (BOUNDED: nobody sleeps beside work).
@@ -14,6 +15,7 @@ from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.scheduling.fair import ACTIVE, PARKED
+from kombu_fdb.engine.scheduling.turns import rank_of
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_int
@@ -50,6 +52,8 @@ class KeyLedger:
         self.backlogs: Counter[Key] = Counter()
         self.ready: Counter[Key] = Counter()
         self._entries: dict[bytes, SubQueue] = {}
+        #: At which rank the turn of a sub-queue stands.
+        self._stands: dict[SubQueue, bytes] = {}
         #: For each key that waits, since its last service: whose messages were served.
         self._waits: dict[Key, list[Key]] = {}
         self.begin()
@@ -146,7 +150,7 @@ class KeyLedger:
             self.ranks[key].add(rank)
             (self.doors.add if value is not None else self.doors.discard)((queue, name, rank))
         else:
-            _, _, _, name = self.keys.split_ring(queue, store_key)
+            stands, _, _, name = self.keys.split_ring(queue, store_key)
             key = queue, name
             old = self._entries.pop(store_key, None)
             if old is not None:
@@ -154,6 +158,7 @@ class KeyLedger:
             if value is not None:
                 self._entries[store_key] = (queue, name, value)
                 self.turns[queue, name, value] += 1
+                self._stands[queue, name, value] = stands
         self._touched.add(key)
 
     # -- checks ------------------------------------------------------------------------------------------------------
@@ -182,6 +187,10 @@ class KeyLedger:
         mark, turns = self.marks.get(subqueue), self.turns[subqueue]
         if turns != (mark is not None and mark.startswith(ACTIVE)):
             raise Violation("FAIR", f"{name!r} has {turns} turns in {queue} and the mark {mark!r}")
+        if turns and queue not in self.relimits:
+            priority = self.limits_of(queue, name).priority
+            if self._stands[subqueue] != rank_of(rank, priority):
+                raise Violation("FAIR", f"the turn of {name!r} in {queue} is not where priority {priority} is served")
         if not self.items[subqueue]:
             return
         if mark is None and name and subqueue not in self.doors:

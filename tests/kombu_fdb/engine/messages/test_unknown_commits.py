@@ -8,12 +8,14 @@ import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.messages.again import Burial
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
-from kombu_fdb.keyspace.codec import Record
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.tokens import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -157,6 +159,57 @@ def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -
         bench.put(b"a")
     assert caught.value.in_flight
     assert bench.counts()[0] in (0, 1)
+
+
+@pytest.fixture
+def clocked() -> Bench:
+    """Commits land late by the bench's clock."""
+    clock = ManualClock()
+    bench = Bench(MemoryDatabase(clock=clock))
+    bench.clock = clock
+    bench.engine = bench.another()
+    return bench
+
+
+def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: int = 0) -> MemoryDatabase:
+    """``copied_in``: transactions that copy its chunks beforehand."""
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(*[None] * copied_in, Fault.COMMIT_LATE)
+    database.faults.at_landings(lands_s)
+    with pytest.raises(CommitUnknown):
+        bench.engine.bury_copy("q", burial)
+    return database
+
+
+@pytest.mark.parametrize(("size", "copied_in"), [(10, 0), (2_000_000, 2)], ids=["small", "large"])
+@pytest.mark.parametrize("lands_s", [None, 0.0, 3.0])
+def test_a_burial_that_is_tried_again_happens_once(
+    clocked: Bench, lands_s: float | None, size: int, copied_in: int
+) -> None:
+    """Whether its commit lands, before the next try or after it, and also if that one's answer is lost."""
+    declare_two_graves(clocked)
+    burial = Burial(Publication("", "q", b"x" * size, task_id="t"))
+    database = lose_burial(clocked, burial, lands_s, copied_in)
+    lose(clocked, (Fault.ANSWER_LOST_APPLIED,))
+    clocked.engine.bury_copy("q", burial)
+    clocked.engine.bury_copy("q", burial)
+    database.land_late_commits()
+    assert [[len(each.payload) for each in clocked.take(9, queue)] for queue in ("one", "two")] == [[size]] * 2
+    clocked.check()
+
+
+def test_what_nobody_can_tell_any_more_is_buried_as_another_message(clocked: Bench) -> None:
+    """They share no chunks: one is still there when the other is gone."""
+    burial = Burial(Publication("", "q", b"x" * INLINE_BYTES * 3))
+    lose_burial(clocked, burial, 0.0).land_late_commits()
+    clocked.later(LONGEST_DOUBT_S + 1)
+    lose_burial(clocked, burial, None)
+    clocked.engine.bury_copy("q", burial)
+    one, other = clocked.take(9, "q.dead")
+    clocked.engine.ack([one.lease])
+    clocked.engine.release([other.lease])
+    assert [len(each.payload) for each in clocked.take(9, "q.dead")] == [INLINE_BYTES * 3]
 
 
 def lose_claim(bench: Bench, lands_s: float | None) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.errors import CapacityExceeded, OptionError, QueueError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -223,7 +223,7 @@ def test_key_priority(bench: Bench) -> None:
     "limits", [{"weight": 0}, {"max_in_flight": 0}, {"rate": 0}, {"priority": 10}, {"capacity": -1}, {"burst": 0}]
 )
 def test_senseless_limits(bench: Bench, limits: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(InvalidArgument):
         bench.engine.limit("q", "a", KeyLimits(**limits))
 
 

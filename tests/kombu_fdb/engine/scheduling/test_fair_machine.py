@@ -32,12 +32,14 @@ limits = st.builds(
     paused=st.sampled_from([False, False, False, True]),
     weight=st.integers(1, 3),
     max_in_flight=st.sampled_from([None, 1, 1, 2]),
+    priority=st.sampled_from([None, None, 0, 7]),
 )
 controls = st.builds(
     QueueControl,
     paused=st.sampled_from([False, False, False, True]),
     newcomer=st.sampled_from(["next", "current", "first"]),
-    every_key=st.sampled_from([KeyLimits(), KeyLimits(max_in_flight=1)]),
+    ageing=st.sampled_from([None, None, 60.0]),
+    every_key=st.sampled_from([KeyLimits(), KeyLimits(max_in_flight=1), KeyLimits(priority=7)]),
 )
 
 
@@ -122,6 +124,11 @@ class Ring(RuleBasedStateMachine):
             assert self.bench.engine.release([back.lease], counted=False) == [True]
             self.waiting[back.key] = sorted([*self.waiting[back.key], int(back.payload)])
             self.reference = None
+
+    @rule(seconds=st.sampled_from([1, 100]))
+    def wait(self, seconds: int) -> None:
+        """Only ageing knows of it."""
+        self.bench.later(seconds)
 
     @rule(key=keys, given=st.one_of(st.none(), limits))
     def limit(self, key: str, given: KeyLimits | None) -> None:

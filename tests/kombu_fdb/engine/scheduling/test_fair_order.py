@@ -63,6 +63,11 @@ class Order:
             served += self._serve(turn, most - len(served))
         return served
 
+    def limit(self, key: str, limits: KeyLimits) -> None:
+        """A turn that stands where another priority's are is none: the key comes as a newcomer."""
+        self.limits[key] = limits
+        self.turns = [turn for turn in self.turns if turn.rank == self._rank(turn.key, turn.priority)]
+
     def _limits(self, key: str) -> KeyLimits:
         return self.limits.get(key, KeyLimits())
 
@@ -164,8 +169,9 @@ class Turns(RuleBasedStateMachine):
 
     @rule(key=keys, weight=st.integers(1, 3), priority=st.sampled_from([None, None, 0, 7]))
     def limit(self, key: str, weight: int, priority: int | None) -> None:
-        self.order.limits[key] = KeyLimits(weight=weight, priority=priority)
-        self.bench.engine.limit("q", key, self.order.limits[key])
+        limits = KeyLimits(weight=weight, priority=priority)
+        self.order.limit(key, limits)
+        self.bench.engine.limit("q", key, limits)
 
     @rule(newcomer=st.sampled_from(["next", "current", "first"]))
     def change_newcomers(self, newcomer: str) -> None:

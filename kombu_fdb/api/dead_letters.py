@@ -7,7 +7,7 @@
         letters.count("reason")
         letters.replay(error="ConnectionError", rate=50)
 
-All verbs take the same conditions, and all of those given must hold:
+All verbs take the same conditions (:class:`~kombu_fdb.api.arguments.Conditions`), and all of those given must hold:
 
 * ``reason``, ``queue``, ``error`` (an exception's class): of the last death;
 * ``older_than``, ``younger_than``: seconds since the last death;
@@ -16,30 +16,27 @@ All verbs take the same conditions, and all of those given must hold:
   may be called again for the same letter, and an exception it raises ends the call between two parts.
 
 Every verb walks the queue once, in transactions of bounded size, up to the letter that was the last one when it began
-(``engine/dead_letters/letters.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
-again.
+(``engine.dead_letters.scan.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
+again. To take single letters as jobs, ask for the queue they are in: ``broker.queue(letters.dead_queue).take()``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
+from kombu_fdb.api.arguments import Conditions
+from kombu_fdb.api.pace import Pace, Stop, never
 from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import OptionError, QueueNotFound
-from kombu_fdb.model import Peeked
+from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb.model import Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["DeadLetters", "Pace"]
-
-#: A paced replay moves what is due in so many seconds at a time, and looks at ``stop`` so often.
-PART_S = 0.5
-
-Stop = Callable[[], bool]
+__all__ = ["DeadLetters"]
 
 
 class Holder(Protocol):
@@ -49,39 +46,8 @@ class Holder(Protocol):
     def engine(self) -> Engine: ...
 
 
-class Pace:
-    """At most ``rate`` messages a second on the caller's clock; None for as fast as it goes. Raises ``OptionError``."""
-
-    def __init__(self, clock: Clock, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise OptionError("a rate is more than 0 messages a second", rate=rate)
-        self._clock = clock
-        self._rate = rate
-        self._begin = clock.monotonic()
-
-    @property
-    def part(self) -> int:
-        """How many may go at once."""
-        if self._rate is None:
-            return LETTERS_PER_TRANSACTION
-        return max(1, min(LETTERS_PER_TRANSACTION, int(self._rate * PART_S)))
-
-    def wait(self, moved: int, stop: Stop) -> None:
-        """Until the next one may follow the first ``moved``, or until told to stop."""
-        if self._rate is None:
-            return
-        due = self._begin + moved / self._rate
-        while (left := due - self._clock.monotonic()) > 0 and not stop():
-            self._clock.sleep(min(left, PART_S))
-
-
-def never() -> bool:
-    """Nobody stops it."""
-    return False
-
-
 class DeadLetters:
-    """Get it from :attr:`.broker.Queue.dead_letters` or :meth:`.broker.Broker.dead_letters`."""
+    """Get it from :attr:`.queue.Queue.dead_letters` or :meth:`.broker.Broker.dead_letters`."""
 
     def __init__(self, holder: Holder, dead_queue: str, *, clock: Clock | None = None) -> None:
         """``clock``: what ages and paces are measured by."""
@@ -94,18 +60,18 @@ class DeadLetters:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def count(self, by: str | Callable[[Peeked], str] | None = None, **conditions: Any) -> Counter[str]:
+    def count(self, by: str | Callable[[Peeked], str] | None = None, **conditions: Unpack[Conditions]) -> Counter[str]:
         """How many there are, by ``"reason"``, ``"task"``, ``"key"``, ``"queue"``, ``"error"`` or any function.
 
         Without ``by`` one number, under the queue's name. Without both it is read from the counter, else the letters
-        are. Raises ``OptionError``.
+        are. Raises ``InvalidArgument``.
         """
         if by is None and not conditions:
             return Counter({self.dead_queue: self._holder.engine.counts(self.dead_queue).ready})
         name_of = (lambda _: self.dead_queue) if by is None else _classifier(by)
         return Counter(name_of(letter) for letter in self.each(**conditions))
 
-    def list(self, limit: int = 100, **conditions: Any) -> list[Peeked]:
+    def list(self, limit: int = 100, **conditions: Unpack[Conditions]) -> list[Peeked]:
         """The oldest of them, with payload and deaths (in a queue with priorities: the oldest of the most urgent)."""
         return [letter for letter, _ in zip(self.each(**conditions), range(limit), strict=False)]
 
@@ -113,7 +79,7 @@ class DeadLetters:
         """One by its id; None if it is not here. Reads the queue."""
         return next(self.each(message_id=message_id), None)
 
-    def each(self, **conditions: Any) -> Iterator[Peeked]:
+    def each(self, **conditions: Unpack[Conditions]) -> Iterator[Peeked]:
         """All of them, one after the other; what moves meanwhile may be missed."""
         walk, cursor = self._walk(conditions), b""
         while True:
@@ -128,20 +94,26 @@ class DeadLetters:
         self,
         limit: int | None = None,
         *,
+        at: Iterable[Spot] | None = None,
         to: str | None = None,
         rate: float | None = None,
         progress: Callable[[int], object] | None = None,
         stop: Stop = never,
-        **conditions: Any,
+        **conditions: Unpack[Conditions],
     ) -> int:
         """Bring them back to the queues they died in, or all of them to the queue ``to``. Returns how many.
 
+        ``at``: those that stand where a page has shown them (:attr:`~kombu_fdb.model.Listed.spot`), each in a
+        transaction; what has moved meanwhile is left alone. It goes with no other argument.
         ``rate``: messages per second. ``progress`` is called with their number after each transaction. ``stop`` is
         asked before each, and twice a second in a pause. A letter that dies again meanwhile is left for the next call.
         See :mod:`kombu_fdb.engine.dead_letters.replay` for what a message keeps.
 
         Raises ``QueueNotFound`` if a queue was deleted; the rest stays dead, ``replayed`` says how many are back.
         """
+        if at is not None:
+            _check_alone(limit, to, rate, conditions)
+            return self._replay_at(at)
         walk, engine, pace = self._walk(conditions), self._holder.engine, Pace(self._clock, rate)
 
         def part(cursor: bytes, room: int) -> Moved:
@@ -149,13 +121,22 @@ class DeadLetters:
 
         return _move(part, limit, pace, progress, stop)
 
+    def _replay_at(self, spots: Iterable[Spot]) -> int:
+        total = 0
+        for each in spots:
+            try:
+                total += self._holder.engine.replay_at(self.dead_queue, each.position, each.message_id) is not None
+            except QueueError as error:
+                raise type(error)(error.text, **error.attributes, replayed=total) from None
+        return total
+
     def discard(
         self,
         limit: int | None = None,
         *,
         progress: Callable[[int], object] | None = None,
         stop: Stop = never,
-        **conditions: Any,
+        **conditions: Unpack[Conditions],
     ) -> int:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
         walk, engine = self._walk(conditions), self._holder.engine
@@ -163,7 +144,8 @@ class DeadLetters:
 
     # -- conditions ------------------------------------------------------------------------------------------------
 
-    def _walk(self, conditions: dict[str, Any]) -> Walk:
+    def _walk(self, given: Conditions) -> Walk:
+        conditions: dict[str, Any] = {**given}
         moments: dict[str, Any] = {}
         for name, condition in (("older_than", "died_before_ms"), ("younger_than", "died_after_ms")):
             seconds = conditions.pop(name, None)
@@ -173,8 +155,15 @@ class DeadLetters:
             wanted = Wanted(**conditions, **moments)
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
-            raise OptionError("unknown condition", given=tuple(conditions), fix=f"There are {known}.") from None
+            raise InvalidArgument("unknown condition", given=tuple(conditions), fix=f"There are {known}.") from None
         return self._holder.engine.walk(self.dead_queue, wanted)
+
+
+def _check_alone(limit: int | None, to: str | None, rate: float | None, conditions: Conditions) -> None:
+    if limit is not None or to is not None or rate is not None or conditions:
+        raise InvalidArgument(
+            "spots go with nothing else", given=[*conditions], fix="Leave out limit, to, rate and the conditions."
+        )
 
 
 def _move(
@@ -212,5 +201,5 @@ def _classifier(by: str | Callable[[Peeked], str]) -> Callable[[Peeked], str]:
         "key": lambda letter: letter.key,
     }
     if by not in names:
-        raise OptionError("can't count by that", by=by, fix=f"There are {', '.join(sorted(names))}, or a function.")
+        raise InvalidArgument("can't count by that", by=by, fix=f"There are {', '.join(sorted(names))}, or a function.")
     return names[by]

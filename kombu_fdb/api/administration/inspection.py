@@ -1,0 +1,46 @@
+"""Looking at a broker as a whole: what dashboards, metrics and people on call ask for. Changes nothing.
+
+What any of it costs does not grow with the number of messages, but with that of queues, sessions and keys; ``held``
+counts a session's messages one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.api.connection import Connection
+from kombu_fdb.engine.metrics.keytotals import KeyTotals
+from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.model import QueueFacts, SessionFacts
+
+__all__ = ["Inspection"]
+
+
+class Inspection:
+    """Get it from :attr:`.broker.Broker.inspect`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Declaration, control and age of these queues; their counters are ``Broker.queues()``."""
+        return self._connection.engine.facts(queues)
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Every consumer process that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        return self._connection.engine.sessions(held=held)
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event.
+
+        Lost leases whose queue nobody knows stand under ``""``.
+        """
+        return self._connection.engine.totals()
+
+    def key_totals(self) -> dict[str, KeyTotals]:
+        """The same by queue, key and event, of the busiest keys; of a queue's others under ``""``."""
+        return self._connection.engine.key_totals()
+
+    def set_aside(self) -> list[Aside]:
+        """What the duties could not do and have put aside, with the reason."""
+        return self._connection.engine.asides()

@@ -1,0 +1,61 @@
+"""Keyword arguments that several verbs share, for type checkers and editors (PEP 692).
+
+What is unknown or out of range is refused where it is used, with what there is; ``tests/api/test_arguments.py`` keeps
+these in step with the values they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
+
+from kombu_fdb.model import Peeked
+
+__all__ = ["Conditions", "ControlChanges", "Declaration", "LimitChanges", "State"]
+
+#: Of a message that rests in a queue, or is held.
+State = Literal["ready", "delayed", "leased"]
+
+
+class Declaration(TypedDict, total=False):
+    """:class:`~kombu_fdb.routing.tables.QueueDeclaration`'s fields; ``arguments`` with AMQP's names and units."""
+
+    durable: bool
+    exclusive: bool
+    auto_delete: bool
+    arguments: dict[str, Any]
+
+
+class LimitChanges(TypedDict, total=False):
+    """:class:`~kombu_fdb.model.KeyLimits`'s fields; those left out stay as they are."""
+
+    paused: bool
+    weight: int
+    max_in_flight: int | None
+    rate: float | None
+    burst: int
+    capacity: int | None
+    priority: int | None
+
+
+class ControlChanges(TypedDict, total=False):
+    """The fields of :class:`~kombu_fdb.model.QueueControl` that are set here; those left out stay as they are."""
+
+    paused: bool
+    newcomer: Literal["next", "current", "first"]
+    ageing: float | None
+    every_key: Mapping[str, Any]
+
+
+class Conditions(TypedDict, total=False):
+    """Which dead letters: all given conditions must hold. See :mod:`kombu_fdb.api.dead_letters`."""
+
+    message_id: bytes
+    reason: str | None
+    queue: str | None
+    key: str | None
+    task: str | None
+    error: str | None
+    older_than: float | None
+    younger_than: float | None
+    where: Callable[[Peeked], bool] | None

@@ -1,0 +1,163 @@
+"""What a broker, its queues and its jobs share: the process's client, and which jobs are held through it.
+
+Model. A connection is *open* from its making until :meth:`Connection.close`, and then *closed*. Whoever refers to it
+keeps it open: the broker, its queues, its jobs. When nobody does any more it is collected, and what it held goes back,
+which counts as an attempt for no job, as with closing.
+
+``held`` are the leases of jobs that were taken through it and not settled. A lease leaves it by being settled, dropped
+(its job was collected), lost to its time to run, or with the connection. ``sleepers`` are the bells of those who wait
+for a job; closing rings them, and each finds the connection closed.
+
+Failures: of a store that does not answer at the end, the client keeps what is to go back, and after it the session's
+end brings it back. In a forked child nothing here does anything, and :attr:`Connection.engine` raises ``ForkedError``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import count
+from threading import Lock
+from typing import Protocol
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.weakly import weakly
+from kombu_fdb.process.client import Client
+from kombu_fdb.settings.options import Options
+
+__all__ = ["Connection", "Sleeper"]
+
+#: Stands in the history of a job that was dropped too often.
+DROPPED = {"error": "its consumer had dropped it without settling it"}
+
+_connections = count(1)
+
+
+class Sleeper(Protocol):
+    """Somebody who waits for a job."""
+
+    def ring(self) -> None:
+        """Wake him, from any thread; never blocks."""
+
+
+class Connection:
+    """Thread-safe; not for a forked child."""
+
+    # For one whose constructor raised, and which is collected all the same.
+    closed = True
+    taken = False
+
+    def __init__(self, client: Client, *, timeout_s: float) -> None:
+        """Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds."""
+        self.client = client
+        self.held: set[Lease] = set()
+        #: As which consumer it takes, where only one is active (``engine/scheduling/single.py``).
+        self.tag = f"broker-{next(_connections)}"
+        #: Something was asked for: it may be somewhere's active consumer.
+        self.taken = False
+        self._turns: dict[str, int] = {}
+        self._services = count(1)
+        self._lock = Lock()
+        self._sleepers: set[Sleeper] = set()
+        self.closed = True  # until it has opened
+        client.attach(self, timeout_s=timeout_s)
+        self.closed = False
+
+    def close(self) -> None:
+        """Hand back what is held, at once and uncounted; end every wait. Idempotent."""
+        if os.getpid() != self.client.pid:
+            return  # the parent's
+        with self._lock:
+            closed, self.closed = self.closed, True
+            held, self.held = self.held, set()
+        self.wake()
+        if closed:
+            return
+        try:
+            self.client.release(held)
+            if self.taken:
+                self.client.leave([self.tag])
+        except StoreError:  # the client has noted them, and the session's end brings them back anyway
+            pass
+        finally:
+            self.client.detach(self)
+
+    def __del__(self) -> None:
+        """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
+        if self.closed or sys.is_finalizing() or os.getpid() != self.client.pid:
+            return
+        if self.taken:
+            self.client.later(partial(_end, self.client, list(self.held), self.tag))
+        self.client.abandon(self)
+
+    @property
+    def engine(self) -> Engine:
+        """Raises ``StoreUnavailable`` when closed, ``ForkedError`` in a child."""
+        if self.closed:
+            raise StoreUnavailable("the broker is closed", location=str(self.client.location))
+        return self.client.engine
+
+    @property
+    def options(self) -> Options:
+        return self.client.options
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def hold(self, found: Sequence[Delivery]) -> bool:
+        """False if it was closed while somebody claimed these."""
+        with self._lock:
+            self.held.update([each.lease for each in found])
+            self._turns.update({each.queue: next(self._services) for each in found})
+            return not self.closed
+
+    def let_go(self, leases: Collection[Lease]) -> None:
+        """Back to their places, uncounted, by the duties thread: nobody has seen them. Never blocks."""
+        self.held.difference_update(leases)
+        self.client.release_later(leases)
+
+    def settled(self, lease: Lease) -> None:
+        """A job is no longer held."""
+        with self._lock:
+            self.held.discard(lease)
+        self.client.settled([lease])
+
+    def watch(self, delivery: Delivery) -> None:
+        """Begin a job's time to run, if it has one."""
+        self.client.watch(delivery, gone=weakly(self.settled, delivery.lease, otherwise=None))
+
+    def dropped(self, lease: Lease) -> None:
+        """A job was collected before it was settled. For a finalizer: takes no lock and never waits."""
+        if os.getpid() == self.client.pid and not sys.is_finalizing() and lease in self.held:
+            self.client.later(partial(self.client.requeue, [lease], DROPPED))
+            self.held.discard(lease)
+
+    def in_turn(self, queues: Sequence[str]) -> list[str]:
+        """First the queue that was served longest ago."""
+        return sorted(queues, key=lambda name: self._turns.get(name, 0))
+
+    # -- those who wait --------------------------------------------------------------------------------------------
+
+    def add_sleeper(self, sleeper: Sleeper) -> None:
+        """Have him rung by :meth:`wake`."""
+        with self._lock:
+            self._sleepers.add(sleeper)
+
+    def remove_sleeper(self, sleeper: Sleeper) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._sleepers.discard(sleeper)
+
+    def wake(self) -> None:
+        """Have all who wait look again. Takes no lock, for signal handlers and finalizers."""
+        for sleeper in list(self._sleepers):
+            sleeper.ring()
+
+
+def _end(client: Client, held: list[Lease], tag: str) -> None:
+    """What ``close`` does in the store. Raises a ``StoreError``: try again."""
+    client.release(held)
+    client.leave([tag])
