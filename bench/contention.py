@@ -45,20 +45,20 @@ def open_engine(cluster_file: str, namespace: str) -> Engine:
 def fill(engine: Engine, keys: list[str], messages: int) -> None:
     chosen = random.Random(0)
     for _ in range(messages // 1000):
-        engine.publish([Publication("", "q", b"x" * 500, key=chosen.choice(keys)) for _ in range(1000)])
+        engine.publisher.publish([Publication("", "q", b"x" * 500, key=chosen.choice(keys)) for _ in range(1000)])
 
 
 def consume(engine: Engine, until: float, tallies: list[Tally]) -> None:
     """One consumer: its own session, and its own view of its rivals."""
-    session, claims, messages, lost, acks = engine.open_session({}), 0, 0, 0, []
+    session, claims, messages, lost, acks = engine.sessions.open({}), 0, 0, 0, []
     while time.monotonic() < until:
-        before = engine.lost_races
+        before = engine.messages.lost_races
         try:
-            taken = engine.claim(session, ["q"], WINDOW, terms=ClaimTerms(acks=acks))
+            taken = engine.messages.claim(session, ["q"], WINDOW, terms=ClaimTerms(acks=acks))
         except StoreUnavailable:
             break
         acks = [delivery.lease for delivery in taken]
-        claims, messages, lost = claims + 1, messages + len(taken), lost + engine.lost_races - before
+        claims, messages, lost = claims + 1, messages + len(taken), lost + engine.messages.lost_races - before
     tallies.append(Tally(claims, messages, lost))
 
 

@@ -42,7 +42,7 @@ class Control(CeleryControl):
             return sum(self._cancel(channel.engine, each) for each in wanted)
 
     def _cancel(self, engine: Engine, task_id: str) -> int:
-        taken = engine.take_back(task_id)
+        taken = engine.messages.take_back(task_id)
         if taken:
             tell(self.app, taken[0])
         return len(taken)

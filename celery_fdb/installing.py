@@ -32,7 +32,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
     early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
     if early:
         raise OptionError(
-            "tasks are defined already", tasks=early[:5], fix="Call celery_fdb.install(app) right after Celery(...)."
+            "tasks are already defined", tasks=early[:5], fix="Call celery_fdb.install(app) right after Celery(...)."
         )
     failures.install(app)
     app.task_cls = _task_class(symbol_by_name(app.task_cls))

@@ -1,4 +1,4 @@
-"""``python -m kombu_fdb.doctor [URL]``: check this machine's set-up, and name the next step for what is not right.
+"""``python -m kombu_fdb.doctor [URL]``: check this machine's set-up, and name the next step for every problem.
 
 Every check is a function that yields findings and never raises. The last ones open the store as a worker would; they
 write what any first connection writes (the format version), and nothing else.
@@ -42,9 +42,9 @@ from kombu_fdb.store.sqlite import files as sqlite_files
 
 __all__ = ["Finding", "examine", "main"]
 
-NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them; a new one brings them back by itself."
+NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them, and a new one delivers them by itself."
 ASIDE_STEP = (
-    "A worker's maintenance can't do this and goes on with the rest; its log has the traceback. Look at that queue's "
+    "A worker's duty failed at this and goes on with the rest; its log has the traceback. Look at the queue's "
     "oldest messages (celery fdb peek), or delete it."
 )
 
@@ -111,13 +111,13 @@ def check_schemes() -> Findings:
             "warn",
             "URL schemes",
             "the entry point that registers them is not installed",
-            "pip install . (a checkout on PYTHONPATH is not enough), or import kombu_fdb.transport before connecting.",
+            "Run pip install . (a checkout on PYTHONPATH is not enough), or import kombu_fdb.transport first.",
         )
         return
     import _kombu_fdb_autoload
 
     if _kombu_fdb_autoload.FAILURE is not None:
-        step = "Is kombu whole? pip install --force-reinstall kombu"
+        step = "Reinstall kombu: pip install --force-reinstall kombu"
         yield Finding("fail", "URL schemes", repr(_kombu_fdb_autoload.FAILURE), step)
         return
     yield Finding("ok", "URL schemes", ", ".join(f"{scheme}://" for scheme in SCHEMES))
@@ -126,9 +126,9 @@ def check_schemes() -> Findings:
 def check_clock(patient: Patient) -> Findings:
     """Wall clocks decide when delayed messages are due."""
     now_ms = SystemClock().wall_ms()
-    step = "Set the clock and let NTP keep it: delayed tasks are due by it."
+    step = "Set the clock and keep it right with NTP: it decides when delayed tasks are due."
     if now_ms < EPOCH_MS:
-        yield Finding("fail", "clock", "it is set to a year gone by", step)
+        yield Finding("fail", "clock", "it is set to a past year", step)
         return
     if isinstance(patient.location, SqliteLocation) and patient.location.path.exists():
         ahead_ms = patient.location.path.stat().st_mtime_ns // 1_000_000 - now_ms
@@ -174,32 +174,37 @@ def check_file(location: SqliteLocation) -> Findings:
         return
     yield _writable(path, folder)
     if path.exists() and path.stat().st_mode & 0o007:
-        step = f"chmod o= {path}, or every user of this host can read and change the tasks in it."
-        yield Finding("warn", "file mode", f"{path} is open to everybody", step)
+        step = f"Run chmod o= {path}: now every user of this host can read and change the tasks in it."
+        yield Finding("warn", "file mode", f"{path} is open to every user", step)
     yield from _file_system(folder)
     free = shutil.disk_usage(folder).free
     if free < LITTLE_SPACE_BYTES:
-        yield Finding("warn", "disk", f"{free // 2**20} MiB free", f"Make room on the disk of {folder}.")
+        yield Finding("warn", "disk", f"{free // 2**20} MiB free", f"Free space on the disk of {folder}.")
 
 
 def _makeable(path: Path) -> Finding:
     """The default file, in a folder that the first user makes."""
     nearest = next(each for each in path.parents if each.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("ok", "file", f"{path} (will be made)")
-    step = "Name a file in the URL, fdb+sqlite:////path/broker.db, in a folder of the workers' user."
-    return Finding("fail", "file", f"{path} can't be made: {nearest} is no folder that can be written to", step)
+        return Finding("ok", "file", f"{path} (will be created)")
+    step = "In the URL, name a file in a folder that belongs to the workers' user: fdb+sqlite:////path/broker.db."
+    return Finding("fail", "file", f"{path} can't be created: {nearest} is not a writable folder", step)
 
 
 def _writable(path: Path, folder: Path) -> Finding:
     if path.is_dir():
         return Finding("fail", "file", f"{path} is a directory", f"Name a file in it: {path / 'broker.db'}.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        step = f"SQLite makes files next to its own: let the workers' user write into {folder}."
+        step = f"SQLite creates files next to its own: give the workers' user write access to {folder}."
         return Finding("fail", "file", f"the folder {folder} is not writable", step)
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        return Finding("fail", "file", f"{path} is not readable and writable", f"chown or chmod {path}.")
-    return Finding("ok", "file", str(path) if path.exists() else f"{path} (will be made)")
+        return Finding(
+            "fail",
+            "file",
+            f"{path} is not readable and writable",
+            f"Give the workers' user access: chown or chmod {path}.",
+        )
+    return Finding("ok", "file", str(path) if path.exists() else f"{path} (will be created)")
 
 
 def _file_system(folder: Path) -> Findings:
@@ -208,7 +213,7 @@ def _file_system(folder: Path) -> Findings:
         return
     kind = file_system_of(folder.resolve(), mounts.read_text())
     if kind in NETWORK_FILE_SYSTEMS:
-        step = "Move the file to a local disk, or use fdb:// for several hosts: SQLite's locks don't hold on this one."
+        step = "Move the file to a local disk, or use fdb:// for several hosts: SQLite's locks fail on this one."
         yield Finding("fail", "file system", kind, step)
     elif kind:
         yield Finding("ok", "file system", kind)
@@ -249,7 +254,7 @@ def check_library() -> Findings:
         return
     has = f"{newest // 100}.{newest % 100 // 10}"
     if newest < series[0] * 100 + series[1] * 10:
-        step = f"Make them the same: pip install 'foundationdb=={has}.*', or install the {wanted} client."
+        step = f"Use one series for both: pip install 'foundationdb=={has}.*', or install the {wanted} client."
         yield Finding("fail", "client library", f"{has}, older than the binding", step)
         return
     yield Finding("ok", "client library", has)
@@ -287,10 +292,10 @@ def check_tls(addresses: Sequence[str], options: Options, environ: dict[str, str
     }
     if not any(address.endswith(":tls") for address in addresses):
         if any(named.values()):
-            step = "Write host:port:tls for each coordinator in the cluster file, once the servers speak it."
+            step = "Write host:port:tls for each coordinator in the cluster file, once the servers use TLS."
             yield Finding("warn", "TLS", "off: files are named, but no coordinator has :tls", step)
         else:
-            yield Finding("ok", "TLS", "off: keep the cluster's network to yourself (docs: SECURITY.md)")
+            yield Finding("ok", "TLS", "off: keep the cluster's network private (docs: SECURITY.md)")
         return
     for name, path in named.items():
         yield _tls_file(name, path)
@@ -302,7 +307,10 @@ def _tls_file(name: str, path: str | None) -> Finding:
         return Finding("ok", what, "the client library's default")
     if not os.access(path, os.R_OK):
         return Finding(
-            "fail", what, f"{path} can't be read", f"Name another in tls_{name}_file, or let this user read it."
+            "fail",
+            what,
+            f"{path} can't be read",
+            f"Name another file in tls_{name}_file, or give this user read access.",
         )
     if name == "key" and Path(path).stat().st_mode & 0o077:
         return Finding("warn", what, f"{path} is open to others", f"chmod 600 {path}")
@@ -317,13 +325,13 @@ def read_cluster_file(path: Path) -> tuple[Finding, str | None]:
     except OSError as error:
         return Finding("fail", "cluster file", f"{path}: {error.strerror}", copy), None
     except UnicodeDecodeError:
-        return Finding("fail", "cluster file", f"{path}: not a text", copy), None
+        return Finding("fail", "cluster file", f"{path}: not text", copy), None
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1 or not is_connection_string(lines[0]):
-        step = f"It holds one line, description:id@host:port[,host:port]. {copy}"
+        step = f"It must hold one line, description:id@host:port[,host:port]. {copy}"
         return Finding("fail", "cluster file", f"{path}: unreadable", step), None
     if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-        step = "Let the workers' user write it and its folder: the client notes there when coordinators move."
+        step = "Give the workers' user write access to it and its folder: the client updates it when coordinators move."
         return Finding("warn", "cluster file", f"{path} is read-only", step), lines[0]
     return Finding("ok", "cluster file", str(path)), lines[0]
 
@@ -332,12 +340,10 @@ def _coordinators(addresses: Sequence[str]) -> Findings:
     unreachable = [address for address in addresses if not _answers(address.removesuffix(":tls"))]
     reached = f"{len(addresses) - len(unreachable)} of {len(addresses)} reachable"
     if len(unreachable) * 2 >= len(addresses):
-        step = (
-            "Is fdbserver running, and does a firewall let this machine through? The cluster needs a majority of them."
-        )
+        step = "Check that fdbserver runs and that no firewall blocks it. The cluster needs most of its coordinators."
         yield Finding("fail", "coordinators", f"{reached}; not: {', '.join(unreachable)}", step)
     elif unreachable:
-        step = "The cluster works without them, but not if more fail."
+        step = "Bring them back: the cluster works without them, but not if more fail."
         yield Finding("warn", "coordinators", f"{reached}; not: {', '.join(unreachable)}", step)
     else:
         yield Finding("ok", "coordinators", reached)
@@ -359,7 +365,7 @@ def check_store(patient: Patient) -> Findings:
     """Open it as a worker would, and look."""
     location = patient.location
     if isinstance(location, SqliteLocation) and location.is_default and not location.path.exists():
-        yield Finding("ok", "store", "not opened, as nobody has used it yet")
+        yield Finding("ok", "store", "not opened, because it is not in use yet")
         return
     clock = SystemClock()
     begin = clock.monotonic()
@@ -375,9 +381,9 @@ def check_store(patient: Patient) -> Findings:
 
 def _contents(opened: Opened) -> Findings:
     try:
-        queues = opened.engine.queues()
-        silent = len(opened.engine.beats())
-        asides = opened.engine.asides()
+        queues = opened.engine.inspect.queues()
+        silent = len(opened.engine.sessions.beats())
+        asides = opened.engine.upkeep.asides()
     except KombuFDBError as error:
         yield _failure("content", error)
         return
@@ -389,7 +395,7 @@ def _contents(opened: Opened) -> Findings:
         f"{counts[2]:,} leased; {plural(silent, 'session')}",
     )
     if newer := {name: each.newer for name, each in queues.items() if each.newer}:
-        found = f"{sum(newer.values())} messages of a newer version, of {', '.join(map(repr, newer))}"
+        found = f"{sum(newer.values())} messages of a newer version, in {', '.join(map(repr, newer))}"
         yield Finding("warn", "newer messages", found, NEWER_STEP)
     for aside in asides:
         yield Finding("warn", "set aside", str(aside), ASIDE_STEP)
@@ -449,7 +455,7 @@ def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = pri
         if finding.fix:
             write(f"{'':<5} {'':<15} -> {finding.fix}")
     failed, doubtful = levels.count("fail"), levels.count("warn")
-    write("all well" if not failed + doubtful else f"{failed} to mend, {doubtful} to look at")
+    write("all well" if not failed + doubtful else f"{failed} failed, {doubtful} to check")
     return 1 if failed else 0
 
 

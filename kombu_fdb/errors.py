@@ -220,7 +220,7 @@ class CapacityExceeded(QueueError):
     From :meth:`kombu_fdb.api.queue.Queue.put` also ``item``: the payload that was refused.
     """
 
-    text = "no more room in the queue"
+    text = "the queue is full"
 
 
 class ForkedError(KombuFDBError):

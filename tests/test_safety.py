@@ -231,7 +231,7 @@ def test_the_doctor_sees_a_file_that_everybody_may_read(tmp_path):
         pass
     lines = []
     doctor.main([url], lines.append)
-    assert "open to everybody" not in "\n".join(lines)
+    assert "open to every user" not in "\n".join(lines)
     (tmp_path / "broker.db").chmod(0o644)
     doctor.main([url], lines.append)
     assert f"chmod o= {tmp_path}/broker.db" in "\n".join(lines)

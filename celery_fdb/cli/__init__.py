@@ -83,7 +83,7 @@ def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -
 )
 @click.pass_context
 def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) -> None:
-    """Look into a celery-fdb broker and work on it.
+    """Inspect and change a celery-fdb broker.
 
     Every command has --json. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 store unreachable.
     """

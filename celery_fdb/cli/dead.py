@@ -27,10 +27,10 @@ __all__ = ["dead"]
 
 @click.group()
 def dead() -> None:
-    """Dead letters: what failed for good, and why; replay or discard it.
+    """List, replay or discard dead letters: what failed for good, and why.
 
-    QUEUE is the queue they died in, or QUEUE.dead, where they are. For those of a dead-letter exchange name the queue
-    it leads to, and say --in.
+    QUEUE is the queue they died in, or QUEUE.dead, where they are kept. With a dead-letter exchange, name the queue
+    that it leads to and add --in.
     """
 
 
@@ -41,13 +41,17 @@ REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
 def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Which ones: all of the given conditions must hold."""
     options = (
-        click.option("--in", "in_queue", is_flag=True, help="QUEUE is where the dead letters are."),
-        click.option("--reason", help=f"As {', '.join(REASONS)}."),
+        click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters."),
+        click.option("--reason", help=f"For example {', '.join(REASONS)}."),
         click.option("--task", help="A Celery task's name."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception."),
-        click.option("--older-than", type=DURATION, metavar="SECONDS", help="Since the last death; or 10m, 12h, 7d."),
-        click.option("--younger-than", type=DURATION, metavar="SECONDS", help="Since the last death; or 10m, 12h, 7d."),
+        click.option(
+            "--older-than", type=DURATION, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
+        ),
+        click.option(
+            "--younger-than", type=DURATION, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
+        ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
 
@@ -67,14 +71,18 @@ def _given(conditions: dict[str, Any]) -> dict[str, Any]:
 
 @command("list")
 @click.argument("queue", required=False)
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="The oldest so many.")
-@click.option("--by", type=click.Choice(["reason", "task", "key", "queue", "error"]), help="Count them instead.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many, oldest first.")
+@click.option(
+    "--by",
+    type=click.Choice(["reason", "task", "key", "queue", "error"]),
+    help="Count them by this instead of listing them.",
+)
 @_conditions
 @body_option
 def list_(
     run: Run, *, queue: str | None, limit: int, by: str | None, in_queue: bool, body: bool, **conditions: Any
 ) -> Answer:
-    """How many dead letters each queue has; with QUEUE, those of it, the oldest first."""
+    """Count the dead letters of each queue; with QUEUE, list its dead letters, oldest first."""
     if queue is None:
         having = {view.name: view.dead for view in look(run.broker).live_queues if view.dead}
         return Answer(having, [table("queue >dead", having.items())])
@@ -88,10 +96,10 @@ def list_(
 @command()
 @click.argument("queue")
 @click.argument("message_id", metavar="ID")
-@click.option("--in", "in_queue", is_flag=True, help="QUEUE is where the dead letters are.")
+@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
 @body_option
 def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
-    """One dead letter with its whole history. ID as the list shows it, or its task's id."""
+    """Show one dead letter with its whole history. ID is as in the list, or the task's id."""
     answer = shown([_find(run, _letters(run, queue, in_queue=in_queue), message_id)], body=body)
     deaths = answer.document[0]["deaths"]
     return Answer(answer.document[0], [*answer.shown, *(line for each in deaths for line in _story(each))])
@@ -113,10 +121,10 @@ def _story(death: dict[str, Any]) -> Iterator[str]:
 @click.argument("queue")
 @id_arguments
 @_conditions
-@click.option("--limit", type=click.IntRange(1), help="The oldest so many; default: all.")
-@click.option("--to", help="Another queue than the one they died in.")
-@click.option("--rate", type=RATE, help="At most so many a second, or 100/m, 1000/h.")
-@click.option("--yes", is_flag=True, help="Don't ask; a script is never asked.")
+@click.option("--limit", type=click.IntRange(1), help="How many, oldest first; default: all.")
+@click.option("--to", help="Replay to this queue instead of the one they died in.")
+@click.option("--rate", type=RATE, help="At most this many a second; 100/m and 1000/h also work.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation; scripts are never asked.")
 def replay(
     run: Run,
     *,
@@ -129,10 +137,10 @@ def replay(
     yes: bool,
     **conditions: Any,
 ) -> Answer:
-    """Bring dead letters back to the queue they died in: those with the IDs, or all for which the conditions hold.
+    """Move dead letters back to the queue they died in: those with the IDs, or all that match the conditions.
 
-    For all of them, without any condition, you are asked first. Ctrl-C ends it between two messages: those replayed
-    are back, the others stay.
+    Without IDs, conditions or --limit you are asked first. Ctrl-C stops between two messages: the dead letters replayed
+    so far are back in their queues, and the others stay.
     """
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, _given(conditions))
@@ -146,7 +154,7 @@ def replay(
             for each in wanted:
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:
-        fix = "Start its worker, so that it is declared, or say --to. The dead letters are where they were."
+        fix = "Start a worker that declares it, or name another queue with --to. The dead letters stay where they are."
         raise QueueNotFound(error.text, **{**error.attributes, "fix": fix}) from None
     return Answer({"queue": queue, "replayed": count}, [f"replayed {plural(count, 'message')}"])
 
@@ -156,14 +164,14 @@ def replay(
 @id_arguments
 @_conditions
 @click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 def discard(
     run: Run, *, queue: str, ids: tuple[str, ...], in_queue: bool, everything: bool, yes: bool, **conditions: Any
 ) -> Answer:
-    """Delete dead letters for good: those with the IDs, those for which the conditions hold, or --all."""
+    """Delete dead letters for good: those with the IDs, those that match the conditions, or --all."""
     given = _given(conditions)
     if everything == bool(ids or given):
-        raise click.UsageError("name the IDs, or conditions, or say --all")
+        raise click.UsageError("give IDs, conditions or --all")
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, given)
     _check_reason(letters, conditions["reason"])

@@ -12,7 +12,7 @@ __all__ = ["doctor"]
 
 @command()
 def doctor(run: Run) -> Answer:
-    """Check versions, options, files, cluster and clock; name the next step for what is not right."""
+    """Check versions, options, files, cluster and clock, and name the next step for every problem."""
     url, options = run.where.resolve()
     findings = list(examine(url, options, dict(os.environ)))
     rows = [(each.level, each.what, each.found, each.fix) for each in findings]

@@ -34,7 +34,7 @@ RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growt
 
 @command()
 def status(run: Run) -> Answer:
-    """What is ready, delayed, leased and dead, by queue; how many sessions."""
+    """Count the ready, delayed, leased and dead messages of each queue, and the sessions."""
     overview = look(run.broker)
     totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
     about = [*summary(overview), *_newer(overview), *_set_aside(overview), ""]
@@ -48,9 +48,9 @@ def _newer(overview: Overview) -> list[str]:
 
 
 def _set_aside(overview: Overview) -> list[str]:
-    """What the maintenance can't do, if there is something."""
+    """What the duties have set aside, if there is something."""
     number = len(overview.asides)
-    return [f"set aside by the maintenance: {number}; `doctor` says what and why"] if number else []
+    return [f"set aside by duties: {number}; run `doctor` to see what and why"] if number else []
 
 
 def summary(overview: Overview) -> list[str]:
@@ -94,9 +94,9 @@ def key_speeds(speeds: dict[str, float] | None) -> list[str]:
 
 
 @command()
-@click.option("--all", "everything", is_flag=True, help="Also the queues of dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Include the queues of dead letters.")
 def queues(run: Run, *, everything: bool) -> Answer:
-    """Every queue, with how it was declared."""
+    """List every queue and how it was declared."""
     overview = look(run.broker)
     shown = overview.queues if everything else overview.live_queues
     rows = [
@@ -121,9 +121,9 @@ def known(run: Run, queue: str) -> QueueView:
 
 @command()
 @click.argument("queue")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The longest so many.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many, longest first.")
 def keys(run: Run, *, queue: str, limit: int) -> Answer:
-    """The fairness keys of QUEUE that have messages or limits, the longest first."""
+    """List the fairness keys of QUEUE that have messages or limits, longest first."""
     known(run, queue)
     found = look_at_keys(run.broker, queue, top=limit)
     return Answer([dataclasses.asdict(each) for each in found], [key_table(found)])
@@ -145,7 +145,7 @@ def limits_of(view: KeyView) -> str:
 
 @command()
 def sessions(run: Run) -> Answer:
-    """The consumer processes, and how many messages each holds."""
+    """List the consumer processes, and how many messages each one holds."""
     overview = look(run.broker, held=True)
     found = overview.sessions
     return Answer([dataclasses.asdict(each) for each in found], [session_table(found, heard_s(overview))])
@@ -176,5 +176,5 @@ def _heard(view: SessionView, heard_s: dict[str, float]) -> str:
 
 def _state(view: SessionView, heard_s: dict[str, float]) -> str:
     if not view.open:
-        return "ended, its messages are coming back"
+        return "ended, its messages are being released"
     return "silent" if heard_s.get(view.id, 0.0) > view.ttl_s * MISSED_BEATS / BEATS else "alive"

@@ -20,23 +20,23 @@ from kombu_fdb.primitives.plural import plural
 __all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
 
 #: After a cancellation by the broker's URL.
-UNTOLD = "its result and its chord are not told: that takes the app, celery -A APP fdb cancel"
+UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
 
 body_option = click.option(
-    "--body", is_flag=True, help="Show headers and body too. JSON and text only; nothing is ever unpickled."
+    "--body", is_flag=True, help="Also show headers and body. JSON and text only; nothing is ever unpickled."
 )
 
 
 @command()
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True)
-@click.option("--key", help="Of this fairness key only.")
+@click.option("--key", help="Only messages with this fairness key.")
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
 )
 @body_option
 def peek(run: Run, *, queue: str, limit: int, key: str | None, state: State, body: bool) -> Answer:
-    """What a consumer of QUEUE would get next, without taking it."""
+    """Show what a consumer of QUEUE would get next, without taking it."""
     known(run, queue)
     return shown(run.broker.queue(queue).peek(limit, state=state, key=key), body=body)
 
@@ -45,7 +45,7 @@ def peek(run: Run, *, queue: str, limit: int, key: str | None, state: State, bod
 @click.argument("task_id")
 @body_option
 def find(run: Run, *, task_id: str, body: bool) -> Answer:
-    """Where the task TASK_ID is: its messages in every queue and state."""
+    """Find the messages of the task TASK_ID, in every queue and state."""
     found = run.broker.find(task_id)
     if not found:
         raise _no_task(task_id)
@@ -53,7 +53,11 @@ def find(run: Run, *, task_id: str, body: bool) -> Answer:
 
 
 def _no_task(task_id: str) -> Refused:
-    return Refused("no message of this task is stored", task_id=task_id, fix="It is done, or it was never sent here.")
+    return Refused(
+        "the broker has no message of this task",
+        task_id=task_id,
+        fix="The task is done, or was never sent to this broker.",
+    )
 
 
 def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
@@ -97,9 +101,9 @@ def _content_lines(described: dict[str, Any]) -> list[str]:
 @command()
 @click.argument("task_id")
 def cancel(run: Run, *, task_id: str) -> Answer:
-    """Take the task TASK_ID out of the store, if no worker has begun it; needs no worker.
+    """Delete the messages of the task TASK_ID that no worker holds. No worker needs to run.
 
-    With an app (celery -A), its result becomes REVOKED, and its chord is told.
+    With an app (celery -A), its result becomes REVOKED and its chord fails.
     """
     app = run.where.app_of_broker
     if taken := run.broker.cancel(task_id):
@@ -112,7 +116,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
         raise Refused(
             "a worker holds this task",
             task_id=task_id,
-            fix=f"celery -A APP control terminate TERM {task_id} ends it there.",
+            fix=f"To end it there, run: celery -A APP control terminate TERM {task_id}",
         )
     raise _no_task(task_id)
 
@@ -126,11 +130,11 @@ def _tell(app: Any, taken: Peeked) -> None:
 @command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--limit", type=click.IntRange(1), help="So many; default: all.")
-@click.option("--key", help="Ready ones of this fairness key only.")
-@click.option("--new", is_flag=True, help="TARGET may be a queue that nobody has declared.")
+@click.option("--limit", type=click.IntRange(1), help="How many; default: all.")
+@click.option("--key", help="Only ready messages with this fairness key.")
+@click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
 def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
-    """Move the ready and delayed messages of SOURCE to the end of TARGET, as they are."""
+    """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
     known(run, source)
     if not new:
         _check_room(known(run, target), known(run, source), limit)
@@ -145,19 +149,19 @@ def _check_room(target: QueueView, source: QueueView, limit: int | None) -> None
     most_bytes = target.arguments.get("x-max-length-bytes")
     if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
         raise Refused(
-            "the target takes only so many messages",
+            "the target's maximum leaves no room for these messages",
             target=target.name,
             coming=coming,
             ready=target.ready,
             max_length=most,
             max_length_bytes=most_bytes,
-            fix="Declare it without that argument, or move fewer with --limit.",
+            fix="Declare it without its maximum, or move fewer messages with --limit.",
         )
 
 
 @command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
     view = known(run, queue)

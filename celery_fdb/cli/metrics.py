@@ -14,21 +14,23 @@ __all__ = ["metrics"]
 
 
 @command()
-@click.option("--port", type=click.IntRange(0, 65_535), default=9808, show_default=True, help="0 for any free one.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Another one is open to other hosts.")
-@click.option("--keys", type=click.IntRange(0), default=10, show_default=True, help="So many series of keys a queue.")
-@click.option("--once", is_flag=True, help="Print the metrics and leave.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=9808, show_default=True, help="0 picks a free port.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Any other address is open to other hosts.")
+@click.option(
+    "--keys", type=click.IntRange(0), default=10, show_default=True, help="How many keys of each queue get series."
+)
+@click.option("--once", is_flag=True, help="Print the metrics and exit.")
 def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answer | None:
-    """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics, until it is told to end.
+    """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics until stopped.
 
-    The endpoint is open to whoever reaches it: by default, the users of this machine.
+    Anyone who can connect can read the metrics: by default, the users of this machine.
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
-        raise Refused("prometheus-client is not installed", fix="pip install prometheus-client") from error
+        raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
     run.where.location()  # wrong usage is told now, an unreachable store at each scrape
     collector = BrokerCollector(run.where.open, keys=keys)
     registry = CollectorRegistry()
@@ -41,10 +43,14 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
         server, thread = start_http_server(port, address, registry)
     except OSError as error:
         raise Refused(
-            "the address can't be served", address=address, port=port, reason=error.strerror, fix="Name another --port."
+            "can't listen on this address",
+            address=address,
+            port=port,
+            reason=error.strerror,
+            fix="Choose another --port.",
         ) from error
     if not _is_loopback(address):
-        click.echo(f"Note: whoever reaches {address} can read the metrics; nobody is asked for a password.", err=True)
+        click.echo(f"Note: anyone who can connect to {address} can read the metrics; there is no password.", err=True)
     click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)
     _wait_for_the_end()
     server.shutdown()

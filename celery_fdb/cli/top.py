@@ -42,14 +42,16 @@ class Beats:
 
 
 @command()
-@click.option("--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between looks.")
-@click.option("--iterations", type=click.IntRange(1), help="So many looks; default: until you press Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between refreshes."
+)
+@click.option("--iterations", type=click.IntRange(1), help="How many refreshes; default: until you press Ctrl-C.")
 @click.option("--once", is_flag=True, help="The same as --iterations 1.")
-@click.option("--keys", type=click.IntRange(0), default=5, show_default=True, help="So many keys of each queue.")
+@click.option("--keys", type=click.IntRange(0), default=5, show_default=True, help="How many keys of each queue.")
 def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: int) -> None:
-    """Watch ready, delayed, leased, dead, ages and rates, by queue and key, and the sessions.
+    """Watch the counts, ages and rates of queues and keys, and the sessions.
 
-    With --json one document a line for each look.
+    With --json, print one document per refresh, one per line.
     """
     with suppress(KeyboardInterrupt):  # how one leaves it
         _watch(run, _looks(run, interval, 1 if once else iterations, keys))

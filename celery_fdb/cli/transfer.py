@@ -17,7 +17,7 @@ from kombu_fdb.primitives.plural import plural
 __all__ = ["export", "import_"]
 
 leased_option = click.option(
-    "--leased", is_flag=True, help="Take what workers hold too, as ready messages: for workers that are dead."
+    "--leased", is_flag=True, help="Include messages that workers hold, as ready ones; for workers that are dead."
 )
 
 
@@ -25,7 +25,7 @@ def _no_dash(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
     """A file is replaced as a whole when it is complete, and read twice: a pipe can't be."""
     del ctx
     if value is not None and str(value) == "-":
-        raise click.BadParameter("a pipe won't do: name a file", param=param)
+        raise click.BadParameter("a pipe doesn't work: name a file", param=param)
     return value
 
 
@@ -36,12 +36,12 @@ def _no_dash(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
 def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
     """Write everything in the broker to FILE: queues, bindings, limits and all messages. The broker stays as it is.
 
-    Stop the workers and publishers first. FILE can be read by its owner only.
+    Stop the workers and publishers first. Only the owner can read FILE.
     """
     _existing(run.where)
     try:
         if file.exists() and not force:
-            raise Refused("the file exists", path=str(file), fix="Name another one, or say --force.")
+            raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
         source = StoreSource(run.broker, leased=leased)
         with bar(run, "export", source.header.messages) as advance:
             number = export_to(file, source, advance)
@@ -52,16 +52,16 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
 
 @command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False, callback=_no_dash)
-@click.option("--from", "url", metavar="URL", help="Straight from another store instead of a file.")
+@click.option("--from", "url", metavar="URL", help="Import directly from another store instead of a file.")
 @click.option("--from-options", metavar="JSON", callback=json_object, help="That store's broker_transport_options.")
-@click.option("--again", is_flag=True, help="Store a second time what was imported before.")
+@click.option("--again", is_flag=True, help="Import again what was imported before.")
 @leased_option
 def import_(
     run: Run, *, file: Path | None, url: str | None, from_options: dict[str, Any], again: bool, leased: bool
 ) -> Answer:
-    """Store everything of an export FILE, or of another store, in the broker.
+    """Import everything from an export FILE, or from another store, into the broker.
 
-    It may be killed at any point; the same command goes on where it was: nothing is lost and nothing doubled.
+    If it is killed, run the same command again: it continues where it stopped, and nothing is lost or doubled.
     """
     if (file is None) == (url is None):
         raise click.UsageError("name a FILE, or --from URL")
@@ -75,18 +75,18 @@ def import_(
     except OSError as error:
         raise _file_error(file, error) from error
     document = {"source": source.header.source, "messages": done.messages, "stored": done.stored}
-    before = f" ({done.messages - done.stored:,} were there from before)" if done.stored < done.messages else ""
+    before = f" ({done.messages - done.stored:,} were already there)" if done.stored < done.messages else ""
     return Answer(document, [f"imported {plural(done.messages, 'message')}{before}"])
 
 
 def _existing(where: Where) -> Where:
     """Nothing is taken from a file that would only be made. Raises ``Refused``."""
     if where.absent is not None:
-        raise Refused("there is no broker", path=where.absent, fix="Is the path right?")
+        raise Refused("there is no broker", path=where.absent, fix="Check the path.")
     return where
 
 
 def _file_error(file: Path | None, error: OSError) -> Refused:
     return Refused(
-        "the file can't be used", path=str(error.filename or file), reason=error.strerror, fix="Is the path right?"
+        "the file can't be used", path=str(error.filename or file), reason=error.strerror, fix="Check the path."
     )

@@ -16,7 +16,7 @@ from kombu_fdb.settings.options import parse_options
 
 __all__ = ["Where"]
 
-NAME_IT = "Name the broker: --broker fdb+sqlite:////path/broker.db, or celery -A with an app whose broker_url it is."
+NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Where:
         url, options = self.resolve()
         absent = self.absent
         if absent is not None and not make and Path(absent).parent.is_dir():
-            fix = "Is the path right? The first worker or message makes it."
+            fix = "Check the path. The first worker or message creates the file."
             raise StoreUnavailable("there is no broker yet", path=absent, fix=fix)
         return Broker.open(url, **options)
 
@@ -77,4 +77,4 @@ def _ours(configured: Any) -> str:
         if url.partition("://")[0] in SCHEMES:
             return str(url)
     schemes = ", ".join(url.partition("://")[0] + "://" for url in urls) or "not set"
-    raise OptionError("the app's broker is not one of celery-fdb's", broker_url=schemes, fix=NAME_IT)
+    raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=NAME_IT)

@@ -27,7 +27,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 @click.argument("queue")
 @click.argument("key", required=False)
 def pause(run: Run, *, queue: str, key: str | None) -> Answer:
-    """Hand out no more messages of QUEUE, or of one KEY of it. What is being worked on goes on."""
+    """Stop delivering messages of QUEUE, or of one KEY of it. Messages that workers hold are not affected."""
     return _switch(run, queue, key, paused=True)
 
 
@@ -35,7 +35,7 @@ def pause(run: Run, *, queue: str, key: str | None) -> Answer:
 @click.argument("queue")
 @click.argument("key", required=False)
 def resume(run: Run, *, queue: str, key: str | None) -> Answer:
-    """The counterpart of pause; waiting consumers are woken."""
+    """Deliver messages of QUEUE, or of one KEY of it, again. Waiting consumers wake up."""
     return _switch(run, queue, key, paused=False)
 
 
@@ -44,7 +44,7 @@ def _switch(run: Run, queue: str, key: str | None, *, paused: bool) -> Answer:
     target = run.broker.queue(queue)
     (target.pause if paused else target.resume)(key)
     what = queue if key is None else f"key {key} of {queue}"
-    return Answer({"queue": queue, "key": key, "paused": paused}, [f"{what} is {'paused' if paused else 'at work'}"])
+    return Answer({"queue": queue, "key": key, "paused": paused}, [f"{'paused' if paused else 'resumed'} {what}"])
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers
@@ -59,7 +59,7 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         except (ValueError, KeyError):
             rate = math.nan
         if not SLOWEST <= rate <= FASTEST:  # nan is neither
-            self.fail(f"{value!r} is no rate such as 10, 100/m or 1000/h", param, ctx)
+            self.fail(f"{value!r} is not a rate such as 10, 100/m or 1000/h", param, ctx)
         return rate
 
 
@@ -72,7 +72,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", str(value))
         seconds = math.inf if found is None else float(found[1]) * UNITS_S[found[2] or "s"]
         if seconds > LONGEST_S:
-            self.fail(f"{value!r} is no duration such as 90 (seconds), 10m, 12h or 7d", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 90 (seconds), 10m, 12h or 7d", param, ctx)
         return seconds
 
 
@@ -97,21 +97,23 @@ INTEGER_OR_NONE = OrNone(WHOLE)
 @click.argument("key", required=False)
 @click.option("--weight", type=WHOLE, help="Messages per turn.")
 @click.option("--max-in-flight", type=INTEGER_OR_NONE, help="How many may be leased at a time.")
-@click.option("--rate", type=OrNone(RATE), help="Messages a second over all consumers, or 100/m, 1000/h.")
-@click.option("--burst", type=WHOLE, help="How many may come at once within the rate.")
-@click.option("--capacity", type=INTEGER_OR_NONE, help="Ready messages, beyond which publishing is refused.")
-@click.option("--priority", type=INTEGER_OR_NONE, help="Of the whole key, 0 to 9 (9 the most urgent).")
-@click.option("--remove", is_flag=True, help="What holds for every key holds for this one again.")
+@click.option("--rate", type=OrNone(RATE), help="Messages a second across all consumers; 100/m and 1000/h also work.")
+@click.option("--burst", type=WHOLE, help="How many may be delivered at once within the rate.")
+@click.option(
+    "--capacity", type=INTEGER_OR_NONE, help="How many ready messages it may have before publishing is refused."
+)
+@click.option("--priority", type=INTEGER_OR_NONE, help="Priority of the whole key, 0 to 9 (9 is the most urgent).")
+@click.option("--remove", is_flag=True, help="Remove the key's own limits; those of every key apply again.")
 def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
-    """Show or change what KEY of QUEUE may do; without KEY, what every key without limits of its own may do.
+    """Show or change the limits of KEY in QUEUE; without KEY, of every key that has no limits of its own.
 
-    Only what is named changes; none takes a limit away. It counts from the next message on.
+    Only the limits you name change; none removes a limit. Changes apply from the next message on.
     """
     known(run, queue)
     named = {name: value for name, value in given.items() if value is not None}
     changes: dict[str, Any] = {name: None if value == "none" else value for name, value in named.items()}
     if remove and (changes or key is None):
-        raise click.UsageError("--remove takes a KEY and no other option")
+        raise click.UsageError("--remove needs a KEY and no other option")
     target = run.broker.queue(queue)
     if remove and key is not None:
         target.unlimit(key)

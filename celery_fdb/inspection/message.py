@@ -126,4 +126,4 @@ def _text(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError:
-        return f"<{len(body)} bytes that are no text>"
+        return f"<{len(body)} bytes that are not text>"

@@ -41,33 +41,36 @@ STATES = ("ready", "delayed", "leased", "dead")
 #: Metric and event of ``totals.py``.
 TOTALS = {
     "celery_fdb_published": (PUBLISHED, "Messages published, by queue."),
-    "celery_fdb_claimed": (CLAIMED, "Messages handed out to a consumer, by queue."),
+    "celery_fdb_claimed": (CLAIMED, "Messages claimed by consumers, by queue."),
     "celery_fdb_acked": (ACKED, "Messages done, by queue."),
-    "celery_fdb_returned": (RETURNED, "Messages handed back or taken from a dead consumer, by queue."),
+    "celery_fdb_returned": (RETURNED, "Messages released by a consumer, or from a dead one, by queue."),
     "celery_fdb_dead_lettered": (DEAD, "Messages that became dead letters, by the queue they died in."),
-    "celery_fdb_lost_leases": (LOST, "Messages taken from a consumer process that was silent for too long, by queue."),
-    "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that another consumer's was faster than, by queue."),
-    "celery_fdb_contested": (CONTESTED, "Messages of such claims, by queue."),
+    "celery_fdb_lost_leases": (
+        LOST,
+        "Messages released because their consumer process was silent for too long, by queue.",
+    ),
+    "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that lost the race to another consumer's claim, by queue."),
+    "celery_fdb_contested": (CONTESTED, "Messages in such claims, by queue."),
 }
 GAUGES = {
     "celery_fdb_up": "1 if the store answered this scrape.",
     "celery_fdb_scrape_seconds": "How long reading the store took.",
     "celery_fdb_queue_messages": "Messages in a queue, by state: ready, delayed, leased, dead.",
-    "celery_fdb_queue_oldest_seconds": "For how long the oldest ready message waits, since it was published or due.",
-    "celery_fdb_queue_paused": "1 if the queue hands out nothing.",
+    "celery_fdb_queue_oldest_seconds": "How long the oldest ready message has waited since it was published or due.",
+    "celery_fdb_queue_paused": "1 if the queue is paused.",
     "celery_fdb_queue_consumers": "Consumer processes of a queue.",
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
-    "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are coming back).",
+    "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are being released).",
 }
 #: The same of messages with a fairness key, by queue and key.
 KEY_TOTALS = {
     "celery_fdb_key_published": (PUBLISHED, "Messages with a fairness key published, of a queue's busiest keys."),
-    "celery_fdb_key_claimed": (CLAIMED, "Of those, handed out to a consumer."),
+    "celery_fdb_key_claimed": (CLAIMED, "Of those, claimed by consumers."),
     "celery_fdb_key_acked": (ACKED, "Of those, done."),
-    "celery_fdb_key_returned": (RETURNED, "Of those, handed back or taken from a dead consumer."),
-    "celery_fdb_key_dead_lettered": (DEAD, "Of those, that became dead letters."),
-    "celery_fdb_key_contested": (CONTESTED, "Of those, in a claim that another consumer's was faster than."),
-    "celery_fdb_key_lost_leases": (LOST, "Of those, taken from a consumer process that was silent for too long."),
+    "celery_fdb_key_returned": (RETURNED, "Of those, released by a consumer, or from a dead one."),
+    "celery_fdb_key_dead_lettered": (DEAD, "Of those, became dead letters."),
+    "celery_fdb_key_contested": (CONTESTED, "Of those, in claims that lost the race to another consumer's claim."),
+    "celery_fdb_key_lost_leases": (LOST, "Of those, released because their consumer process was silent for too long."),
 }
 LATE = "celery_fdb_late_settlements"
 #: All names as they are exported.
@@ -147,7 +150,7 @@ class BrokerCollector(Collector):
         yield from self._totals_of_keys(named)
         states = Counter("open" if each.open else "ended" for each in overview.sessions)
         yield _gauge("celery_fdb_sessions", ["state"], [((state,), states[state]) for state in ("open", "ended")])
-        late = CounterMetricFamily(LATE, "Settlements that came too late: the message was given to another consumer.")
+        late = CounterMetricFamily(LATE, "Settlements that came too late: another consumer had the message.")
         late.add_metric([], overview.late_settlements)
         yield late
 

@@ -158,7 +158,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     names = sorted(counts) if queues is None else list(queues)
     for name in names:
         if name not in counts:
-            raise QueueNotFound(queue=name, fix="`queues` lists those there are.")
+            raise QueueNotFound(queue=name, fix="Run `queues` to list the queues.")
     facts, totals = broker.inspect.facts(names), broker.inspect.totals()
     sessions = [_session(each) for each in broker.inspect.sessions(held=held)]
     consumers = Counter(queue for each in sessions if each.open for queue in each.queues)

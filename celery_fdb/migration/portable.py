@@ -198,7 +198,7 @@ def _decode(line: bytes, number: int) -> Entry:
             "an entry of the export file can't be read",
             line=number,
             reason=str(error)[:200],
-            fix="Was it written by a newer celery-fdb? Upgrade this one.",
+            fix="If a newer celery-fdb wrote it, upgrade this one.",
         ) from error
 
 
@@ -243,7 +243,7 @@ def read_header(path: Path) -> Header:
         version = fields.pop(FORMAT)
     except _ODD:
         raise FormatError(
-            "not an export of celery-fdb", path=str(path), fix="Name a file that `export` has written."
+            "not an export of celery-fdb", path=str(path), fix="Name a file that `export` wrote."
         ) from None
     if version != VERSION:
         raise FormatError("an export of a newer celery-fdb", version=version, fix="Upgrade this one.")
@@ -269,7 +269,7 @@ def verify(path: Path) -> int:
     end = _end(last)
     if end is None or not last.endswith(b"\n"):
         raise FormatError(
-            "half an export: it has no end", path=str(path), fix="Export again; nothing was imported from it."
+            "an incomplete export: its end is missing", path=str(path), fix="Export again. Nothing was imported."
         )
     if end.get("sha256") != digest.hexdigest() or not is_whole(end.get("messages"), 0):
         raise FormatError("the export file was changed or is damaged", path=str(path), fix="Export again.")

@@ -50,7 +50,7 @@ class SourceBusy(QueueError):
 class AlreadyImported(QueueError):
     """All of it is here, or was."""
 
-    text = "this was imported before"
+    text = "this was already imported"
 
 
 class Source(Protocol):
@@ -125,7 +125,7 @@ def _asked(ask: Callable[[], T], queue: str) -> T:
             "a queue's declaration or control can't be read",
             queue=queue,
             reason=str(error),
-            fix="Declare it again, or reset its control (broker.queue(name).reset_control()), and export once more.",
+            fix="Declare it again, or reset its control (broker.queue(name).reset_control()), and repeat the export.",
         ) from error
 
 
@@ -143,7 +143,7 @@ def _check_at_rest(broker: Broker, leased: int) -> None:
             sessions=len(open_),
             at=who or None,
             leased=leased,
-            fix="Stop the workers. If they are dead, say --leased: what they held is taken as ready.",
+            fix="Stop the workers. If they are dead, add --leased: what they held is exported as ready.",
         )
 
 
@@ -233,7 +233,9 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
     """The export's id; with ``again`` one made of it that is not finished yet."""
     if source.header.source == name_of(target) and not again:
         raise AlreadyImported(
-            "source and target are the same store", source=source.header.source, fix="Name another target, or --again."
+            "source and target are the same store",
+            source=source.header.source,
+            fix="Name another target, or add --again.",
         )
     migration, import_id = target.migration, source.header.id
     facts = migration.finished(import_id)
@@ -242,7 +244,7 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
     if not again and facts is not None:
         migration.forget_marks(import_id)
         raise AlreadyImported(
-            messages=facts["messages"], fix="Nothing is missing. To store all of it a second time, say --again."
+            messages=facts["messages"], fix="Nothing is missing. To import all of it a second time, add --again."
         )
     number = 1
     while migration.finished(_numbered(import_id, number)) is not None:

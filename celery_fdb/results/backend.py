@@ -76,7 +76,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         seconds = default if value is None else self.prepare_expires(value)
         if seconds is not None and not is_number(seconds, -math.inf, LONGEST_S):
             raise OptionError(
-                "results can't be kept for so long", given=repr(value)[:80], fix=f"Up to {LONGEST_S:,} s."
+                "the results' lifetime is too long", given=repr(value)[:80], fix=f"Use at most {LONGEST_S:,} s."
             )
         return seconds
 

@@ -76,7 +76,7 @@ class Turn(Enum):
     """What a header task that has returned is to do."""
 
     PUBLISH = "publish the body"
-    NOTHING = "others have not returned yet, or somebody else publishes"
+    NOTHING = "others have not returned yet, or another worker publishes it"
     ADD = "add its part first"
     LATE = "the chord is over, or has expired"
 

@@ -115,16 +115,16 @@ class ChordSupport:
         except ChordOver:
             logger.info("Chord %s was published by another worker", group_id)
         except (StoreError, OperationalError) as error:
-            logger.warning("The body of chord %s could not be published, will be tried again: %s", group_id, error)
+            logger.warning("The body of chord %s could not be published and will be retried: %s", group_id, error)
         except Exception as error:
             logger.exception("Chord %s: the body can't be published", group_id)
             chord_error = _create_chord_error_with_cause(f"Callback error: {error!r}", original_exc=error)
-            with self.client.engine.atomically(self.store.finishing(group_id)):
+            with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
                 self._fail(callback, chord_error)
 
     def _publish_or_fail(self, group_id: str, callback: Any) -> None:
         header = GroupResult.restore(group_id, backend=self, app=self.app)
-        with self.client.engine.atomically(self.store.finishing(group_id)):
+        with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
             try:
                 results = self._join(group_id, header)
             except ChordError as error:

@@ -77,7 +77,7 @@ class Janitor:
             except Exception as error:  # whatever it is, the next look may succeed
                 if not failing:
                     unexpected = not isinstance(error, KombuFDBError)
-                    logger.warning("the maintenance of the results fails: %s", error, exc_info=unexpected)
+                    logger.warning("the cleanup of the results failed: %s", error, exc_info=unexpected)
                 failing = True
 
     def look(self) -> None:

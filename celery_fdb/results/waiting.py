@@ -136,7 +136,7 @@ class Waiting:
     def _fail(self, task_ids: list[str], error: StoreError) -> None:
         self._fired.extend(task_ids)
         if not self._failing:
-            logger.warning("the results can't be read, will be tried again: %s", error)
+            logger.warning("the results can't be read, retrying: %s", error)
         self._failing = True
 
 

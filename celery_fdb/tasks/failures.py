@@ -248,12 +248,12 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     burial = Burial(publication)  # one for all attempts, so that it happens once
 
     def bury() -> None:
-        channel.engine.bury_copy(queue, burial, deaths, details=death)
+        channel.engine.publisher.bury_copy(queue, burial, deaths, details=death)
 
     try:
         bury()
     except StoreError:
-        logger.exception("the dead letter of a failed task is stored when the store answers again")
+        logger.exception("the dead letter of a failed task will be stored when the store answers again")
         channel.client.later(bury)
 
 

@@ -42,7 +42,7 @@ class FreeSlots(bootsteps.StartStopStep):
         if not isinstance(channel, Channel):
             return
         if consumer.hub is None or not consumer.pool.uses_semaphore:
-            logger.warning("claim_free_slots_only is for the prefork pool: this one claims ahead as ever")
+            logger.warning("claim_free_slots_only needs the prefork pool: this pool claims ahead as usual")
             return
         self._hub = consumer.hub
         self._count = partial(_count, consumer, channel)

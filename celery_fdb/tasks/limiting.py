@@ -38,7 +38,7 @@ def limit_keys(
         if not isinstance(channel, Channel):
             return  # another broker has no limits of keys
         with amqp_errors("basic_publish"):
-            for queue in channel.engine.route(exchange, routing_key) if exchange else [routing_key]:
+            for queue in channel.engine.inspect.route(exchange, routing_key) if exchange else [routing_key]:
                 if _known.get((place, queue, key)) != limits:
                     _limit(channel.engine, queue, key, limits)
                     _remember((place, queue, key), limits)
@@ -60,9 +60,9 @@ def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _limit(engine: Engine, queue: str, key: str, limits: Mapping[str, Any]) -> None:
-    held = engine.limits(queue, key)
+    held = engine.inspect.limits(queue, key)
     if any(getattr(held, name) != value for name, value in limits.items()):
-        engine.change_limits(queue, key, **limits)
+        engine.queues.change_limits(queue, key, **limits)
 
 
 def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:

@@ -89,5 +89,5 @@ def _request(app: Celery, message: Message, task_id: str) -> Context | None:
         _args, _kwargs, embedded = loads(message.body, message.content_type, message.content_encoding, accept=accept)
         return Context({**message.headers, **message.properties}, **embedded)
     except Exception as error:  # noqa: BLE001 - whatever a foreign body raises
-        logger.warning("task %s is cancelled; its body can't be read, so a chord is not told: %s", task_id, error)
+        logger.warning("task %s is cancelled; its body can't be read, so its chord is not updated: %s", task_id, error)
         return None

@@ -154,7 +154,7 @@ def _check_names(cls: type[FdbTask]) -> None:
         near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=CUTOFF)
         if near and name not in OPTIONS and not hasattr(Task, name):
             raise OptionError(
-                "unknown option of a task",
+                "unknown task option",
                 task=_name(cls),
                 name=name,
                 suggestion=near[0],
@@ -180,7 +180,7 @@ def _check_argument(cls: type[FdbTask], name: str, argument: str) -> None:
         return
     near = difflib.get_close_matches(argument, parameters, n=1)
     advice = f"Did you mean {near[0]}?" if near else f"Its arguments: {', '.join(parameters) or 'none'}."
-    raise OptionError(f"{name} names no argument of the task", task=_name(cls), argument=argument, fix=advice)
+    raise OptionError(f"{name} is not an argument of the task", task=_name(cls), argument=argument, fix=advice)
 
 
 def _check_values(cls: type[FdbTask]) -> None:
@@ -206,9 +206,7 @@ def _check_rate(cls: type[FdbTask], text: Any) -> None:
 
 
 def _unusable(cls: type[FdbTask], name: str, value: Any, accepted: str) -> OptionError:
-    return OptionError(
-        "unusable option of a task", task=_name(cls), name=name, value=value, fix=f"It takes {accepted}."
-    )
+    return OptionError("unusable task option", task=_name(cls), name=name, value=value, fix=f"It takes {accepted}.")
 
 
 def _name(cls: type[FdbTask]) -> str:

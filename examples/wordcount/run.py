@@ -246,7 +246,7 @@ def _left_in_store(url: str) -> dict[str, int]:
     options = parse_options()
     store = open_store(locate(parse_url(url), options), options, timeout_s=10)
     with closing(store.database):
-        queues = store.engine.queues()
+        queues = store.engine.inspect.queues()
     return {
         f"{state} in {queue}": getattr(counts, state)
         for queue, counts in queues.items()

@@ -6,12 +6,12 @@ these in step with the values they stand for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypedDict
 
 from kombu_fdb.model import Peeked
 
-__all__ = ["Conditions", "ControlChanges", "Declaration", "LimitChanges", "State"]
+__all__ = ["Conditions", "ControlChanges", "Declaration", "Identified", "LimitChanges", "Named", "State", "names_of"]
 
 #: Of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
@@ -59,3 +59,21 @@ class Conditions(TypedDict, total=False):
     older_than: float | None
     younger_than: float | None
     where: Callable[[Peeked], bool] | None
+
+
+class Named(Protocol):
+    """A queue, of either face."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Identified(Protocol):
+    """A job, of either face."""
+
+    @property
+    def id(self) -> bytes: ...
+
+
+def names_of(queues: Iterable[Named | str]) -> list[str]:
+    return [each if isinstance(each, str) else each.name for each in queues]

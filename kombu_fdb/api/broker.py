@@ -21,14 +21,14 @@ they are told to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from kombu_fdb.api.administration.inspection import Inspection
 from kombu_fdb.api.administration.migration import Migration
 from kombu_fdb.api.administration.topology import Topology
-from kombu_fdb.api.arguments import Declaration
+from kombu_fdb.api.arguments import Declaration, Named, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -55,7 +55,8 @@ class Broker:
     def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
         timeout_s = client.options.connect_timeout if connect_timeout is None else connect_timeout
-        self._connection = Connection(client, timeout_s=timeout_s)
+        #: For the other face (``kombu_fdb.aio``).
+        self.connection = Connection(client, timeout_s=timeout_s)
 
     @classmethod
     def open(cls, url: str, **options: Any) -> Self:
@@ -76,7 +77,7 @@ class Broker:
 
         If the store does not answer, the session's end brings the jobs back.
         """
-        self._connection.close()
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +88,7 @@ class Broker:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.location}{' (closed)' if self._connection.closed else ''}>"
+        return f"<{type(self).__name__} {self.location}{' (closed)' if self.connection.closed else ''}>"
 
     @property
     def location(self) -> Location:
@@ -96,21 +97,21 @@ class Broker:
 
     @property
     def options(self) -> Options:
-        return self._connection.options
+        return self.connection.options
 
     @property
     def _client(self) -> Client:
-        return self._connection.client
+        return self.connection.client
 
     @property
     def _engine(self) -> Engine:
-        return self._connection.engine
+        return self.connection.engine
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
         """A queue by name. Asks the store for nothing; a queue needs no declaration to be used."""
-        return Queue(self._connection, name)
+        return Queue(self.connection, name)
 
     def declare(self, name: str, **declaration: Unpack[Declaration]) -> Queue:
         """Create a queue, or change its ``arguments``, such as ``{"x-max-length": 128}`` (docs/queue-arguments.md).
@@ -118,55 +119,55 @@ class Broker:
         Raises ``InvalidArgument`` for a senseless one. Of a queue with ``x-single-active-consumer`` one broker is
         served, from its first ``take`` until it is closed.
         """
-        self._engine.declare_queue(QueueDeclaration(name, **declaration))
+        self._engine.queues.declare(QueueDeclaration(name, **declaration))
         return self.queue(name)
 
     def queues(self) -> dict[str, QueueCounts]:
         """All queues that are declared or hold messages."""
-        return self._engine.queues()
+        return self._engine.inspect.queues()
 
     def dead_letters(self, dead_queue: str) -> DeadLetters:
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
-        return DeadLetters(self._connection, dead_queue)
+        return DeadLetters(self.connection, dead_queue)
 
     # -- for whoever looks after it --------------------------------------------------------------------------------
 
     @property
     def inspect(self) -> Inspection:
         """Facts, counters and sessions: what dashboards and metrics show."""
-        return Inspection(self._connection)
+        return Inspection(self.connection)
 
     @property
     def topology(self) -> Topology:
         """Exchanges and bindings."""
-        return Topology(self._connection)
+        return Topology(self.connection)
 
     @property
     def migration(self) -> Migration:
         """Everything out of this broker, and into it."""
-        return Migration(self._connection)
+        return Migration(self.connection)
 
     # -- tasks by their ids ----------------------------------------------------------------------------------------
 
     def find(self, task_id: str) -> list[Peeked]:
         """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
-        return self._engine.find_task(task_id)
+        return self._engine.inspect.find_task(task_id)
 
     def spots(self, task_id: str) -> list[Listed]:
         """The same as a page shows them: with their spots, and the beginnings of their payloads."""
-        return self._engine.list_task(task_id)
+        return self._engine.inspect.list_task(task_id)
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return self._engine.take_back(task_id)
+        return self._engine.messages.take_back(task_id)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def take(
-        self, queues: Iterable[Queue | str], timeout: float | None = None, *, in_order: bool = False
+        self, queues: Iterable[Named | str], timeout: float | None = None, *, in_order: bool = False
     ) -> Job | None:
         """The next job of several queues; None after ``timeout`` seconds (None: for ever, 0: don't wait).
 
@@ -178,22 +179,18 @@ class Broker:
         return jobs[0] if jobs else None
 
     def take_many(
-        self, queues: Iterable[Queue | str], limit: int, timeout: float | None = None, *, in_order: bool = False
+        self, queues: Iterable[Named | str], limit: int, timeout: float | None = None, *, in_order: bool = False
     ) -> list[Job]:
         """Up to ``limit`` jobs in one transaction, at least one unless ``timeout`` seconds have passed."""
-        return take_many(self._connection, _names(queues), limit, timeout, in_order=in_order)
+        return take_many(self.connection, names_of(queues), limit, timeout, in_order=in_order)
 
     def consume(
         self,
-        queues: Iterable[Queue | str],
+        queues: Iterable[Named | str],
         *,
         timeout: float | None = None,
         limit: int | None = None,
         in_order: bool = False,
     ) -> Consumer:
         """``for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues as :meth:`take`."""
-        return Consumer(self._connection, _names(queues), timeout=timeout, limit=limit, in_order=in_order)
-
-
-def _names(queues: Iterable[Queue | str]) -> Sequence[str]:
-    return [each if isinstance(each, str) else each.name for each in queues]
+        return Consumer(self.connection, names_of(queues), timeout=timeout, limit=limit, in_order=in_order)

@@ -67,7 +67,7 @@ class DeadLetters:
         are. Raises ``InvalidArgument``.
         """
         if by is None and not conditions:
-            return Counter({self.dead_queue: self._holder.engine.counts(self.dead_queue).ready})
+            return Counter({self.dead_queue: self._holder.engine.inspect.counts(self.dead_queue).ready})
         name_of = (lambda _: self.dead_queue) if by is None else _classifier(by)
         return Counter(name_of(letter) for letter in self.each(**conditions))
 
@@ -83,7 +83,7 @@ class DeadLetters:
         """All of them, one after the other; what moves meanwhile may be missed."""
         walk, cursor = self._walk(conditions), b""
         while True:
-            letters, cursor = self._holder.engine.letters_part(walk, cursor, LETTERS_PER_TRANSACTION)
+            letters, cursor = self._holder.engine.dead_letters.look(walk, cursor, LETTERS_PER_TRANSACTION)
             yield from letters
             if not cursor:
                 return
@@ -117,7 +117,7 @@ class DeadLetters:
         walk, engine, pace = self._walk(conditions), self._holder.engine, Pace(self._clock, rate)
 
         def part(cursor: bytes, room: int) -> Moved:
-            return engine.replay_part(walk, cursor, min(room, pace.part), to=to)
+            return engine.dead_letters.replay_part(walk, cursor, min(room, pace.part), to=to)
 
         return _move(part, limit, pace, progress, stop)
 
@@ -125,7 +125,10 @@ class DeadLetters:
         total = 0
         for each in spots:
             try:
-                total += self._holder.engine.replay_at(self.dead_queue, each.position, each.message_id) is not None
+                total += (
+                    self._holder.engine.dead_letters.replay_at(self.dead_queue, each.position, each.message_id)
+                    is not None
+                )
             except QueueError as error:
                 raise type(error)(error.text, **error.attributes, replayed=total) from None
         return total
@@ -140,7 +143,7 @@ class DeadLetters:
     ) -> int:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
         walk, engine = self._walk(conditions), self._holder.engine
-        return _move(partial(engine.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
+        return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
 
     # -- conditions ------------------------------------------------------------------------------------------------
 
@@ -155,8 +158,10 @@ class DeadLetters:
             wanted = Wanted(**conditions, **moments)
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
-            raise InvalidArgument("unknown condition", given=tuple(conditions), fix=f"There are {known}.") from None
-        return self._holder.engine.walk(self.dead_queue, wanted)
+            raise InvalidArgument(
+                "unknown condition", given=tuple(conditions), fix=f"Known conditions: {known}."
+            ) from None
+        return self._holder.engine.dead_letters.walk(self.dead_queue, wanted)
 
 
 def _check_alone(limit: int | None, to: str | None, rate: float | None, conditions: Conditions) -> None:

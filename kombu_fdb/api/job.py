@@ -91,6 +91,11 @@ class Job:
             self._holder.dropped(self._delivery.lease)
 
     @property
+    def lease(self) -> Lease:
+        """What it is held by."""
+        return self._delivery.lease
+
+    @property
     def id(self) -> bytes:
         """16 bytes, as ``put`` returned them; the same in every attempt."""
         return self._delivery.message_id
@@ -128,7 +133,7 @@ class Job:
 
     def ack(self) -> None:
         """Done: delete it. Raises ``LeaseLost``, ``AlreadySettled``, or a ``StoreError``: try again."""
-        self._settle("acked", self._holder.engine.ack)
+        self._settle("acked", self._holder.engine.messages.ack)
 
     def release(self, delay: float = 0, *, backoff: str | None = None, error: object = None) -> None:
         """Hand it back: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
@@ -144,7 +149,8 @@ class Job:
             delay = schedules.seconds(backoff, self.attempts)
         due_ms = due_at(delay)
         self._settle(
-            "released", lambda leases: self._holder.engine.release(leases, due_ms=due_ms, details=_details(error))
+            "released",
+            lambda leases: self._holder.engine.messages.release(leases, due_ms=due_ms, details=_details(error)),
         )
 
     def bury(self, *, error: object = None) -> None:
@@ -152,7 +158,7 @@ class Job:
 
         ``queue.dead_letters.replay()`` brings it back.
         """
-        self._settle("buried", lambda leases: self._holder.engine.reject(leases, **_details(error)))
+        self._settle("buried", lambda leases: self._holder.engine.messages.reject(leases, **_details(error)))
 
     def extend(self) -> None:
         """Go on with it: check that it is still held, and begin its time to run anew.
@@ -161,7 +167,7 @@ class Job:
         Raises ``LeaseLost``: stop working on it. Raises ``AlreadySettled``.
         """
         self._check_unsettled()
-        if not self._holder.engine.holds([self._delivery.lease])[0]:
+        if not self._holder.engine.messages.holds([self._delivery.lease])[0]:
             raise self._lost()
         self._holder.watch(self._delivery)
 

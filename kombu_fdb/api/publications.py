@@ -56,7 +56,7 @@ def _bytes(payload: bytes | str) -> bytes:
         return payload.encode()
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         given = type(payload).__name__
-        raise InvalidArgument("a payload is bytes or a text", given=given, fix="Try json.dumps(payload).")
+        raise InvalidArgument("a payload is bytes or a string", given=given, fix="Try json.dumps(payload).")
     return bytes(payload)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Unpack
 
-from kombu_fdb.api.arguments import ControlChanges, LimitChanges, State
+from kombu_fdb.api.arguments import ControlChanges, Identified, LimitChanges, Named, State, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -42,19 +42,19 @@ class Queue:
 
     def __init__(self, connection: Connection, name: str) -> None:
         self.name = name
-        self._connection = connection
+        self.connection = connection
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name} of {self._connection.client.location}>"
+        return f"<Queue {self.name} of {self.connection.client.location}>"
 
     @property
     def _engine(self) -> Engine:
-        return self._connection.engine
+        return self.connection.engine
 
     @property
     def dead_letters(self) -> DeadLetters:
         """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
-        return DeadLetters(self._connection, self.name + DEAD_SUFFIX)
+        return DeadLetters(self.connection, self.name + DEAD_SUFFIX)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Queue:
         stored then. ``CommitUnknown``: it may be stored; put again by this process within five minutes, it is stored
         once, and if that was by the earlier call, the id returned is nobody's.
         """
-        options = self._connection.options
+        options = self.connection.options
         made = publication(
             options, self.name, payload, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr
         )._replace(
@@ -96,7 +96,7 @@ class Queue:
             dedup_window_ms=positive_ms("dedup_window", options.dedup_window if dedup_window is None else dedup_window),
         )
         try:
-            self._engine.publish([made])
+            self._engine.publisher.publish([made])
         except CapacityExceeded as error:
             raise CapacityExceeded(error.text, **error.attributes, item=payload) from None
         return made.message_id
@@ -115,13 +115,13 @@ class Queue:
 
         Returns the ids. Raises as :meth:`put`, without ``item``.
         """
-        options = self._connection.options
+        options = self.connection.options
         made = [
             publication(options, self.name, each, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr)
             for each in payloads
         ]
         for part in parts(made):
-            self._engine.publish(part)
+            self._engine.publisher.publish(part)
         return [each.message_id for each in made]
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Queue:
 
     def take_many(self, limit: int, timeout: float | None = None) -> list[Job]:
         """Up to ``limit`` jobs in one transaction: those there are, and at least one unless the time is over."""
-        return take_many(self._connection, [self.name], limit, timeout)
+        return take_many(self.connection, [self.name], limit, timeout)
 
     def consume(self, *, timeout: float | None = None, limit: int | None = None) -> Consumer:
         """``for job in queue.consume()``: one job after the other, never more than one held (:mod:`.api.consumer`).
@@ -141,13 +141,13 @@ class Queue:
         The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
-        return Consumer(self._connection, [self.name], timeout=timeout, limit=limit)
+        return Consumer(self.connection, [self.name], timeout=timeout, limit=limit)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> QueueCounts:
         """How many jobs are ready, delayed and leased (in flight). Guarantee: COUNTS."""
-        return self._engine.counts(self.name)
+        return self._engine.inspect.counts(self.name)
 
     def count(self) -> int:
         """How many jobs wait for a consumer now."""
@@ -156,8 +156,8 @@ class Queue:
     def keys(self, *, after: str | None = None, limit: int | None = None) -> dict[str, KeyCounts]:
         """The keys that have jobs or limits; with ``limit`` so many of them by name, those behind ``after``."""
         if limit is None and after is None:
-            return self._engine.keys_of(self.name)
-        return self._engine.key_page(self.name, after=after, limit=KEYS if limit is None else limit)
+            return self._engine.inspect.keys_of(self.name)
+        return self._engine.inspect.key_page(self.name, after=after, limit=KEYS if limit is None else limit)
 
     def peek(
         self, limit: int = 1, *, state: State = "ready", key: str | None = None, reverse: bool = False
@@ -169,8 +169,12 @@ class Queue:
         those in flight, whose ``owner`` is the session of whoever took it.
         """
         if state == "ready":
-            return self._engine.peek(self.name, limit, key=key, reverse=reverse)
-        found = self._engine.delayed(self.name, limit) if state == "delayed" else self._engine.taken(self.name)
+            return self._engine.inspect.peek(self.name, limit, key=key, reverse=reverse)
+        found = (
+            self._engine.inspect.delayed(self.name, limit)
+            if state == "delayed"
+            else self._engine.inspect.taken(self.name)
+        )
         if reverse:
             found.reverse()
         return [each for each in found if key in {None, each.key}][:limit]
@@ -188,7 +192,7 @@ class Queue:
 
         ``after``: :attr:`~kombu_fdb.model.Page.following` of the page before. ``key``: ready ones of this key only.
         """
-        return self._engine.page(self.name, View(state, key, after or b"", reverse), limit)
+        return self._engine.inspect.page(self.name, View(state, key, after or b"", reverse), limit)
 
     def each(self, state: State = "ready") -> Iterator[Peeked]:
         """All jobs of a state, those of one key in their order, page by page; what moves meanwhile may be missed."""
@@ -205,24 +209,24 @@ class Queue:
 
     def at(self, spot: Spot) -> Listed | None:
         """The whole job where a page has shown it; None if it has moved."""
-        listed = self._engine.read_at(self.name, spot.state, spot.position)
+        listed = self._engine.inspect.read_at(self.name, spot.state, spot.position)
         return None if listed is None or listed.message.message_id != spot.message_id else listed
 
     def find(self, job_id: bytes) -> Peeked | None:
         """A job in any state, without changing it; None if it is not in the queue. Reads the whole queue."""
-        return self._engine.find(self.name, job_id)
+        return self._engine.inspect.find(self.name, job_id)
 
     def consumers(self) -> list[bytes]:
         """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
-        return self._engine.consumers(self.name)
+        return self._engine.inspect.consumers(self.name)
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""
-        return self._engine.snapshot(self.name, limit)
+        return self._engine.inspect.snapshot(self.name, limit)
 
     def declaration(self) -> QueueDeclaration | None:
         """How it was declared; None if it was not."""
-        return self._engine.queue(self.name)
+        return self._engine.inspect.queue(self.name)
 
     # -- order and limits ------------------------------------------------------------------------------------------
 
@@ -236,9 +240,9 @@ class Queue:
 
     def _pause(self, key: str | None, *, paused: bool) -> None:
         if key is None:
-            self._engine.change_control(self.name, paused=paused)
+            self._engine.queues.change_control(self.name, paused=paused)
         else:
-            self._engine.change_limits(self.name, key, paused=paused)
+            self._engine.queues.change_limits(self.name, key, paused=paused)
 
     def limit(self, key: str, **changes: Unpack[LimitChanges]) -> KeyLimits:
         """Change limits of one key, :class:`~kombu_fdb.model.KeyLimits`'s fields; the others stay. Returns all of them.
@@ -246,61 +250,61 @@ class Queue:
         They count from the next job on. ``priority`` here is 9 for the most urgent whatever ``priority_order`` says.
         Raises ``InvalidArgument``.
         """
-        return self._engine.change_limits(self.name, key, **changes)
+        return self._engine.queues.change_limits(self.name, key, **changes)
 
     def limits(self, key: str | None = None) -> KeyLimits:
         """What holds for the key; without one, what holds for every key that has no limits of its own."""
-        return self.control().every_key if key is None else self._engine.limits(self.name, key)
+        return self.control().every_key if key is None else self._engine.inspect.limits(self.name, key)
 
     def unlimit(self, key: str) -> None:
-        """What holds for every key holds for this one again."""
-        self._engine.limit(self.name, key, None)
+        """Remove the key's own limits; those of every key apply again."""
+        self._engine.queues.limit(self.name, key, None)
 
     def limit_every_key(self, **changes: Unpack[LimitChanges]) -> None:
         """Change the limits of all keys without limits of their own."""
-        self._engine.change_control(self.name, every_key={**changes})
+        self._engine.queues.change_control(self.name, every_key={**changes})
 
     def control(self, **changes: Unpack[ControlChanges]) -> QueueControl:
         """Change fields of :class:`~kombu_fdb.model.QueueControl` (``newcomer``), if any are given; returns it."""
         if changes:
-            self._engine.change_control(self.name, **changes)
-        return self._engine.control(self.name)
+            self._engine.queues.change_control(self.name, **changes)
+        return self._engine.inspect.control(self.name)
 
     def reset_control(self) -> None:
         """As it was before anybody changed it: also of a queue whose control can't be read (``FormatError``)."""
-        self._engine.set_control(self.name, QueueControl())
+        self._engine.queues.set_control(self.name, QueueControl())
 
     # -- moving and removing ---------------------------------------------------------------------------------------
 
-    def move(self, target: Queue | str, limit: int | None = None, *, key: str | None = None) -> int:
+    def move(self, target: Named | str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed jobs (None: all there are now) to the end of another queue.
 
         They stay as they are. ``key``: only ready ones of this key. Returns how many. Raises ``QueueError``. To move
         dead letters back, see :attr:`dead_letters`.
         """
-        name = target if isinstance(target, str) else target.name
-        return self._engine.move(self.name, name, limit, key=key)
+        (name,) = names_of([target])
+        return self._engine.messages.move(self.name, name, limit, key=key)
 
-    def delete(self, job: Peeked | Job | Spot | bytes) -> bool:
+    def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Whoever holds it finds its lease lost.
 
         Reads the queue; at the spot where a page has shown it, it costs the same in any queue.
         """
         if isinstance(job, Spot):
-            return self._engine.delete_at(self.name, job.state, job.position, job.message_id)
+            return self._engine.messages.delete_at(self.name, job.state, job.position, job.message_id)
         job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
-        return self._engine.delete(self.name, job_id)
+        return self._engine.messages.delete(self.name, job_id)
 
     def purge(self) -> int:
         """Delete all jobs but those in flight. Returns how many."""
-        return self._engine.purge(self.name)
+        return self._engine.queues.purge(self.name)
 
     def drop(self) -> int:
         """Delete the queue, its bindings and its jobs. Returns how many jobs.
 
         Raises ``QueueError`` while jobs are in flight or consumers are subscribed; nothing is deleted then.
         """
-        deleted = self._engine.delete_queue(self.name, if_unused=True, if_idle=True)
+        deleted = self._engine.queues.delete(self.name, if_unused=True, if_idle=True)
         if deleted is None:
             raise QueueError(
                 "the queue is in use", queue=self.name, fix="Settle its jobs and end its consumers, or purge it."

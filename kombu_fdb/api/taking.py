@@ -95,7 +95,7 @@ class Wait(Generic[S]):
         if self._consumed is None:
             self._begin(membership.consumed)
         consumers = dict.fromkeys(self._queues, connection.tag)
-        watches = connection.engine.arm(self._queues, membership.session_id, consumers)
+        watches = connection.engine.messages.arm(self._queues, membership.session_id, consumers)
         for watch in watches or ():
             watch.on_fire(self.sleeper.ring)
         return watches

@@ -102,7 +102,7 @@ _NO_CONTROL = QueueControl()
 _UNREADABLE = QueueControl(paused=True, limited=True)
 #: Of a control that can't be read.
 FIX = (
-    "The queue is paused until it can be read: upgrade celery-fdb here, or set it anew, "
+    "The queue is paused until it can be read: upgrade celery-fdb here, or set it again: "
     "broker.queue(name).reset_control()"
 )
 _LEASE_HEAD = struct.Struct(">BHH")

@@ -57,13 +57,15 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise FormatError("a text that has no UTF-8 form can't stand in a key", given=ascii(text)[:80]) from error
+        raise FormatError(
+            "a string that can't be encoded as UTF-8 can't be in a key", given=ascii(text)[:80]
+        ) from error
 
 
 def pack_int(number: int) -> bytes:
     """A non-negative integer below 2**64 - 1: its length is in the code, so shorter ones sort first."""
     if not 0 <= number < _NO_INT:
-        raise FormatError("a number that can't stand in a key", bits=number.bit_length(), negative=number < 0)
+        raise FormatError("a number that can't be in a key", bits=number.bit_length(), negative=number < 0)
     length = (number.bit_length() + 7) // 8
     return bytes((INT_ZERO + length,)) + number.to_bytes(length, "big")
 

@@ -83,7 +83,7 @@ def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -
     if not least <= found <= most:
         from_least = f"from {least:,.10g} " if least >= 0 else ""
         raise InvalidArgument(
-            f"{name} must be a number of {unit}", given=shown(value), fix=f"It is {from_least}up to {most:,.10g}."
+            f"{name} must be a number of {unit}", given=shown(value), fix=f"Allowed: {from_least}up to {most:,.10g}."
         )
     return found
 
@@ -106,7 +106,9 @@ def milliseconds(name: str, seconds: Any, *, least: float = 0) -> int:
     if not is_number(seconds, least, LONGEST_S):
         over = "0 or more" if least == 0 else f"more than {least:g}"
         raise InvalidArgument(
-            f"{name} is a number of seconds, {over}", given=shown(seconds), fix=f"At most {LONGEST_S:,}, 100 years."
+            f"{name} is a number of seconds, {over}",
+            given=shown(seconds),
+            fix=f"Use at most {LONGEST_S:,}, which is 100 years.",
         )
     return -int(-seconds * 1000 // 1)
 
@@ -115,7 +117,9 @@ def moment(name: str, value: int) -> int:
     """A moment in milliseconds. Raises ``InvalidArgument``."""
     if not is_whole(value, 0, LATEST_MS):
         raise InvalidArgument(
-            f"{name} is no moment that can be stored", given=shown(value), fix="The last one is in the year 9999."
+            f"{name} is not a time that can be stored",
+            given=shown(value),
+            fix="The last possible time is in the year 9999.",
         )
     return value
 
@@ -132,12 +136,12 @@ def check_text(name: str, value: object, longest: int) -> None:
 def utf8_bytes(name: str, value: object) -> int:
     """How many bytes a text takes. Raises ``InvalidArgument`` for what is none, or has no UTF-8 form."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=f"Try str({name}).")
+        raise InvalidArgument(f"{name} must be a string", given=shown(value), fix=f"Try str({name}).")
     try:
         return len(value.encode())
     except UnicodeEncodeError:
         raise InvalidArgument(
-            f"{name} has no UTF-8 form", given=shown(value), fix="Leave out its lone surrogate."
+            f"{name} can't be encoded as UTF-8", given=shown(value), fix="Remove its lone surrogates."
         ) from None
 
 
@@ -155,7 +159,7 @@ def check_publication(publication: Publication) -> None:
         given = getattr(publication, name)
         if not (is_whole(given, 0, LONGEST_MS) or (name == "ttl_ms" and given is None)):
             raise InvalidArgument(
-                f"{name} is out of range", given=shown(given), fix=f"From 0 to {LONGEST_MS:,}, 100 years."
+                f"{name} is out of range", given=shown(given), fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years."
             )
     if not is_whole(publication.priority, NO_PRIORITY, URGENT):
         raise InvalidArgument("priority must be 0 to 9", given=shown(publication.priority))

@@ -76,7 +76,7 @@ OVERDUE = {"error": "its time to run (ttr) has passed"}
 
 LOST = (
     "%s came too late: this process had been silent for longer than session_ttl (%g s), so its "
-    "messages were given to others, and may run twice. Make such tasks idempotent, see "
+    "messages were released and may run twice. Make such tasks idempotent, see "
     "worker_deduplicate_successful_tasks, or raise session_ttl."
 )
 
@@ -139,8 +139,8 @@ class Client:
     def _open(self, timeout_s: float) -> connect.Opened:
         opened = connect.open_store(self.location, self.options, timeout_s=timeout_s)
         # Kombu drops the connection before it publishes again, and with the last one the store is closed.
-        opened.engine.doubts = self._doubts
-        opened.engine.be_patient_as(self.patience)
+        opened.engine.publisher.doubts = self._doubts
+        opened.engine.transactions.be_patient_as(self.patience)
         with self._lock:
             self._opened = opened
             # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
@@ -191,7 +191,7 @@ class Client:
         return self._opened
 
     def join(self, tr: Any) -> Transaction:
-        """A caller's own FoundationDB transaction, for ``Engine.publish_in``. Raises ``OptionError``."""
+        """A caller's own FoundationDB transaction, for ``Publisher.publish_in``. Raises ``OptionError``."""
         self.check_process()
         if self._opened is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
@@ -273,7 +273,7 @@ class Client:
         leases: list[Lease] = []
         try:
             while self.take_acks(leases):
-                self.settled(leases, self.engine.ack(leases))
+                self.settled(leases, self.engine.messages.ack(leases))
                 leases.clear()
         except BaseException:
             self.acks.extendleft(reversed(leases))
@@ -301,7 +301,7 @@ class Client:
         for start in range(0, len(leases), MOST_LEASES):
             part = leases[start : start + MOST_LEASES]
             try:
-                self.engine.release(part, counted=counted)
+                self.engine.messages.release(part, counted=counted)
                 self.settled(part)
             except BaseException:
                 self.release_later(leases[start:])
@@ -312,11 +312,11 @@ class Client:
 
         ``details``: for the dead letters of those that have come back too often. ``due_ms``: not before this moment.
         """
-        self.settled(leases, self.engine.release(leases, due_ms=due_ms, details=details))
+        self.settled(leases, self.engine.messages.release(leases, due_ms=due_ms, details=details))
 
     def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
-        self.settled(leases, self.engine.reject(leases, reason=reason, **details))
+        self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
     def watch(
         self,
@@ -335,7 +335,7 @@ class Client:
 
     def _take_back(self, leases: list[Lease], counted: bool) -> int:
         """In the consumer's stead. Raises a ``StoreError``: try again."""
-        released = self.engine.release(leases, counted=counted, details=OVERDUE)
+        released = self.engine.messages.release(leases, counted=counted, details=OVERDUE)
         self.settled(leases)
         return sum(released)
 
@@ -343,7 +343,7 @@ class Client:
         """These consumers end: where one was the only active one, another takes over. Raises a ``StoreError``."""
         membership = self._membership
         if membership is not None and not membership.lost:
-            self.engine.leave(membership.session_id, tags)
+            self.engine.queues.leave(membership.session_id, tags)
 
     def release_later(self, leases: Iterable[Lease]) -> None:
         """Hand messages back from another thread. Never blocks; may be called from a finalizer."""
@@ -354,7 +354,7 @@ class Client:
         hand: list[Lease] = []
         try:
             while move(self._returns, hand, MOST_LEASES):
-                self.engine.release(hand, counted=False)
+                self.engine.messages.release(hand, counted=False)
                 self.settled(hand)
                 hand.clear()
         except BaseException:
@@ -402,14 +402,14 @@ class Client:
             try:
                 self._errands.run()
             except Exception as error:  # noqa: BLE001 - whatever an errand raises, the rest must end too
-                logger.warning("%d thing(s) that were left for later are not done: %s", len(self._errands), error)
+                logger.warning("%d deferred call(s) are not done: %s", len(self._errands), error)
 
     def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
         try:
             if membership is not None:
                 self._end(opened.engine, membership)
             if not self._suspect:
-                opened.engine.add_totals(timeout_s=SUSPECT_TIMEOUT_S)
+                opened.engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
             logger.debug("the last second's totals are not counted: %s", error)
         finally:
@@ -419,7 +419,7 @@ class Client:
         leases: list[Lease] = []
         try:
             while self.take_acks(leases):
-                engine.ack(leases)
+                engine.messages.ack(leases)
                 membership.known.difference_update(leases)
                 leases.clear()
             membership.close()

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.tidying import ROWS_PER_TRANSACTION, earliest
+from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.round_robin import Guard, RoundRobin
@@ -75,13 +75,13 @@ class Promotion:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        thaw_ms = self._guard.attempt("thaw", "", self._engine.thaw)
-        looked = self._guard.attempt(self.name, "", self._engine.due_queues)
+        thaw_ms = self._guard.attempt("thaw", "", self._engine.upkeep.thaw)
+        looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
         due, next_ms = looked or ([], None)
         moments = [thaw_ms, next_ms]
 
         def step(queue: str) -> bool:
-            moved, due_ms = self._engine.promote_part(queue)
+            moved, due_ms = self._engine.upkeep.promote_part(queue)
             if moved and due_ms is not None and due_ms <= self._clock.wall_ms():
                 return True
             moments.append(due_ms)
@@ -112,7 +112,7 @@ class UnusedQueues:
         self.expired = 0
 
     def run(self, budget: Budget) -> float:
-        found = self._engine.expiring_queues()
+        found = self._engine.queues.expiring()
         idle = [(queue, last_use, max(expires_ms, 1) / 1000) for queue, last_use, expires_ms in found]
         self._observer.look(idle, self._clock.monotonic())
         silent = dict(self._observer.silent())
@@ -120,7 +120,7 @@ class UnusedQueues:
         return 0.0 if budget.is_spent else self._interval_s
 
     def _expire(self, queue: str, last_use: bytes) -> None:
-        self.expired += self._engine.expire_queue(queue, last_use)
+        self.expired += self._engine.queues.expire(queue, last_use)
 
 
 class FullQueues:
@@ -133,7 +133,7 @@ class FullQueues:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run(self._engine.limited_queues(), self._engine.trim_full_part, budget)
+        self._subjects.run(self._engine.upkeep.limited_queues(), self._engine.upkeep.trim_full_part, budget)
         return FULL_INTERVAL_S  # a spent budget too: what is trimmed may come back as a dead letter, for ever
 
 
@@ -150,7 +150,7 @@ class DeadLetters:
 
     def run(self, budget: Budget) -> float:
         if not self._left:
-            self._left = set(self._engine.dead_queues())
+            self._left = set(self._engine.dead_letters.queues())
         self._subjects.run(self._left, self._step, budget)
         if not budget.is_spent:
             self._left.clear()  # what is still there is set aside
@@ -158,7 +158,7 @@ class DeadLetters:
 
     def _step(self, queue: str) -> bool:
         self._left.discard(queue)  # also if it fails
-        dropped = self._engine.trim_dead_part(queue)
+        dropped = self._engine.dead_letters.trim_part(queue)
         if dropped:
             self._left.add(queue)
         return bool(dropped)
@@ -174,7 +174,7 @@ class DedupIds:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.clear_dedup_part(), budget)
+        self._subjects.run([""], lambda _: self._engine.upkeep.clear_dedup_part(), budget)
         return 0.0 if budget.is_spent else TIDY_INTERVAL_S
 
 
@@ -191,13 +191,13 @@ class ExpiredMessages:
 
     def run(self, budget: Budget) -> float:
         if not self._cursors:
-            self._cursors = {queue: b"" for queue, counts in self._engine.queues().items() if counts.ready}
+            self._cursors = {queue: b"" for queue, counts in self._engine.inspect.queues().items() if counts.ready}
         self._subjects.run(list(self._cursors), self._step, budget)
         return LOOK_S if self._cursors else EXPIRED_INTERVAL_S
 
     def _step(self, queue: str) -> bool:
         cursor = self._cursors.pop(queue)  # a queue that fails is done, until the next walk
-        _dropped, following = self._engine.drop_expired_part(queue, cursor)
+        _dropped, following = self._engine.upkeep.drop_expired_part(queue, cursor)
         if following:
             self._cursors[queue] = following
         return bool(following)
@@ -213,7 +213,7 @@ class Newer:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.regain_part(), budget)
+        self._subjects.run([""], lambda _: self._engine.upkeep.regain_part(), budget)
         return NEWER_INTERVAL_S  # a spent budget too: an older consumer may keep them again, as fast as they come
 
 
@@ -227,7 +227,7 @@ class Limits:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run(self._engine.relimited_queues(), self._engine.follow_limits_part, budget)
+        self._subjects.run(self._engine.upkeep.relimited_queues(), self._engine.queues.follow_limits_part, budget)
         return 0.0 if budget.is_spent else LOOK_S
 
 
@@ -247,7 +247,7 @@ class Buckets:
         return 0.0 if budget.is_spent else LEFT_INTERVAL_S
 
     def _step(self, _: str) -> bool:
-        self._cursor = self._engine.clear_buckets_part(self._cursor)
+        self._cursor = self._engine.upkeep.clear_buckets_part(self._cursor)
         return bool(self._cursor)
 
 
@@ -284,7 +284,9 @@ class Leftovers:
     def _find(self) -> dict[str, list[KeyValue]]:
         keys = self._engine.keys
         rows = [
-            row for whole in (keys.all_tokens, keys.all_copies, keys.all_asides) for row in self._engine.rows(whole)
+            row
+            for whole in (keys.all_tokens, keys.all_copies, keys.all_asides)
+            for row in self._engine.upkeep.rows(whole)
         ]
         silent = self._unchanged.among(rows)
         first, end = keys.all_copies
@@ -296,9 +298,9 @@ class Leftovers:
     def _clear(self, name: str) -> None:
         rows = self._parts.pop(name)
         if name.startswith("rows"):
-            self._engine.clear_rows(rows)
+            self._engine.upkeep.clear_rows(rows)
         else:
-            self._engine.clear_copy(rows[0])
+            self._engine.upkeep.clear_copy(rows[0])
 
 
 class Ghosts:
@@ -313,11 +315,11 @@ class Ghosts:
 
     def run(self, budget: Budget) -> float:
         silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in self._find()}
-        self._subjects.run(silent.keys(), lambda each: self._engine.clear_ghost(*silent[each]) and False, budget)
+        self._subjects.run(silent.keys(), lambda each: self._engine.upkeep.clear_ghost(*silent[each]) and False, budget)
         return LEFT_INTERVAL_S
 
     def _find(self) -> list[tuple[tuple[str, str], bytes]]:
-        return self._unchanged.among(self._engine.ghosts().items())
+        return self._unchanged.among(self._engine.upkeep.ghosts().items())
 
 
 class Totals:
@@ -330,5 +332,5 @@ class Totals:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.trim_totals(), budget)
+        self._subjects.run([""], lambda _: self._engine.metrics.trim(), budget)
         return LEFT_INTERVAL_S

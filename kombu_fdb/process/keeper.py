@@ -70,7 +70,7 @@ class Heartbeat:
 
     def run_once(self) -> bool:
         """Beat. False if the session was fenced: stop, all its leases are lost."""
-        return self._engine.beat(self.session_id, ttl_s=self._ttl_s, consumed=self._consumed())
+        return self._engine.sessions.beat(self.session_id, ttl_s=self._ttl_s, consumed=self._consumed())
 
 
 class Role:
@@ -89,19 +89,19 @@ class Role:
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
-        record = self._engine.role_record(self._name)
+        record = self._engine.sessions.role_record(self._name)
         self._observer.look([] if record is None else [(self._name, record, ROLE_TTL_S)], now)
         ours = record is not None and record.startswith(self._session_id)
         if not ours and record is not None and not self._observer.silent():
             return False
-        held = self._engine.hold_role(self._name, self._session_id, record)
+        held = self._engine.sessions.hold_role(self._name, self._session_id, record)
         self._renew_at = now + ROLE_INTERVAL_S / 2 if held else 0.0
         return held
 
     def leave(self) -> None:
         """Give it to the next, at once."""
         self._renew_at = 0.0
-        self._engine.leave_role(self._name, self._session_id)
+        self._engine.sessions.leave_role(self._name, self._session_id)
 
 
 class Duties:
@@ -118,7 +118,7 @@ class Duties:
         report: Callable[[str, str, Exception], None] | None = None,
     ) -> None:
         """``report`` is told, once, of what is set aside: duty, subject and error; by default it goes to the log."""
-        guard = Guard(engine, clock, report or _warn)
+        guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self._role = Role(engine, clock, PROMOTER, session_id)
         self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
@@ -207,4 +207,4 @@ class Duties:
 
 def _warn(duty: str, subject: str, error: Exception) -> None:
     about = f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
-    logger.warning("the duty %s fails, is set aside and will be repeated: %s", about, error, exc_info=error)
+    logger.warning("the duty %s failed, is set aside and will be retried: %s", about, error, exc_info=error)

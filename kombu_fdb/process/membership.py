@@ -6,7 +6,7 @@ own (``turns.py``).
 
 A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
-*suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Engine.recover``).
+*suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 """
 
@@ -73,7 +73,7 @@ class Membership:
         self.stop()
         if self.lost:
             return
-        held = self._engine.close_session(self.session_id)
+        held = self._engine.sessions.close(self.session_id)
         if held:
             logger.info("Restoring %d unacknowledged message(s)", held)
 
@@ -99,7 +99,7 @@ class Membership:
         consumers: Mapping[str, str] | None = None,
         hand: list[Delivery] | None = None,
     ) -> list[Delivery]:
-        """:meth:`~kombu_fdb.engine.facade.engine.Engine.claim` for this session. ``acks`` must be its own.
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
         Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock: each call ends by its
         own deadline, however many threads claim.
@@ -109,10 +109,10 @@ class Membership:
         """
         hand = [] if hand is None else hand
         self.recover()
-        first = self._engine.reserve()
+        first = self._engine.messages.reserve()
         self._claims[first] = self._clock.monotonic()
         try:
-            found = self._engine.claim(
+            found = self._engine.messages.claim(
                 self.session_id,
                 queues,
                 limit,
@@ -147,7 +147,7 @@ class Membership:
         """
         for first in list(self._suspects):
             try:
-                self._engine.recover(self.session_id, first)
+                self._engine.sessions.recover(self.session_id, first)
             except SessionLost:
                 self.lose()
                 raise
@@ -173,8 +173,8 @@ class Membership:
         self.lost = True
         self.threads.end()
         logger.warning(
-            "this process was silent for longer than session_ttl (%g s) and taken for dead: what it held (%s) was "
-            "given back, and what it has already started may run twice",
+            "this process was silent for longer than session_ttl (%g s) and was declared dead: what it held (%s) was "
+            "released, and what it has already started may run twice",
             self._options.session_ttl,
             plural(len(self.known), "message"),
         )

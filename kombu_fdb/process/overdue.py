@@ -134,19 +134,17 @@ class Overdue:
         try:
             released = self._release(list(timers), counted)
         except StoreError as error:
-            logger.warning("%s can't be handed back yet: %s", plural(len(timers), "overdue message"), error)
+            logger.warning("%s can't be released yet: %s", plural(len(timers), "overdue message"), error)
             self._try_again(timers, counted)
         except KombuFDBError as error:  # e.g. forked: they are not ours
-            logger.debug("overdue messages were left alone: %s", error)
+            logger.debug("overdue messages were not released: %s", error)
             self.forget(timers)
         else:
             self.forget(timers)
             for timer in timers.values():
                 timer.gone()
             if released:
-                logger.warning(
-                    "not settled within the time to run, and back in the queue: %s", plural(released, "message")
-                )
+                logger.warning("not settled within the time to run, and released: %s", plural(released, "message"))
 
     def _try_again(self, timers: dict[Lease, _Timer], counted: bool) -> None:
         """Unless their consumers have settled them meanwhile."""

@@ -69,7 +69,7 @@ class Sweep:
         return 0.0 if budget.is_spent else pause_s
 
     def _look(self) -> None:
-        found = self._engine.neighbours(self._session_id, self._window)
+        found = self._engine.sessions.neighbours(self._session_id, self._window)
         self._observer.look(found, self._clock.monotonic())
         if self._observer.is_half_silent(self._session_id):
             self._observer.forget()
@@ -87,21 +87,21 @@ class Sweep:
         """One step of ending a session. True if there is more to do."""
         session_id = bytes.fromhex(name)
         cursor = self._cursors.get(name, b"")
-        if not cursor and not self._engine.fence(session_id, last_beat):
+        if not cursor and not self._engine.sessions.fence(session_id, last_beat):
             return False
         cursor = self._release(name, session_id, cursor)
         if cursor:
             self._cursors[name] = cursor
             return True
         self._cursors.pop(name, None)
-        self._engine.forget_session(session_id)
+        self._engine.sessions.forget(session_id)
         return False
 
     def _release(self, name: str, session_id: bytes, cursor: bytes) -> bytes:
         """Where to go on. A lease that can't be brought back is skipped, and tried again with the next sweep."""
         subject = f"{name} {cursor.hex()[-8:]}".rstrip()
-        part = self._guard.attempt(self.name, subject, lambda: self._engine.release_part(session_id, cursor))
+        part = self._guard.attempt(self.name, subject, lambda: self._engine.sessions.release_part(session_id, cursor))
         if part is None:
-            return self._engine.skip_lease(session_id, cursor)
+            return self._engine.sessions.skip_lease(session_id, cursor)
         self.released += part[0]
         return part[1]

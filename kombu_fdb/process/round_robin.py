@@ -31,7 +31,7 @@ TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
 
 
 class Shelf(Protocol):
-    """Where asides are shown; the engine."""
+    """Where asides are shown: the upkeep of the engine."""
 
     def set_aside(self, aside: Aside) -> None: ...
     def forget_aside(self, duty: str, subject: str) -> None: ...

@@ -50,7 +50,7 @@ class Trouble:
     def begins(self, error: Exception) -> None:
         if not self._failing:
             unexpected = not isinstance(error, KombuFDBError)
-            logger.warning("%s fails, will be repeated: %s", self._what, error, exc_info=unexpected)
+            logger.warning("%s failed, will be retried: %s", self._what, error, exc_info=unexpected)
         self._failing = True
 
     def ends(self) -> None:
@@ -90,9 +90,9 @@ class SessionThreads:
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
             left_s = began + self._options.operation_timeout - self._clock.monotonic()
-            thread.join(timeout=self._engine.patience.allow(max(left_s, 0.0)))
+            thread.join(timeout=self._engine.transactions.patience.allow(max(left_s, 0.0)))
         if any(thread.is_alive() for thread in others):
-            self._engine.patience.wasted(self._clock.monotonic() - began)
+            self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
 
     def _beat(self, turns: Turns) -> None:
         trouble = Trouble("the heartbeat to the store")
@@ -106,7 +106,7 @@ class SessionThreads:
                 trouble.begins(error)
 
     def _serve(self, turns: Turns) -> None:
-        trouble = Trouble("the maintenance of the queues")
+        trouble = Trouble("the duties")
         pause_s = 0.0
         while not self.stopped.is_set():
             rang = self._bell.wait(pause_s)
@@ -124,7 +124,7 @@ class SessionThreads:
 
 def open_session(engine: Engine, options: Options, housekeeping: Callable[[], None]) -> Membership:
     """``housekeeping`` is called from the duties thread, about once a second and after ``threads.ring``."""
-    session_id = engine.open_session(_describe(), ttl_s=options.session_ttl)
+    session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     threads = SessionThreads(engine, options)
     membership = Membership(engine, options, session_id, threads, SystemClock())
     duties = Duties(engine, SystemClock(), random.Random(), session_id, sweep_interval_s=options.sweep_interval)

@@ -58,7 +58,7 @@ class Turns:
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._engine.watch_alarm()
+        self._alarm = self._engine.sessions.watch_alarm()
         self._alarm.on_fire(self._membership.threads.ring)
 
     def leave(self) -> None:

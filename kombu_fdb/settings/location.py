@@ -141,7 +141,7 @@ def parse_url(url: str) -> UrlParts:
         raise OptionError(
             "unusable address in the URL",
             reason=masked(str(error)),
-            fix="An IPv6 address has brackets: [::1]:4500.",
+            fix="Put an IPv6 address in brackets: [::1]:4500.",
         ) from None
     if parts.query:
         names = ", ".join(name for name, _ in urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
@@ -152,7 +152,7 @@ def parse_url(url: str) -> UrlParts:
         raise OptionError(
             "unusable address in the URL",
             address=parts.netloc.rpartition("@")[2],
-            fix="A URL names one coordinator, host:port. Put several, or TLS ones, into a cluster file and set "
+            fix="A URL can name one coordinator, host:port. For several, or for TLS, write a cluster file and set "
             "broker_transport_options = {'cluster_file': path}.",
         ) from None
     path = urllib.parse.unquote(parts.path)
@@ -201,7 +201,7 @@ def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) 
         raise OptionError(
             "not a file",
             path=masked(name),
-            fix="The processes of a worker share one file; name one, or use kombu's memory://.",
+            fix="A worker's processes share one file: name it, or use kombu's memory://.",
         )
     if name.endswith(("/", os.sep)):
         shown = masked(name)
@@ -214,9 +214,7 @@ def _absolute(name: str) -> Path:
     try:
         return Path(name).expanduser().absolute()
     except (RuntimeError, ValueError) as error:  # nobody of that name, or a character that no path has
-        raise OptionError(
-            "not a path", path=masked(name), reason=str(error), fix="Write it from the root on."
-        ) from None
+        raise OptionError("not a path", path=masked(name), reason=str(error), fix="Write an absolute path.") from None
 
 
 def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
@@ -227,10 +225,10 @@ def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
         raise OptionError(
             "ambiguous path in the URL",
             path=masked(path),
-            fix=f"A cluster file takes four slashes, fdb:////{masked(path)}; a namespace has none in it; and what "
-            "stands in a cluster file takes two, fdb://description:id@host:port/namespace."
+            fix=f"A cluster file takes four slashes, fdb:////{masked(path)}; the contents of a cluster file take two, "
+            "fdb://description:id@host:port/namespace; a namespace contains no slash."
             if "@" in path
-            else f"A cluster file takes four slashes, fdb:////{path}; a namespace has none in it.",
+            else f"A cluster file takes four slashes, fdb:////{path}; a namespace contains no slash.",
         )
     namespace = _one_of("namespace", path or None, options.namespace)
     if parts.hostname is None:
@@ -241,7 +239,7 @@ def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
             "two clusters named",
             url=f"{parts.userid}:**@{parts.hostname}:{parts.port}",
             cluster_file=options.cluster_file,
-            fix="Leave out the cluster_file option, or shorten the URL to fdb://.",
+            fix="Remove the cluster_file option, or shorten the URL to fdb://.",
         )
     return ClusterLocation(namespace or DEFAULT_NAMESPACE, None, connection_string)
 
@@ -259,7 +257,7 @@ def _one_of(name: str, from_url: str | None, from_options: str | None) -> str | 
             name=name,
             url=masked(from_url),
             option=masked(from_options),
-            fix="Leave one of them out.",
+            fix="Remove one of them.",
         )
     if name == "namespace" and from_url is not None and len(from_url.encode()) > LONGEST_NAMESPACE:
         raise OptionError("the namespace is too long", fix=f"At most {LONGEST_NAMESPACE} bytes.")
@@ -282,7 +280,7 @@ def _connection_string(parts: UrlParts) -> str:
         raise OptionError(
             "not a FoundationDB connection string",
             url=f"{parts.userid or ''}:**@{host}:{parts.port or ''}",
-            fix="Write what stands in the cluster file, fdb://description:id@host:port/namespace, or just fdb:// to "
+            fix="Write the contents of the cluster file, fdb://description:id@host:port/namespace, or just fdb:// to "
             "use that file.",
         )
     return text

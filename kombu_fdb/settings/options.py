@@ -123,7 +123,7 @@ class Options:
     session_ttl: float = field(
         default=30.0,
         metadata=_seconds(
-            "how long a silent worker process keeps its messages before others get them; not a limit on a task",
+            "how long a silent worker process keeps its messages before others get them; it does not limit tasks",
             least=0.5,
             most=86_400,
         ),
@@ -132,7 +132,7 @@ class Options:
         default=_DEFAULT_SWEEP,
         metadata=_seconds(
             "how often a worker looks for dead sessions; at most a quarter of `session_ttl`, and a sixth of it if only "
-            "that is set to less than 30",
+            "`session_ttl` is set, to less than 30",
             least=_SHORTEST_SWEEP,
         ),
     )
@@ -142,7 +142,7 @@ class Options:
     )
     publish_timeout: float = field(
         default=10.0,
-        metadata=_seconds("deadline of one publish, its retries included"),
+        metadata=_seconds("deadline of one publish, including its retries"),
     )
     operation_timeout: float = field(
         default=5.0,
@@ -151,7 +151,7 @@ class Options:
     synchronous: Literal["normal", "full"] = field(
         default="normal",
         metadata=_choice(
-            "SQLite only. `normal`: a publish survives the death of any process; a power cut may lose the last ones. "
+            "SQLite only. `normal`: a publish survives the death of any process; a power cut can lose the last ones. "
             "`full`: survives a power cut too, and is slower",
             "normal",
             "full",
@@ -165,7 +165,7 @@ class Options:
         default=None,
         metadata=_text(
             "FoundationDB only, for coordinators with `:tls`: this client's certificate (PEM); when unset, "
-            "`FDB_TLS_CERTIFICATE_FILE`. One set of TLS options for a process"
+            "`FDB_TLS_CERTIFICATE_FILE`. A process has one set of TLS options"
         ),
     )
     tls_key_file: str | None = field(
@@ -178,7 +178,7 @@ class Options:
     tls_verify_peers: str | None = field(
         default=None,
         metadata=_text(
-            "FoundationDB only: what a server's certificate must say, as `Check.Valid=1,S.CN=fdb`; when unset, "
+            "FoundationDB only: what a server's certificate must contain, as `Check.Valid=1,S.CN=fdb`; when unset, "
             "`FDB_TLS_VERIFY_PEERS`"
         ),
     )
@@ -192,8 +192,8 @@ class Options:
     fair_key: str | None = field(
         default=None,
         metadata=_text(
-            "where a message's fairness key comes from if it names none: a header, as `tenant`, or a function, as "
-            "`myapp.keys:by_tenant`",
+            "where a message's fairness key comes from if it names none: a header, such as `tenant`, or a function, "
+            "such as `myapp.keys:by_tenant`",
             longest=255,
         ),
     )
@@ -204,8 +204,8 @@ class Options:
     delivery_limit: int | None = field(
         default=20,
         metadata=_whole(
-            "how often a message may come back before it is dead-lettered, unless its queue says `x-delivery-limit`; "
-            "None for no limit",
+            "how often a message is redelivered before it is dead-lettered, unless its queue sets `x-delivery-limit`"
+            "; None for no limit",
             "redeliveries",
             most=65_535,
             or_none=True,
@@ -214,7 +214,7 @@ class Options:
     max_message_size: int = field(
         default=8 * _MIB,
         metadata=_whole(
-            "a larger message is refused with an error and not stored; the store's transactions hold 10,000,000",
+            "a larger message is refused with an error and not stored; a transaction of the store holds 10,000,000",
             "bytes",
             least=1_024,
             most=9_000_000,
@@ -223,7 +223,7 @@ class Options:
     dedup_window: float = field(
         default=300.0,
         metadata=_seconds(
-            "for how long a second message with the same `dedup_id` to the same destination is not stored, unless its "
+            "how long a second message with the same `dedup_id` to the same destination is not stored, unless its "
             "header `dedup_window` says otherwise",
             least=0.001,
             most=31 * 86_400,
@@ -232,28 +232,28 @@ class Options:
     claim_window: int = field(
         default=64,
         metadata=_whole(
-            "most messages taken in one transaction; the worker's prefetch limit still holds", "messages", most=1_000
+            "how many messages one transaction claims at most; the worker's prefetch limit still applies",
+            "messages",
+            most=1_000,
         ),
     )
     ack_delay_ms: float = field(
         default=2.0,
         metadata=_number(
-            "how long an ack may wait for others to share a transaction with", "milliseconds", least=0, most=1_000
+            "how long an ack may wait to share a transaction with others", "milliseconds", least=0, most=1_000
         ),
     )
     undrained_timeout: float = field(
         default=5.0,
         metadata=_seconds(
-            "how long a message that was taken for a consumer may wait until somebody drains its connection; then it "
-            "goes back to its place, uncounted",
+            "how long a claimed message may wait until its program drains the connection; then it is released to its "
+            "place, uncounted",
             least=0.05,
         ),
     )
     poll_interval: float = field(
         default=1.0,
-        metadata=_seconds(
-            "safety net: an idle consumer looks this often even if no change was reported to it", least=0.01
-        ),
+        metadata=_seconds("safety net: an idle consumer looks this often even if it was told of no change", least=0.01),
     )
 
     def __post_init__(self) -> None:
@@ -264,7 +264,7 @@ class Options:
                 "contradictory options",
                 sweep_interval=self.sweep_interval,
                 session_ttl=self.session_ttl,
-                fix=f"A session is dead after {_LOOKS} unchanged looks, which have to fit into its TTL: set "
+                fix=f"A session is dead after {_LOOKS} unchanged looks, which must fit into its TTL: set "
                 f"sweep_interval to at most {self.session_ttl / _LOOKS:g}, or raise session_ttl.",
             )
 
@@ -278,7 +278,7 @@ def _checked(name: str, kind: _Kind, value: Any) -> Any:
     try:
         return kind.accept(value)
     except ValueError as error:
-        raise OptionError("unusable value of an option", name=name, value=value, fix=f"{name} takes {error}.") from None
+        raise OptionError("unusable option value", name=name, value=value, fix=f"{name} takes {error}.") from None
 
 
 # -- the dict ------------------------------------------------------------------------------------------------------
@@ -307,8 +307,8 @@ _FOREIGN = frozenset(
 )
 
 _WHY_NO_VISIBILITY_TIMEOUT = (
-    "it is not needed: a message belongs to its worker for as long as the worker lives, however long the task, and "
-    "returns within session_ttl plus one sweep once it is dead"
+    "it is not needed: a worker keeps its messages for as long as it lives, however long the task, and they are "
+    "ready again within session_ttl plus one sweep after it dies"
 )
 
 

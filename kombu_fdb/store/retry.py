@@ -231,7 +231,7 @@ class Retry:
 class _Forgotten(StoreError):
     """The token that would tell may have been cleared meanwhile."""
 
-    text = "the commit is too long ago to find out whether it has happened"
+    text = "the commit was too long ago to find out whether it happened"
 
 
 def _token(doubt: Doubt[Any]) -> Token:
@@ -242,7 +242,7 @@ def _token(doubt: Doubt[Any]) -> Token:
 def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> NoReturn:
     """Raise what the caller must hear. ``in_doubt``: an earlier run may have committed, whatever happened since."""
     if in_doubt and not isinstance(error, CommitUnknown):
-        raise CommitUnknown("the outcome of the commit is unknown, and the store failed since") from error
+        raise CommitUnknown("the outcome of the commit is unknown, and the store has failed since") from error
     if error.retryable and not isinstance(error, (CommitUnknown, StoreUnavailable)):
         raise StoreUnavailable("the deadline passed while retrying", attempts=attempts) from error
     raise error

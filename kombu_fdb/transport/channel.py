@@ -129,7 +129,7 @@ class Channel(DeclaringChannel):
         store = self.transport.store
         try:
             with amqp_errors("basic_publish"):
-                queues = store.engine.publish([publication], timeout_s=timeout)[0]
+                queues = store.engine.publisher.publish([publication], timeout_s=timeout)[0]
         except StoreError:
             store.suspect()
             raise
@@ -178,7 +178,7 @@ class Channel(DeclaringChannel):
     ) -> str:
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
         check_text("consumer tag", consumer_tag, LONGEST_NAME)
-        declaration = self.engine.queue(queue)
+        declaration = self.engine.inspect.queue(queue)
         transient = declaration is not None and declaration.can_vanish
         single = declaration is not None and declaration.single_active
         subscription = Subscription(
@@ -225,7 +225,7 @@ class Channel(DeclaringChannel):
 
     def _is_shut(self, queue: str) -> bool:
         """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
-        watches = self.engine.arm([queue])
+        watches = self.engine.messages.arm([queue])
         for watch in watches or ():
             watch.cancel()
         return watches is not None

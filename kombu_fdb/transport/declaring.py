@@ -48,36 +48,38 @@ class DeclaringChannel(virtual.Channel):
         """Raises 404 if ``passive`` and there is none, 406 if it exists with another type."""
         exchange = exchange or f"amq.{type or 'direct'}"
         if passive:
-            if self.engine.exchange(exchange) is None:
+            if self.engine.inspect.exchange(exchange) is None:
                 raise not_found(f"no exchange {exchange!r}", "exchange_declare")
             return
         declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
         with amqp_errors("exchange_declare"):
-            self.engine.declare_exchange(declared)
+            self.engine.queues.declare_exchange(declared)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete it with its bindings; the queues stay."""
-        if not self.engine.delete_exchange(exchange, if_unused=if_unused):
+        if not self.engine.queues.delete_exchange(exchange, if_unused=if_unused):
             raise PreconditionFailed(f"exchange {exchange!r} is in use", (40, 20), "Channel.exchange_delete")
 
     def get_exchanges(self) -> list[str]:
-        return [each.name for each in self.engine.exchanges()]
+        return [each.name for each in self.engine.inspect.exchanges()]
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """``(routing key, "", queue)`` of each binding; empty for an unknown exchange."""
-        return [(routing_key, "", queue) for name, queue, routing_key in self.engine.bindings() if name == exchange]
+        return [
+            (routing_key, "", queue) for name, queue, routing_key in self.engine.inspect.bindings() if name == exchange
+        ]
 
     def list_bindings(self) -> Iterator[tuple[str, str, str]]:
         """``(queue, exchange, routing key)``."""
-        return ((queue, exchange, routing_key) for exchange, queue, routing_key in self.engine.bindings())
+        return ((queue, exchange, routing_key) for exchange, queue, routing_key in self.engine.inspect.bindings())
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
-        declared = self.engine.exchange(exchange)
+        declared = self.engine.inspect.exchange(exchange)
         return self.exchange_types[declared.type if declared else default]
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         try:
-            queues = self.engine.route(exchange, routing_key)
+            queues = self.engine.inspect.route(exchange, routing_key)
         except ExchangeNotFound:
             queues = []
         return queues or ([default] if default else [])
@@ -103,7 +105,7 @@ class DeclaringChannel(virtual.Channel):
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
             with amqp_errors("queue_declare"):
-                self.engine.declare_queue(declaration)
+                self.engine.queues.declare(declaration)
             self.declared(declaration)
         elif not self._has_queue(queue):
             raise not_found(f"no queue {queue!r}", "queue_declare")
@@ -111,7 +113,7 @@ class DeclaringChannel(virtual.Channel):
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
         """Delete it with its messages and bindings. Raises 406 if a condition forbids it."""
-        deleted = self.engine.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
+        deleted = self.engine.queues.delete(queue, if_unused=if_unused, if_empty=if_empty)
         if deleted is None:
             raise PreconditionFailed(f"queue {queue!r} is in use or not empty", (50, 40), "Channel.queue_delete")
         return deleted
@@ -126,7 +128,7 @@ class DeclaringChannel(virtual.Channel):
     ) -> None:
         """Raises 404 for an unknown exchange."""
         with amqp_errors("queue_bind"):
-            self.engine.bind(queue, exchange or "amq.direct", routing_key or "")
+            self.engine.queues.bind(queue, exchange or "amq.direct", routing_key or "")
 
     def queue_unbind(
         self,
@@ -136,11 +138,11 @@ class DeclaringChannel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.engine.unbind(queue, exchange or "amq.direct", routing_key or "")
+        self.engine.queues.unbind(queue, exchange or "amq.direct", routing_key or "")
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
         """Delete what is ready or delayed. Returns how many; what consumers hold stays."""
-        return self.engine.purge(queue)
+        return self.engine.queues.purge(queue)
 
     def after_reply_message_received(self, queue: str) -> None:
         self.queue_delete(queue)
@@ -148,23 +150,23 @@ class DeclaringChannel(virtual.Channel):
     # Names of the base class that monitoring tools call.
 
     def _size(self, queue: str) -> int:
-        return self.engine.counts(queue).ready
+        return self.engine.inspect.counts(queue).ready
 
     def _purge(self, queue: str) -> int:
-        return self.engine.purge(queue)
+        return self.engine.queues.purge(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         """Declared, or made by a message to its name."""
-        if self.engine.queue(queue) is not None:
+        if self.engine.inspect.queue(queue) is not None:
             return True
-        counts = self.engine.counts(queue)
+        counts = self.engine.inspect.counts(queue)
         return bool(counts.ready or counts.delayed or counts.leased)
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         self.queue_declare(queue, **kwargs)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        self.engine.delete_queue(queue)
+        self.engine.queues.delete(queue)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         self.basic_publish(message, "", queue, **kwargs)

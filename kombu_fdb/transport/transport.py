@@ -194,7 +194,7 @@ class Transport(virtual.Transport):
         """Exclusive queues end with the connection that declared them, consumed or not."""
         if self._store is not None:
             for queue in self._exclusive:
-                self._store.engine.delete_queue(queue, if_unused=True)
+                self._store.engine.queues.delete(queue, if_unused=True)
         self._declared.clear()
 
     @property
@@ -338,4 +338,4 @@ class Transport(virtual.Transport):
         """A direct get keeps a queue with ``x-expires`` alive."""
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
-            self.store.engine.touch(queue)
+            self.store.engine.queues.touch(queue)

@@ -49,7 +49,7 @@ def only(letters: DeadLetters, until: Any, engine: Any) -> Any:
     def only(dead_queue: str = "celery.dead") -> Peeked:
         letters.dead_queue = dead_queue
         until(lambda: letters.count()[dead_queue])
-        until(lambda: engine.counts("celery").leased == 0)
+        until(lambda: engine.inspect.counts("celery").leased == 0)
         (letter,) = letters.list()
         return letter
 
@@ -89,7 +89,7 @@ def test_a_task_keeps_its_failures_only_if_asked_to(
     failing.fail_quietly.delay("quiet")
     failing.succeed.delay("well")
     until(lambda: broker.marks("run", "well"))
-    until(lambda: engine.counts("celery").leased == 0)
+    until(lambda: engine.inspect.counts("celery").leased == 0)
     assert letters.count() == {"celery.dead": 0}
 
 
@@ -129,7 +129,7 @@ def test_what_else_ends_a_task(failing: Any, start: Any, letters: Any, until: An
     assert told["failing_tasks.refuse"]["error"] == "never again"
     assert told["failing_tasks.die"]["error_class"].endswith(".WorkerLostError")
     assert told["failing_tasks.too_slow"]["error_class"].endswith(".TimeLimitExceeded")
-    until(lambda: engine.counts("celery").leased == 0)
+    until(lambda: engine.inspect.counts("celery").leased == 0)
 
 
 def test_a_task_that_kills_its_workers_past_the_delivery_limit(
@@ -173,7 +173,7 @@ def test_headers_tell_the_consumer_of_a_dead_letter_exchange(
 ) -> None:
     start()
     failing.fail.apply_async(("it",), queue="watched")
-    until(lambda: engine.counts("graveyard").ready)
+    until(lambda: engine.inspect.counts("graveyard").ready)
     with app.app.connection_for_read() as connection:
         message = connection.default_channel.basic_get("graveyard")
         entry = message.headers["x-death"][0]

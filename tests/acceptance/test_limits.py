@@ -53,5 +53,5 @@ def test_a_task_over_the_consumer_timeout_runs_elsewhere_too(
     assert other.stop() == 0
     with_app.note.delay("next")
     until(lambda: broker.marks("run", "next"), say=slow.log.read_text)
-    until(lambda: engine.counts("celery").leased == 0)
+    until(lambda: engine.inspect.counts("celery").leased == 0)
     assert slow.log.read_text().count("was settled after its time to run") == 1

@@ -68,7 +68,7 @@ def send(
     )
     name = "" if exchange is None else exchange.name
     payload = payload_of(message, name, routing_key)
-    producer.channel.engine.publish([Publication(name, routing_key, payload)])
+    producer.channel.engine.publisher.publish([Publication(name, routing_key, payload)])
 
 
 def send_all(producer: Any) -> None:
@@ -119,13 +119,15 @@ def test_no_message_ends_a_worker(
     until(lambda: broker.marks("run", "after"), say=lambda: (worker.process.poll(), worker.log.read_text()[-30000:]))
 
     def ended() -> bool:
-        counts = engine.counts("celery")
+        counts = engine.inspect.counts("celery")
         return not counts.ready + counts.leased + counts.delayed
 
-    until(ended, say=lambda: ([each.payload for each in engine.taken("celery")], worker.log.read_text()[-20000:]))
+    until(
+        ended, say=lambda: ([each.payload for each in engine.inspect.taken("celery")], worker.log.read_text()[-20000:])
+    )
     assert worker.process.poll() is None, "the same worker"
     assert app.app.control.ping(timeout=5), "which still hears its remote control"
-    letters = engine.peek("celery.dead", 1_000)
+    letters = engine.inspect.peek("celery.dead", 1_000)
     assert letters
     assert all(letter.deaths and letter.deaths[0].reason for letter in letters)
     _each_is_traced_once(worker.log.read_text())

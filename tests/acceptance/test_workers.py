@@ -69,8 +69,8 @@ else:
 publish("parent-again")
 """
     subprocess.run([sys.executable, "-c", code], env=broker.env, check=True, timeout=30)
-    assert engine.counts("celery").ready == 4
-    assert engine.counts("plain").ready == 4
+    assert engine.inspect.counts("celery").ready == 4
+    assert engine.inspect.counts("plain").ready == 4
 
 
 def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any, until: Any) -> None:
@@ -82,8 +82,8 @@ def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any,
         child.join(20)
         assert child.exitcode == 0
         message.ack()
-        until(lambda: connection.default_channel.engine.counts("q").leased == 0)
-        assert connection.default_channel.engine.counts("q").ready == 0
+        until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 0)
+        assert connection.default_channel.engine.inspect.counts("q").ready == 0
         assert connection.default_channel.client.lost_acks == 0
 
 
@@ -105,7 +105,7 @@ def test_kill_9_in_the_middle_of_a_task(broker: Any, app: Any, start: Any, until
     for number in range(20):
         app.note.delay(f"n{number}")
     until(lambda: len(broker.marks("run")) >= 20)
-    until(lambda: engine.counts("celery").leased == 1)  # a task whose ack did not make it in time may run again
+    until(lambda: engine.inspect.counts("celery").leased == 1)  # a task whose ack did not make it in time may run again
     victim.kill()
     killed = time.time()
     until(lambda: len(broker.marks("start", "long")) == 2, say=other.log.read_text)
@@ -135,12 +135,12 @@ def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: A
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     until(lambda: len(broker.marks("start", "long")) == 2)
     os.killpg(frozen.process.pid, signal.SIGCONT)
-    until(lambda: frozen.said("taken for dead"), say=frozen.log.read_text)
+    until(lambda: frozen.said("declared dead"), say=frozen.log.read_text)
     broker.allow("long")
     until(lambda: len(broker.marks("end", "long")) == 2)
     until(lambda: frozen.said("too late"), say=frozen.log.read_text)
     assert not other.said("too late")
-    until(lambda: engine.counts("celery").leased == 0)
+    until(lambda: engine.inspect.counts("celery").leased == 0)
     other.stop()
     app.note.delay("after")
     until(lambda: broker.marks("run", "after"), say=frozen.log.read_text)
@@ -154,13 +154,13 @@ def test_warm_shutdown_hands_unstarted_messages_back(
     app.hold.delay("first")
     for number in range(7):
         app.note.delay(f"n{number}")
-    until(lambda: broker.marks("start", "first") and engine.counts("celery").leased == 8)
+    until(lambda: broker.marks("start", "first") and engine.inspect.counts("celery").leased == 8)
     worker.process.send_signal(signal.SIGTERM)
     until(lambda: worker.said("Warm shutdown"))
     broker.allow("first")
     worker.wait_end()
     done = broker.count("run")
-    counts = engine.counts("celery")
+    counts = engine.inspect.counts("celery")
     assert (counts.ready + sum(done.values()), counts.leased) == (7, 0), "at once, not after a TTL"
     start("-c", "1")
     until(lambda: once(broker, "run", [f"n{number}" for number in range(7)]))
@@ -188,11 +188,11 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
     due = time.time() + 8
     for number in range(20):
         app.note.apply_async((f"eta{number}",), countdown=due - time.time())
-    assert engine.counts("celery").delayed == 20
+    assert engine.inspect.counts("celery").delayed == 20
     inspect = app.app.control.inspect(timeout=30, destination=["a@test", "b@test"])
     for held in (inspect.scheduled(), inspect.reserved()):
         assert held == {"a@test": [], "b@test": []}
-    assert engine.counts("celery").leased == 0
+    assert engine.inspect.counts("celery").leased == 0
     until(lambda: len(broker.marks("run")) >= 20)
     assert once(broker, "run", [f"eta{number}" for number in range(20)])
     times = [mark.time for mark in broker.marks("run")]
@@ -215,7 +215,7 @@ def test_an_expired_task_does_not_run(broker: Any, app: Any, start: Any, until: 
     start(*prefork)
     app.note.delay("here")
     until(lambda: broker.marks("run", "here"))
-    until(lambda: engine.counts("celery") == type(engine.counts("celery"))())
+    until(lambda: engine.inspect.counts("celery") == type(engine.inspect.counts("celery"))())
     assert once(broker, "run", ["here"])
 
 
@@ -248,7 +248,7 @@ for number in range(2500):
 def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
     worker = start(*prefork, name="w")
     control = app.app.control
-    queues = until(lambda: set(engine.queues()))
+    queues = until(lambda: set(engine.inspect.queues()))
     assert control.ping(timeout=30, destination=["w@test"]) == [{"w@test": {"ok": "pong"}}]
     app.hold.delay("busy")
     until(lambda: broker.marks("start", "busy"))
@@ -259,26 +259,28 @@ def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: A
     json.dumps(stats)
     assert "password" not in stats["broker"]
     broker.allow("busy")
-    assert set(engine.queues()) - {"celery"} <= queues, "reply queues are gone"
+    assert set(engine.inspect.queues()) - {"celery"} <= queues, "reply queues are gone"
     control.shutdown(destination=["w@test"])
     worker.wait_end()
-    until(lambda: not [name for name in engine.queues() if "pidbox" in name or "celeryev" in name])
+    until(lambda: not [name for name in engine.inspect.queues() if "pidbox" in name or "celeryev" in name])
 
 
 def test_killed_inspectors_leave_no_queues(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
     broker.options.update(session_ttl=1.0, sweep_interval=0.2)
     start("-c", "1")
-    before = set(engine.queues())
+    before = set(engine.inspect.queues())
     code = """
 import acceptance_app, os, threading
 threading.Timer(0.7, os._exit, (9,)).start()
 acceptance_app.app.control.inspect(timeout=20, destination=["nobody@nowhere"]).ping()
 """
     clients = [subprocess.Popen([sys.executable, "-c", code], env=broker.env) for _ in range(3)]
-    until(lambda: len(set(engine.queues()) - before) >= 1)
+    until(lambda: len(set(engine.inspect.queues()) - before) >= 1)
     for client in clients:
         client.wait(20)
-    until(lambda: set(engine.queues()) <= before | {"celery"}, say=lambda: set(engine.queues()) - before)
+    until(
+        lambda: set(engine.inspect.queues()) <= before | {"celery"}, say=lambda: set(engine.inspect.queues()) - before
+    )
 
 
 def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
@@ -318,10 +320,10 @@ def test_undecodable_bytes_in_the_store(broker: Any, app: Any, start: Any, until
 
     worker = start("-c", "1")
     for payload in (b"", b"\xff" * 40, b'{"body": "old"}', b"\x01\x00\x00\x00\x02[]"):
-        engine.publish([Publication("", "celery", payload)])
+        engine.publisher.publish([Publication("", "celery", payload)])
     app.note.delay("after")
     until(lambda: broker.marks("run", "after"), say=worker.log.read_text)
-    until(lambda: engine.counts("celery.dead").ready == 4)
+    until(lambda: engine.inspect.counts("celery.dead").ready == 4)
 
 
 @pytest.mark.foundationdb

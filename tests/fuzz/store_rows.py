@@ -9,7 +9,6 @@ from functools import cache
 
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -46,7 +45,9 @@ def _rows() -> tuple[KeyValue, ...]:
 
 
 def rows_of(bench: Bench) -> list[KeyValue]:
-    return bench.engine._read(lambda work: work.tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True))
+    return bench.engine.transactions.read(
+        lambda work: work.tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True)
+    )
 
 
 def sort_of(bench: Bench, row: KeyValue) -> str:
@@ -62,21 +63,21 @@ def task(name: str, number: int) -> bytes:
 def _fill(bench: Bench) -> None:
     engine = bench.engine
     for name, kind in (("dlx", "direct"), ("news", "topic"), ("all", "fanout")):
-        engine.declare_exchange(Exchange(name, kind))
-    engine.declare_queue(QueueDeclaration("plain", arguments=DLX))
-    engine.declare_queue(QueueDeclaration("expiring", auto_delete=True, arguments={"x-expires": 60_000}))
-    engine.declare_queue(QueueDeclaration("single", arguments={"x-single-active-consumer": True}))
-    engine.declare_queue(QueueDeclaration("full", arguments={"x-max-length": 3}))
+        engine.queues.declare_exchange(Exchange(name, kind))
+    engine.queues.declare(QueueDeclaration("plain", arguments=DLX))
+    engine.queues.declare(QueueDeclaration("expiring", auto_delete=True, arguments={"x-expires": 60_000}))
+    engine.queues.declare(QueueDeclaration("single", arguments={"x-single-active-consumer": True}))
+    engine.queues.declare(QueueDeclaration("full", arguments={"x-max-length": 3}))
     for queue, exchange, routing_key in (("plain", "news", "a.#"), ("fair", "all", ""), ("safe", "news", "*.b")):
-        engine.bind(queue, exchange, routing_key)
-    engine.limit("fair", "limited", KeyLimits(rate=5.0, max_in_flight=2))
-    engine.set_control("fair", QueueControl(every_key=KeyLimits(weight=2, rate=100.0), ageing=5.0))
+        engine.queues.bind(queue, exchange, routing_key)
+    engine.queues.limit("fair", "limited", KeyLimits(rate=5.0, max_in_flight=2))
+    engine.queues.set_control("fair", QueueControl(every_key=KeyLimits(weight=2, rate=100.0), ageing=5.0))
     _publish(bench)
     _consume(bench)
-    Transfer(engine).finish(b"i" * 16, {"messages": 1})
+    engine.migrate.finish(b"i" * 16, {"messages": 1})
     stored = StoredMessage("plain", "ready", b"imported", 0, message_id=b"m" * 16)
-    Transfer(engine).restore(b"j" * 16, [(b"mark", stored)])
-    engine.add_totals()
+    engine.migrate.restore(b"j" * 16, [(b"mark", stored)])
+    engine.metrics.flush()
 
 
 def _publish(bench: Bench) -> None:
@@ -89,21 +90,23 @@ def _publish(bench: Bench) -> None:
             bench.put(task(key, number), queue="fair", key=key, task_id=f"{key}-{number}")
     bench.put(bytes(200_000), queue="plain", ttl_ms=60_000, ttr_ms=5_000)
     bench.put(b"safe, later", queue="safe", due_ms=soon)
-    bench.engine.publish([Publication("", "plain", b"once", dedup_id="d", dedup_window_ms=9_000, once_id="o")])
+    bench.engine.publisher.publish(
+        [Publication("", "plain", b"once", dedup_id="d", dedup_window_ms=9_000, once_id="o")]
+    )
 
 
 def _consume(bench: Bench) -> None:
     engine, session = bench.engine, bench.session
-    engine.add_consumer(session, "expiring", "tag")
-    engine.claim(session, ["single"], 1, terms=ClaimTerms(consumers={"single": "tag"}))
-    held = engine.claim(session, ["plain", "fair"], 12)
-    engine.ack([held[0].lease])
-    engine.reject([held[1].lease], error="reason")
-    engine.release([held[2].lease], due_ms=bench.clock.wall_ms() + 7_000)
+    engine.queues.add_consumer(session, "expiring", "tag")
+    engine.messages.claim(session, ["single"], 1, terms=ClaimTerms(consumers={"single": "tag"}))
+    held = engine.messages.claim(session, ["plain", "fair"], 12)
+    engine.messages.ack([held[0].lease])
+    engine.messages.reject([held[1].lease], error="reason")
+    engine.messages.release([held[2].lease], due_ms=bench.clock.wall_ms() + 7_000)
     duties = bench.duties()
     duties.run_once()
-    other = engine.open_session({"host": "another", "pid": 5, "program": "worker"})
-    engine.beat(other, consumed=["plain", "fair"])
+    other = engine.sessions.open({"host": "another", "pid": 5, "program": "worker"})
+    engine.sessions.beat(other, consumed=["plain", "fair"])
 
 
 # -- mutations ---------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def fill(broker: Broker, chance: random.Random) -> None:
         options: dict[str, Any] = {"due_ms": chance.choice([0, 0, last]), "expires_ms": chance.choice([0, 0, last])}
         options |= {"key": chance.choice(["", "k", "\x00<b>"]), "task_id": chance.choice(["", "t"])}
         with suppress(KombuFDBError):  # names that are too long
-            broker._engine.publish([Publication("", chance.choice(NAMES), payload(chance), **options)])
+            broker._engine.publisher.publish([Publication("", chance.choice(NAMES), payload(chance), **options)])
     if chance.randrange(2):
         for job in broker.queue("q").take_many(2, 0):
             chance.choice([lambda job: None, lambda job: job.bury(error="\ud7ff<b>"), lambda job: job.release()])(job)
@@ -123,21 +123,25 @@ def clear(broker: Broker) -> None:
         work.tr.clear_range(keys.prefix, keys.format)
         work.tr.clear_range(keys.format + b"\x00", keys.prefix + b"\xff")
 
-    broker._engine._write(body)
+    broker._engine.transactions.write(body)
 
 
 def spoil(broker: Broker, chance: random.Random) -> None:
     """Other bytes in some rows, but for the one by which everybody else would refuse the whole store."""
     engine = broker._engine
     begin, end = engine.keys.prefix, engine.keys.prefix + b"\xff"
-    rows = [row for row in engine._read(lambda work: work.tr.get_range(begin, end)) if row[0] != engine.keys.format]
+    rows = [
+        row
+        for row in engine.transactions.read(lambda work: work.tr.get_range(begin, end))
+        if row[0] != engine.keys.format
+    ]
     changes = [(key, mutated(chance, old)) for key, old in chance.sample(rows, min(3, len(rows)))]
 
     def change(work: Any) -> None:
         for key, new in changes:
             work.tr.set(key, new)
 
-    engine._write(change)
+    engine.transactions.write(change)
 
 
 def links(page: str) -> list[str]:

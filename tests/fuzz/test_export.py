@@ -62,11 +62,11 @@ def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path
 
 def look_and_take(bench: Bench, broker: Broker, folder: Path) -> None:
     for queue in broker.queues():
-        bench.engine.peek(queue, 100)
-        bench.engine.page(queue, View("delayed"), 100)
+        bench.engine.inspect.peek(queue, 100)
+        bench.engine.inspect.page(queue, View("delayed"), 100)
     bench.duties().run_once()
-    found = bench.engine.claim(bench.session, [*broker.queues()], 50) if broker.queues() else []
-    bench.engine.release([each.lease for each in found])
+    found = bench.engine.messages.claim(bench.session, [*broker.queues()], 50) if broker.queues() else []
+    bench.engine.messages.release([each.lease for each in found])
     export_to(folder / "again", StoreSource(broker, leased=True), lambda _: None)
 
 

@@ -150,11 +150,11 @@ def test_queue_arguments_and_limits(fuzz: Callable[..., None], connection: Conne
         ):
             with suppress(InvalidArgument, QueueError):
                 change()
-        assert engine.control(name).paused
-        engine.limits(name, "k")
+        assert engine.inspect.control(name).paused
+        engine.inspect.limits(name, "k")
         with suppress(QueueError, InvalidArgument):
             queue.put(b"1", key="k")
-        engine.promote()
+        engine.upkeep.promote()
         queue.drop()
         queue.put(b"2", key="k")
         job = queue.take(5)
@@ -181,7 +181,7 @@ def test_jobs(fuzz: Callable[..., None], broker: Broker) -> None:
             stats = queue.stats()
             assert stats.ready + stats.delayed == 1, given
         queue.put(b"good")
-        broker._engine.promote()
+        broker._engine.upkeep.promote()
         jobs = queue.take_many(5, timeout=5)
         assert b"good" in [job.payload for job in jobs]
         for job in jobs:
@@ -217,7 +217,11 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
         received.clear()
         with suppress(*REFUSALS):
             publish(rng, connection.default_channel)
-        for peeked in [*broker.queue("m").peek(5), *broker._engine.delayed("m", 5), *broker.queue("m.dead").peek(5)]:
+        for peeked in [
+            *broker.queue("m").peek(5),
+            *broker._engine.inspect.delayed("m", 5),
+            *broker.queue("m.dead").peek(5),
+        ]:
             describe(peeked, body=True)
         producer.publish("good", routing_key="m")
         while not any(message.body == b"good" for message in received):
@@ -226,7 +230,7 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
             with suppress(Exception):  # what a consumer of its own does with it
                 message.decode()
             message.ack()
-        broker._engine.promote()
+        broker._engine.upkeep.promote()
         broker.queue("m.dead").purge()
         broker.queue("m").purge()
 

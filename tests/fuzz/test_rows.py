@@ -83,31 +83,38 @@ def test_a_damaged_row_stops_nobody(
 def look_around(bench: Bench) -> None:
     """Every verb that only reads."""
     engine = bench.engine
-    for each in (engine.sessions, engine.totals, engine.key_totals, engine.exchanges, engine.bindings, engine.beats):
+    for each in (
+        engine.inspect.sessions,
+        engine.metrics.totals,
+        engine.metrics.key_totals,
+        engine.inspect.exchanges,
+        engine.inspect.bindings,
+        engine.sessions.beats,
+    ):
         each()
-    names = [*engine.queues(), *QUEUES]
-    engine.sessions(held=True)
-    engine.facts(names)
+    names = [*engine.inspect.queues(), *QUEUES]
+    engine.inspect.sessions(held=True)
+    engine.inspect.facts(names)
     for queue in QUEUES:
-        engine.counts(queue)
-        engine.keys_of(queue)
-        engine.key_page(queue)
-        engine.snapshot(queue, 50)
-        engine.active_consumer(queue)
-        found = [*engine.peek(queue, 50), *engine.delayed(queue, 50), *engine.taken(queue)]
+        engine.inspect.counts(queue)
+        engine.inspect.keys_of(queue)
+        engine.inspect.key_page(queue)
+        engine.inspect.snapshot(queue, 50)
+        engine.inspect.active_consumer(queue)
+        found = [*engine.inspect.peek(queue, 50), *engine.inspect.delayed(queue, 50), *engine.inspect.taken(queue)]
         for each in found:
             describe(each, body=True)
-            engine.find(queue, each.message_id)
+            engine.inspect.find(queue, each.message_id)
         for state in ("ready", "delayed", "leased"):
-            for listed in engine.page(queue, View(state), 20).messages:
-                engine.read_at(queue, state, listed.position)
-        for ask in (engine.control, engine.queue, lambda name: engine.limits(name, "limited")):
+            for listed in engine.inspect.page(queue, View(state), 20).messages:
+                engine.inspect.read_at(queue, state, listed.position)
+        for ask in (engine.inspect.control, engine.inspect.queue, lambda name: engine.inspect.limits(name, "limited")):
             with suppress(FormatError):
                 ask(queue)
     for number in range(3):
-        engine.find_task(f"plain-{number}")
-        engine.list_task(f"plain-{number}")
-    engine.letters_part(engine.walk("plain.dead"), b"", 10)
+        engine.inspect.find_task(f"plain-{number}")
+        engine.inspect.list_task(f"plain-{number}")
+    engine.dead_letters.look(engine.dead_letters.walk("plain.dead"), b"", 10)
 
 
 def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None:
@@ -134,39 +141,39 @@ def work(bench: Bench) -> None:
     seen: list[bytes] = []
     for _ in range(30):
         bench.later(2)
-        if not engine.beat(bench.session):  # the damaged row was its own: a process opens another one
-            bench.session = engine.open_session({})
+        if not engine.sessions.beat(bench.session):  # the damaged row was its own: a process opens another one
+            bench.session = engine.sessions.open({})
             duties = bench.duties()
         duties.run_once()
-        for watch in engine.arm(QUEUES, bench.session, {"single": "tag"}) or ():
+        for watch in engine.messages.arm(QUEUES, bench.session, {"single": "tag"}) or ():
             watch.cancel()
-        found = engine.claim(bench.session, QUEUES, 20, terms=ClaimTerms(consumers={"single": "tag"}))
+        found = engine.messages.claim(bench.session, QUEUES, 20, terms=ClaimTerms(consumers={"single": "tag"}))
         seen += [each.payload for each in found if each.queue == "safe"]
-        engine.release([each.lease for each in found[:1]], due_ms=bench.clock.wall_ms() + 500)
-        engine.reject([each.lease for each in found[1:2]])
-        engine.ack([each.lease for each in found[2:]])
+        engine.messages.release([each.lease for each in found[:1]], due_ms=bench.clock.wall_ms() + 500)
+        engine.messages.reject([each.lease for each in found[1:2]])
+        engine.messages.ack([each.lease for each in found[2:]])
     assert len(set(seen)) == CANARY, "what was not touched is delivered"
     bench.put(b"new", queue="other")
     assert bench.payloads(1, "other") == [b"new"]
-    engine.fence(bench.session, bench.beats()[bench.session])
-    engine.release_session(bench.session)
-    bench.session = engine.open_session({})
+    engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    engine.sessions.release(bench.session)
+    bench.session = engine.sessions.open({})
 
 
 def tidy_up(bench: Bench) -> None:
     engine = bench.engine
-    for duty in (engine.trim_dead, engine.trim_full, engine.clear_dedup, engine.trim_totals):
+    for duty in (engine.dead_letters.trim, engine.upkeep.trim_full, engine.upkeep.clear_dedup, engine.metrics.trim):
         duty()
     for number in range(3):
-        engine.take_back(f"plain-{number}")
+        engine.messages.take_back(f"plain-{number}")
     for queue in QUEUES:
-        engine.move(queue, "elsewhere")
-        engine.set_control(queue, QueueControl())
-        engine.limit(queue, "limited", KeyLimits(weight=2))
-        engine.declare_queue(QueueDeclaration(queue))
+        engine.messages.move(queue, "elsewhere")
+        engine.queues.set_control(queue, QueueControl())
+        engine.queues.limit(queue, "limited", KeyLimits(weight=2))
+        engine.queues.declare(QueueDeclaration(queue))
         bench.put(b"new", queue=queue)
         assert b"new" in [each.payload for each in bench.take(50, queue)]
-        engine.purge(queue)
-        engine.delete_queue(queue)
+        engine.queues.purge(queue)
+        engine.queues.delete(queue)
     for exchange in ("dlx", "news", "all"):
-        engine.delete_exchange(exchange)
+        engine.queues.delete_exchange(exchange)

@@ -36,20 +36,20 @@ def test_an_sqlite_that_is_too_old(tmp_path, monkeypatch):
 
 def test_what_the_maintenance_set_aside(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
-        broker._engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+        broker._engine.upkeep.set_aside(Aside("promote", "jobs", "too large", 3, 1))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
     assert code == 0
     assert "warn  set aside       promote of 'jobs', 3 times: too large" in text
-    assert "-> A worker's maintenance can't do this" in text
+    assert "-> A worker's duty failed at this" in text
 
 
 def test_messages_of_a_newer_version(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         broker.queue("jobs")
-        broker._engine._write(lambda work: work.effects.change("jobs", "newer", 2))
+        broker._engine.transactions.write(lambda work: work.effects.change("jobs", "newer", 2))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
     assert code == 0
-    assert "warn  newer messages  2 messages of a newer version, of 'jobs'" in text
+    assert "warn  newer messages  2 messages of a newer version, in 'jobs'" in text
     assert "-> Upgrade celery-fdb in the workers" in text
 
 
@@ -57,7 +57,7 @@ def test_the_default_file_is_not_made_by_looking(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     code, text = run()
     assert code == 0
-    assert "nobody has used it yet" in text
+    assert "it is not in use yet" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,8 +66,8 @@ def test_a_default_file_that_can_not_be_made_is_named_with_the_way_out(tmp_path,
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     code, text = run()
     assert code == 1
-    assert f"can't be made: {tmp_path}/home is no folder" in text
-    assert "Name a file in the URL" in text
+    assert f"can't be created: {tmp_path}/home is not a writable folder" in text
+    assert "In the URL, name a file" in text
 
 
 def test_a_folder_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
@@ -155,7 +155,7 @@ def test_a_cluster_that_nobody_serves(tmp_path, monkeypatch):
     code, text = run(f"fdb:///{path}")
     assert code == 1
     assert "fail  coordinators    0 of 1 reachable; not: 127.0.0.1:1" in text
-    assert "-> Is fdbserver running" in text
+    assert "-> Check that fdbserver runs" in text
 
 
 class Library:

@@ -112,7 +112,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
     def asleep(broker: Broker) -> threading.Event:
-        event, arm = threading.Event(), broker._engine.arm
+        event, arm = threading.Event(), broker._engine.messages.arm
 
         def arm_and_tell(*arguments: Any) -> Any:
             watches = arm(*arguments)
@@ -120,7 +120,7 @@ def asleep() -> Callable[[Broker], threading.Event]:
                 event.set()
             return watches
 
-        broker._engine.arm = arm_and_tell  # type: ignore[method-assign]
+        broker._engine.messages.arm = arm_and_tell  # type: ignore[method-assign]
         return event
 
     return asleep
@@ -132,9 +132,9 @@ def sweep() -> Callable[[Broker, Broker], None]:
 
     def sweep(observer: Broker, silent: Broker) -> None:
         session_id = silent._client.membership().session_id
-        last_beat = {each: beat for each, beat, _ in observer._engine.beats()}[session_id]
-        assert observer._engine.fence(session_id, last_beat)
-        observer._engine.release_session(session_id)
+        last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
+        assert observer._engine.sessions.fence(session_id, last_beat)
+        observer._engine.sessions.release(session_id)
 
     return sweep
 

@@ -35,10 +35,10 @@ def test_brokers_of_a_process_share_one_session_that_opens_with_the_first_take(t
     with Broker.open(url) as one, Broker.open(url) as other:
         assert one._client is other._client
         one.queue("q").put_many("ab")
-        assert one._engine.beats() == [], "no heartbeat for a producer"
+        assert one._engine.sessions.beats() == [], "no heartbeat for a producer"
         job = one.queue("q").take(0)
         others = other.queue("q").take(0)
-        assert len(one._engine.beats()) == 1
+        assert len(one._engine.sessions.beats()) == 1
         other.close()
         assert one.queue("q").stats().ready == 1, "only its own go back"
         assert "held" in repr(others)
@@ -59,7 +59,7 @@ def test_senseless_arguments_store_nothing(tmp_path, values):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         with pytest.raises(InvalidArgument):
             broker.queue("q").put("a", **values)
-        with pytest.raises(InvalidArgument, match="is bytes or a text"):
+        with pytest.raises(InvalidArgument, match="is bytes or a str"):
             broker.queue("q").put({"order": 7})
         with pytest.raises(InvalidArgument, match="rate"):
             broker.queue("q").limit("acme", rate="1/m")

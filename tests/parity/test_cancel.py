@@ -11,7 +11,7 @@ from kombu_fdb.routing.tables import Exchange
 
 
 def where(bench, task_id="t"):
-    return [(found.queue, found.state, found.payload) for found in bench.engine.find_task(task_id)]
+    return [(found.queue, found.state, found.payload) for found in bench.engine.inspect.find_task(task_id)]
 
 
 def test_a_ready_task_is_found_and_cancelled(broker):
@@ -36,33 +36,33 @@ def test_a_delayed_task_is_cancelled_before_it_is_due(bench):
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 60_000)
     task_id = b"a".hex()
     assert where(bench, task_id) == [("q", "delayed", b"a")]
-    assert len(bench.engine.take_back(task_id)) == 1
+    assert len(bench.engine.messages.take_back(task_id)) == 1
     bench.later(61)
-    assert bench.engine.promote() == (0, None)
+    assert bench.engine.upkeep.promote() == (0, None)
     assert bench.counts() == (0, 0, 0)
 
 
 def test_a_promoted_task_is_found_where_it_went(bench):
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1_000, key="tenant")
     bench.later(2)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
-    assert len(bench.engine.take_back(b"a".hex())) == 1
-    assert bench.engine.keys_of("q") == {}
+    assert len(bench.engine.messages.take_back(b"a".hex())) == 1
+    assert bench.engine.inspect.keys_of("q") == {}
 
 
 def test_a_dead_task_is_found_and_cancelled_in_its_dead_queue(bench):
     bench.put(b"a")
-    bench.engine.reject([bench.take()[0].lease])
+    bench.engine.messages.reject([bench.take()[0].lease])
     assert where(bench, b"a".hex()) == [("q.dead", "ready", b"a")]
-    assert len(bench.engine.take_back(b"a".hex())) == 1
+    assert len(bench.engine.messages.take_back(b"a".hex())) == 1
     assert bench.counts("q.dead") == (0, 0, 0)
 
 
 def test_a_replayed_task_is_found_in_its_queue_again(bench):
     bench.put(b"a")
-    bench.engine.reject([bench.take()[0].lease])
-    bench.engine.replay("q", 1)
+    bench.engine.messages.reject([bench.take()[0].lease])
+    bench.engine.dead_letters.replay("q", 1)
     assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
 
 
@@ -71,31 +71,31 @@ def test_a_task_that_runs_is_shown_and_left_to_its_worker(bench):
     bench.put(b"b")
     delivery, _ = sorted(bench.take(), key=lambda each: each.payload)
     assert where(bench, b"a".hex()) == [("q", "leased", b"a")]
-    assert bench.engine.find_task(b"a".hex())[0].owner == bench.session
-    assert len(bench.engine.take_back(b"a".hex())) == 0
-    assert bench.engine.ack([delivery.lease]) == [True]
+    assert bench.engine.inspect.find_task(b"a".hex())[0].owner == bench.session
+    assert len(bench.engine.messages.take_back(b"a".hex())) == 0
+    assert bench.engine.messages.ack([delivery.lease]) == [True]
     assert where(bench, b"a".hex()) == []
 
 
 def test_a_task_that_comes_back_is_found_at_its_place_and_when_delayed(bench):
     bench.put(b"a")
-    bench.engine.release([bench.take()[0].lease])
+    bench.engine.messages.release([bench.take()[0].lease])
     assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
-    bench.engine.release([bench.take()[0].lease], due_ms=bench.clock.wall_ms() + 1_000)
+    bench.engine.messages.release([bench.take()[0].lease], due_ms=bench.clock.wall_ms() + 1_000)
     assert where(bench, b"a".hex()) == [("q", "delayed", b"a")]
-    assert len(bench.engine.take_back(b"a".hex())) == 1
+    assert len(bench.engine.messages.take_back(b"a".hex())) == 1
 
 
 def test_every_copy_of_a_routed_task_is_cancelled(bench):
-    bench.engine.declare_exchange(Exchange("x", "fanout"))
+    bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
     for queue in ("one", "two", "three"):
-        bench.engine.bind(queue, "x", "")
-    bench.engine.publish([Publication("x", "", b"a" * 100_000, task_id="t")])
+        bench.engine.queues.bind(queue, "x", "")
+    bench.engine.publisher.publish([Publication("x", "", b"a" * 100_000, task_id="t")])
     taken = bench.take(1, "two")[0]
     assert sorted(where(bench)) == [(name, "leased" if name == "two" else "ready", b"a" * 100_000)
                                     for name in ("one", "three", "two")]  # fmt: skip
-    assert len(bench.engine.take_back("t")) == 2
-    bench.engine.ack([taken.lease])
+    assert len(bench.engine.messages.take_back("t")) == 2
+    bench.engine.messages.ack([taken.lease])
     assert leftovers(bench.engine) == [key for key in leftovers(bench.engine) if b"bind" in key or b"bound" in key]
 
 
@@ -104,8 +104,8 @@ def test_the_next_attempt_beside_the_one_that_publishes_it(bench):
     attempt = bench.take()[0]
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1_000)
     assert [state for _, state, _ in where(bench, b"a".hex())] == ["delayed", "leased"]
-    bench.engine.ack([attempt.lease])
-    assert len(bench.engine.take_back(b"a".hex())) == 1
+    bench.engine.messages.ack([attempt.lease])
+    assert len(bench.engine.messages.take_back(b"a".hex())) == 1
 
 
 def test_whoever_loses_the_race_for_a_task_changes_nothing(bench):
@@ -122,44 +122,44 @@ def test_whoever_loses_the_race_for_a_task_changes_nothing(bench):
         return read(task_id)
 
     engine.keys.task = task
-    cancelled = len(engine.take_back(b"a".hex()))
+    cancelled = len(engine.messages.take_back(b"a".hex()))
     assert cancelled == 0
-    assert bench.engine.ack(taken) == [True]
+    assert bench.engine.messages.ack(taken) == [True]
 
 
 @pytest.mark.parametrize("end", ["ack", "purge", "delete", "expire", "overflow", "drop", "reject twice", "no ack"])
 def test_nothing_of_a_task_stays_behind(bench, end):
     bench.put(b"a", b"b" * 5_000, key="tenant", **({"ttl_ms": 1} if end == "expire" else {}))
     if end == "ack":
-        bench.engine.ack([each.lease for each in bench.take()])
+        bench.engine.messages.ack([each.lease for each in bench.take()])
     elif end == "purge":
-        assert bench.engine.purge("q") == 2
+        assert bench.engine.queues.purge("q") == 2
     elif end == "delete":
-        for each in bench.engine.peek("q", 2):
-            assert bench.engine.delete("q", each.message_id)
+        for each in bench.engine.inspect.peek("q", 2):
+            assert bench.engine.messages.delete("q", each.message_id)
     elif end == "expire":
         bench.later(1)
         assert bench.take() == []
     elif end == "overflow":
         from kombu_fdb.routing.tables import QueueDeclaration
 
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
         bench.later(2)
-        bench.another().publish([Publication("", "q", b"c")])
-        bench.engine.purge("q")
+        bench.another().publisher.publish([Publication("", "q", b"c")])
+        bench.engine.queues.purge("q")
     elif end == "drop":
-        bench.engine.delete_queue("q")
+        bench.engine.queues.delete("q")
     elif end == "reject twice":
-        bench.engine.reject([each.lease for each in bench.take()])
-        bench.engine.reject([each.lease for each in bench.take(100, "q.dead")])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take(100, "q.dead")])
     else:
-        bench.engine.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack={"q"}))
+        bench.engine.messages.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack={"q"}))
     for payload in (b"a", b"b" * 100):
-        assert bench.engine.find_task(payload.hex()) == []
+        assert bench.engine.inspect.find_task(payload.hex()) == []
     assert [key for key in leftovers(bench.engine) if b"\x02task\x00" in key] == []
 
 
 def test_too_long_an_id_is_refused(bench):
     with pytest.raises(QueueError, match="task id is too long"):
-        bench.engine.publish([Publication("", "q", b"a", task_id="x" * 256)])
+        bench.engine.publisher.publish([Publication("", "q", b"a", task_id="x" * 256)])
     assert bench.counts() == (0, 0, 0)

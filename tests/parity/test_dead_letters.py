@@ -39,7 +39,7 @@ def letters(bench):
 def die(bench, *payloads, reason="rejected", queue="q", **details):
     for payload in payloads:
         bench.put(payload, queue=queue)
-        bench.engine.reject([each.lease for each in bench.take(1, queue)], reason=reason, **details)
+        bench.engine.messages.reject([each.lease for each in bench.take(1, queue)], reason=reason, **details)
 
 
 def task(name):
@@ -98,7 +98,7 @@ def test_an_unknown_condition_is_an_error_and_moves_nothing(jobs):
 
 def test_bytes_that_can_not_be_read_are_seen_and_discarded_and_not_replayed(bench, letters):
     die(bench, b"1")  # as many bytes as what is put in its place, which the queue counts
-    ((key, _),) = bench.engine._read(lambda work: work.tr.get_range(*_whole(bench)))
+    ((key, _),) = bench.engine.transactions.read(lambda work: work.tr.get_range(*_whole(bench)))
     bench.write(lambda tr: tr.set(key, b"\xff"))
     assert [each.payload for each in letters.list()] == [b"\xff"]
     assert letters.replay() == letters.discard(reason="rejected") == 0
@@ -152,39 +152,39 @@ def test_priority_is_kept_through_death_and_replay(bench, letters):
     priorities = {b"low": 0, b"high": 9, b"middle": 5}
     for payload, priority in priorities.items():
         bench.put(payload, priority=priority, key="alice")
-    bench.engine.reject([each.lease for each in bench.take()])
+    bench.engine.messages.reject([each.lease for each in bench.take()])
     assert [each.priority for each in letters.list()] == [9, 5, 0], "in the order of the deaths"
     assert letters.replay() == 3
     for _ in range(2):  # and again
         taken = bench.take()
         assert [each.payload for each in taken] == [b"high", b"middle", b"low"]
-        bench.engine.reject([each.lease for each in taken])
+        bench.engine.messages.reject([each.lease for each in taken])
         assert letters.replay() == 3
 
 
 def test_priority_of_a_message_that_found_no_room(bench, letters):
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish-dlx"}
-    bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
     bench.put(b"first")
     bench.put(b"second", priority=7)
     assert [(each.payload, each.priority) for each in letters.list()] == [(b"second", 7)]
 
 
 def test_a_dead_letter_exchange_delivers_by_priority(bench):
-    bench.engine.declare_exchange(Exchange("dead", "fanout"))
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dead"}))
-    bench.engine.bind("graveyard", "dead", "")
+    bench.engine.queues.declare_exchange(Exchange("dead", "fanout"))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dead"}))
+    bench.engine.queues.bind("graveyard", "dead", "")
     bench.put(b"low", priority=1)
-    bench.engine.reject([each.lease for each in bench.take()])
+    bench.engine.messages.reject([each.lease for each in bench.take()])
     bench.put(b"high", priority=8)
-    bench.engine.reject([each.lease for each in bench.take()])
+    bench.engine.messages.reject([each.lease for each in bench.take()])
     assert bench.payloads(10, "graveyard") == [b"high", b"low"]
 
 
 def test_replay_from_the_queue_of_a_dead_letter_exchange(broker):
     """Each goes to the queue it died in; ``queue="a"`` brings back this one's."""
-    broker._engine.declare_exchange(Exchange("dead", "fanout"))
-    broker._engine.bind("graveyard", "dead", "")
+    broker._engine.queues.declare_exchange(Exchange("dead", "fanout"))
+    broker._engine.queues.bind("graveyard", "dead", "")
     queues = [broker.declare(name, arguments={"x-dead-letter-exchange": "dead"}) for name in ("a", "b")]
     for queue in queues:
         for number in range(3):
@@ -227,13 +227,13 @@ def test_replay_into_a_deleted_queue_names_the_fix_and_loses_nothing(broker, job
 
 def test_a_replay_that_meets_a_deleted_queue_says_what_it_has_done(bench):
     number = LETTERS_PER_TRANSACTION
-    bench.engine.declare_exchange(Exchange("dead", "fanout"))
-    bench.engine.bind("graveyard", "dead", "")
+    bench.engine.queues.declare_exchange(Exchange("dead", "fanout"))
+    bench.engine.queues.bind("graveyard", "dead", "")
     for queue in ("q", "gone"):
-        bench.engine.declare_queue(QueueDeclaration(queue, arguments={"x-dead-letter-exchange": "dead"}))
+        bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-dead-letter-exchange": "dead"}))
         bench.put(*(b"%d" % each for each in range(number)), queue=queue)
-        bench.engine.reject([each.lease for each in bench.take(number, queue)])
-    bench.engine.delete_queue("gone")
+        bench.engine.messages.reject([each.lease for each in bench.take(number, queue)])
+    bench.engine.queues.delete("gone")
     graveyard = DeadLetters(Holder(bench), "graveyard", clock=bench.clock)
     with pytest.raises(QueueNotFound) as caught:
         graveyard.replay()
@@ -247,7 +247,7 @@ def test_what_dies_again_during_a_replay_is_left_for_the_next(bench, letters):
 
     def die_again(done):
         seen.append(done)
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
 
     assert letters.replay(rate=1, progress=die_again) == 3
     assert seen[-1] == 3
@@ -282,7 +282,7 @@ def test_a_caller_killed_between_two_parts_loses_nothing(bench, letters, verb):
     """The exception stands for the kill: no line of ours runs after it."""
     number = LETTERS_PER_TRANSACTION + 30
     bench.put(*(b"%d" % each for each in range(number)))
-    bench.engine.reject([each.lease for each in bench.take(number)])
+    bench.engine.messages.reject([each.lease for each in bench.take(number)])
 
     def killed(done):
         raise KeyboardInterrupt(done)
@@ -315,10 +315,10 @@ def test_limit_counts_those_that_match(bench, letters):
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_discard_deletes_all_there_is_of_a_message(bench, letters, size):
     bench.put(os.urandom(size))
-    bench.engine.reject([each.lease for each in bench.take()])
+    bench.engine.messages.reject([each.lease for each in bench.take()])
     assert letters.discard(where=lambda letter: len(letter.payload) == size) == 1
     whole = _range(bench.engine.keys._key("body"))
-    assert bench.engine._read(lambda work: work.tr.get_range(*whole)) == []
+    assert bench.engine.transactions.read(lambda work: work.tr.get_range(*whole)) == []
 
 
 def test_two_replays_at_once_move_each_letter_once(another, threads):
@@ -339,7 +339,7 @@ def test_a_letter_in_a_queue_with_keys_is_counted_among_its_keys(bench):
     bench.put(b"q is there")
     letters = DeadLetters(Holder(bench), "q.dead", clock=bench.clock)
     assert letters.replay() == 2
-    assert bench.engine.keys_of("q.dead") == {}
+    assert bench.engine.inspect.keys_of("q.dead") == {}
     assert {each.payload for each in bench.take()} == {b"1", b"2", b"q is there"}
 
 
@@ -359,11 +359,11 @@ def test_only_the_latest_deaths_keep_their_details(bench):
     names = [f"q{number}" for number in range(8)]
     for here, there in pairwise(names):
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": there}
-        bench.engine.declare_queue(QueueDeclaration(here, arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration(here, arguments=arguments))
     bench.put(b"1", queue=names[0])
     for name in names[:-1]:
         (each,) = bench.take(1, name)
-        bench.engine.reject([each.lease], error="x" * 15_000)
+        bench.engine.messages.reject([each.lease], error="x" * 15_000)
     (last,) = bench.take(1, names[-1])
     assert [death.queue for death in last.deaths] == names[-2::-1]
     assert [bool(death.details) for death in last.deaths] == [True] * MOST_DETAILED + [False] * 3

@@ -44,10 +44,12 @@ def test_extend_sees_a_fence_before_the_sweep_has_come_by(another):
     owner.queue("jobs").put("1")
     job = owner.queue("jobs").take(0)
     session_id = owner._client.membership().session_id
-    assert other._engine.fence(session_id, {each: beat for each, beat, _ in other._engine.beats()}[session_id])
+    assert other._engine.sessions.fence(
+        session_id, {each: beat for each, beat, _ in other._engine.sessions.beats()}[session_id]
+    )
     with pytest.raises(LeaseLost):
         job.extend()
-    assert other._engine.release_session(session_id) == 1
+    assert other._engine.sessions.release(session_id) == 1
 
 
 def test_lease_stolen(another, sweep):
@@ -107,9 +109,9 @@ def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
     assert backoff.seconds("1/5/25min", attempt) == minutes * 60
     jobs.put("1")
     (delivery,) = broker._client.membership().claim(["jobs"], 1)
-    Job(broker._connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
+    Job(broker.connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
     assert jobs.take(0) is None
-    _, due_ms = broker._engine.promote()
+    _, due_ms = broker._engine.upkeep.promote()
     early_ms = minutes * 60_000 - (due_ms - SystemClock().wall_ms())
     assert -1 <= early_ms < 30_000, "rounded up to the next millisecond"
 
@@ -187,11 +189,11 @@ def test_replay_of_many(bench):
     """More than one transaction holds; what has outlived its time among the dead is gone."""
     for number in range(230):
         bench.put(b"%d" % number)
-    bench.engine.reject([each.lease for each in bench.take(230)])
-    assert bench.engine.replay("q", 205) == 205
+    bench.engine.messages.reject([each.lease for each in bench.take(230)])
+    assert bench.engine.dead_letters.replay("q", 205) == 205
     assert bench.counts("q") == (205, 0, 0)
     bench.later(15 * 24 * 3600)
-    assert bench.engine.replay("q", 100) == 0
+    assert bench.engine.dead_letters.replay("q", 100) == 0
     assert bench.counts("q.dead") == (0, 0, 0)
     assert bench.payloads(300) == [b"%d" % number for number in range(205)]
 
@@ -210,7 +212,7 @@ def test_batch_size(jobs):
 @pytest.mark.parametrize("jump_s", [-3600, 3600])
 def test_clock_skew_steals_nothing(bench, jump_s):
     """The observer's wall clock is an hour off; only observed silence counts."""
-    live = bench.engine.open_session({})
+    live = bench.engine.sessions.open({})
     bench.put(b"1")
     bench.take(session=live)
     duties = bench.duties()
@@ -218,6 +220,6 @@ def test_clock_skew_steals_nothing(bench, jump_s):
     for _ in range(10):
         duties.sweep()
         bench.later(5.0)
-        assert bench.engine.beat(live)
-        bench.engine.beat(bench.session)
+        assert bench.engine.sessions.beat(live)
+        bench.engine.sessions.beat(bench.session)
     assert bench.payloads() == []

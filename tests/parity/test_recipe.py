@@ -27,7 +27,7 @@ def test_conflict_free_enqueue(key):
 
     def rival_commits_first() -> None:
         memory.before_commit = None
-        rival.publish([Publication("", "q", b"rival", key=key)])
+        rival.publisher.publish([Publication("", "q", b"rival", key=key)])
 
     memory.before_commit = rival_commits_first
     bench.put(b"mine", key=key)
@@ -65,9 +65,9 @@ def test_first_and_last_of_a_key(broker):
 def test_first_and_last_cost_one_row_of_any_backlog(reverse):
     counted = CountingDatabase(MemoryDatabase())
     bench = Bench(counted)
-    bench.engine.publish([Publication("", "q", b"%d" % number) for number in range(1000)])
+    bench.engine.publisher.publish([Publication("", "q", b"%d" % number) for number in range(1000)])
     counted.reset()
-    bench.engine.peek("q", 1, reverse=reverse)
+    bench.engine.inspect.peek("q", 1, reverse=reverse)
     assert counted.total().rows == 1
 
 

@@ -40,7 +40,7 @@ def test_fifottl_pri(another):
 def test_fifottl_ttl(bench):
     bench.put(b"task", ttl_ms=60_100)
     bench.later(60.0)
-    assert bench.engine.peek("q", 1)
+    assert bench.engine.inspect.peek("q", 1)
     bench.later(0.2)
     assert bench.payloads() == []
     assert bench.counts() == (0, 0, 0), "removed, not only hidden"
@@ -49,7 +49,7 @@ def test_fifottl_ttl(bench):
 def test_fifottl_ttl_of_the_tube(bench):
     from kombu_fdb.routing.tables import QueueDeclaration
 
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-message-ttl": 1000}))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 1000}))
     bench.put(b"the tube's")
     bench.put(b"its own", ttl_ms=500)
     bench.later(0.6)
@@ -62,10 +62,10 @@ def test_fifottl_delay_extends_ttl(bench):
     for _ in range(2):
         bench.put(b"task", ttl_ms=60_100, due_ms=bench.clock.wall_ms() + 80_000)
     bench.later(79.9)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     assert bench.payloads() == [], "not early"
     bench.later(60.1)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     assert bench.payloads(1) == [b"task"], "after 140.0 s"
     bench.later(0.2)
     assert bench.payloads() == [], "after 140.2 s"
@@ -143,16 +143,16 @@ def test_utube(broker):
 
 
 def test_utubettl(bench):
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
     bench.put(b"short", key="a", ttl_ms=1000)
     bench.put(b"urgent", key="a", priority=9)
     bench.put(b"late", key="a", due_ms=bench.clock.wall_ms() + 5000)
     (urgent,) = bench.take()
     assert urgent.payload == b"urgent"
     bench.later(5)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     assert bench.payloads() == [], "one at a time"
-    bench.engine.ack([urgent.lease])
+    bench.engine.messages.ack([urgent.lease])
     found = [payload for _ in range(3) for payload in bench.payloads()]
     assert found == [b"late"], "the other one has outlived its time"
 
@@ -160,12 +160,13 @@ def test_utubettl(bench):
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_a_task_that_is_not_leased_leaves_its_slot_to_the_next(bench, no_ack):
     """Found by utubettl: an expired task took the slot with it, and its sub-queue stood still for ever."""
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
     bench.put(b"1", key="a", ttl_ms=None if no_ack else 10)
     bench.put(b"2", key="a")
     bench.later(1)
     claims = [
-        bench.engine.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack=["q"] if no_ack else [])) for _ in range(3)
+        bench.engine.messages.claim(bench.session, ["q"], 10, terms=ClaimTerms(no_ack=["q"] if no_ack else []))
+        for _ in range(3)
     ]
     assert [each.payload for claim in claims for each in claim] == ([b"1", b"2"] if no_ack else [b"2"])
 
@@ -254,7 +255,7 @@ def test_a_disconnected_consumers_tasks_return_at_once(another, threads, asleep)
 
 
 def test_a_dead_consumers_tasks_return_after_its_ttl(bench):
-    dead = bench.engine.open_session({})
+    dead = bench.engine.sessions.open({})
     bench.put(b"task")
     bench.take(session=dead)
     duties = bench.duties()
@@ -262,7 +263,7 @@ def test_a_dead_consumers_tasks_return_after_its_ttl(bench):
         duties.sweep()
         assert bench.payloads() == []
         bench.later(5.0)
-        bench.engine.beat(bench.session)
+        bench.engine.sessions.beat(bench.session)
     duties.sweep()
     assert bench.payloads() == [b"task"]
 

@@ -57,7 +57,7 @@ def run(rounds: int, seed: int, store: str = "sqlite") -> Verdict:
 def bring_in(stage: Stage) -> None:
     """What stood aside is work like any other."""
     with Broker.open(stage.url, connect_timeout=PATIENCE_S, operation_timeout=PATIENCE_S) as broker:
-        broker._engine.move(ASIDE, QUEUE)
+        broker._engine.messages.move(ASIDE, QUEUE)
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def _task(path: Any, alias: Any) -> Task[Any, Any]:
     """As a message names it. Raises ``UnknownTask``: a message must not name just any function, nor any backend."""
     backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
     if not isinstance(backend, CeleryBackend):
-        raise UnknownTask(f"{alias!r:.200} is not a backend of this project's TASKS that Celery runs.")
+        raise UnknownTask(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")
     return registered(path, backend.options.get("modules", ())).using(backend=alias)
 
 

@@ -3,20 +3,20 @@
 =====================  ==========  ====================================================================================
 id                     when        what
 =====================  ==========  ====================================================================================
-``celery_fdb.E001``                a key or value of ``CELERY_FDB`` is unusable, or its ``APP`` leads nowhere
+``celery_fdb.E001``                a key or value of ``CELERY_FDB`` is unusable, or its ``APP`` is not a Celery app
 ``celery_fdb.E002``                the broker's URL or options are unusable: workers would not start either
-``celery_fdb.W001``                the Celery app has another broker, or the project's ``__init__.py`` imports no app
-``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` are not the same
-``celery_fdb.W003``                the file's folder is missing, or it can't be read and written, or it is on a network
+``celery_fdb.W001``                the Celery app uses another broker, or the project's ``__init__.py`` imports no app
+``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` differ
+``celery_fdb.W003``                the file's folder is missing, can't be read and written, or is on a network
 ``celery_fdb.W004``                every user of this machine can read or write the file
 ``celery_fdb.W005``                the file is also Django's database
-``celery_fdb.W006``                the file lies in ``MEDIA_ROOT`` or ``STATIC_ROOT``, from where web servers serve it
+``celery_fdb.W006``                the file is in ``MEDIA_ROOT`` or ``STATIC_ROOT``, which web servers serve
 ``celery_fdb.W007``                the client library or the cluster file is missing or does not fit
-``celery_fdb.W008``                ``accept_content`` lets workers load pickle
+``celery_fdb.W008``                ``accept_content`` allows workers to load pickle
 ``celery_fdb.W009``                the admin is not installed, so there are no pages
 ``celery_fdb.W010``    --deploy    the store does not answer
-``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which another project may use too
-``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: tasks should be sent when their request commits
+``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which other projects may use too
+``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: send tasks when their request commits
 ``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
 =====================  ==========  ====================================================================================
 """
@@ -110,7 +110,7 @@ def _check_admin() -> Messages:
     if not apps.is_installed("django.contrib.admin"):
         yield Warning(
             "The broker's pages are part of Django's admin, which is not installed.",
-            hint="Put django.contrib.admin into INSTALLED_APPS, or silence this check.",
+            hint="Add django.contrib.admin to INSTALLED_APPS, or silence this check.",
             id="celery_fdb.W009",
         )
 
@@ -119,8 +119,8 @@ def _check_urls(app: Celery) -> Messages:
     named, used = getattr(django_settings, "CELERY_BROKER_URL", None), app.conf.broker_url
     if named and named != used:
         yield Warning(
-            f"CELERY_BROKER_URL is not the broker of the Celery app {app.main!r}.",
-            hint="Let the app read Django's settings, app.config_from_object('django.conf:settings', "
+            f"CELERY_BROKER_URL differs from the broker_url of the Celery app {app.main!r}.",
+            hint="Make the app read Django's settings, app.config_from_object('django.conf:settings', "
             "namespace='CELERY'), and import it in the project's __init__.py.",
             id="celery_fdb.W002",
         )
@@ -130,7 +130,7 @@ def _check_pickle(app: Celery) -> Messages:
     unsafe = sorted(_UNSAFE & set(app.conf.accept_content or ()))
     if unsafe:
         yield Warning(
-            f"Workers accept {', '.join(unsafe)}: whoever can write into the store can run code in them.",
+            f"Workers accept {', '.join(unsafe)}: anyone who can write to the store can run code in them.",
             hint="Set CELERY_ACCEPT_CONTENT = ['json'].",
             id="celery_fdb.W008",
         )
@@ -144,16 +144,16 @@ def _check_file(location: SqliteLocation) -> Messages:
     path = location.path
     if any(_is_file(each.settings_dict, path) for each in connections.all()):
         yield Warning(
-            "The broker's file is also a database of Django.",
-            hint="Give the broker a file of its own: each write locks the whole file.",
+            "The broker's file is also a Django database.",
+            hint="Give the broker its own file: each write locks the whole file.",
             id="celery_fdb.W005",
         )
     for name in ("MEDIA_ROOT", "STATIC_ROOT"):
         root = getattr(django_settings, name, None)
         if root and path.is_relative_to(Path(root).absolute()):
             yield Warning(
-                f"The broker's file lies in {name}, where web servers hand files to anybody.",
-                hint="Put it elsewhere, such as /var/lib.",
+                f"The broker's file is in {name}, which web servers serve to anyone.",
+                hint="Move it elsewhere, such as /var/lib.",
                 id="celery_fdb.W006",
             )
 
@@ -183,8 +183,8 @@ def _check_answers() -> Messages:
 def _check_namespace(location: Location) -> Messages:
     if isinstance(location, ClusterLocation) and location.namespace == "default":
         yield Warning(
-            "The broker uses the cluster's namespace 'default', as any other project that names none.",
-            hint="Name one in the URL, fdb:///shop, for workers and publishers alike, while the queues are empty.",
+            "The broker uses the cluster's namespace 'default', like every other project that names none.",
+            hint="Name one in the URL, as in fdb:///shop, for workers and publishers, while the queues are empty.",
             id="celery_fdb.W011",
         )
 
@@ -194,8 +194,8 @@ def _check_atomic_requests() -> Messages:
     if atomic:
         yield Warning(
             f"Requests are transactions (ATOMIC_REQUESTS of {', '.join(atomic)}): a task sent by delay() may run "
-            "before its request commits, or though it is rolled back.",
-            hint="Send tasks by delay_on_commit() in views, then silence this check.",
+            "before its request commits, or even if it is rolled back.",
+            hint="Send tasks with delay_on_commit() in views, then silence this check.",
             id="celery_fdb.W012",
         )
 
@@ -228,7 +228,7 @@ def _parts(error: KombuFDBError) -> tuple[str, str]:
     text = str(error).removesuffix(fix).rstrip(". ")
     return (
         f"{text[:1].upper()}{text[1:]}.",
-        fix or "python -m kombu_fdb.doctor with the broker's URL says what is wrong.",
+        fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong.",
     )
 
 

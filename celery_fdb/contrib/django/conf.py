@@ -33,7 +33,7 @@ class Settings:
 
     ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
     ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False lets
-    nobody see bodies here, whatever permissions they have. ``connect_timeout``: how long a page waits for the store, in
+    hides bodies from everyone, whatever their permissions. ``connect_timeout``: how long a page waits for the store, in
     seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
     """
 
@@ -62,7 +62,7 @@ def read(given: object = None) -> Settings:
     """``settings.CELERY_FDB``, or what is given instead. Raises ``OptionError``."""
     given = getattr(django_settings, NAME, {}) if given is None else given
     if not isinstance(given, Mapping):
-        raise OptionError(f"{NAME} is no dict", fix=f"Write {NAME} = {{}} or leave it out.")
+        raise OptionError(f"{NAME} is not a dict", fix=f"Set {NAME} = {{}}, or remove it.")
     return Settings(**{_field(name): _accept(name, value) for name, value in given.items()})
 
 
@@ -71,7 +71,7 @@ def _field(name: object) -> str:
     if field not in _KINDS or name != field.upper():
         near = difflib.get_close_matches(field, _KINDS, 1)
         known = ", ".join(each.upper() for each in _KINDS)
-        fix = f"Did you mean {near[0].upper()}?" if near else f"Known: {known}."
+        fix = f"Did you mean {near[0].upper()}?" if near else f"Known keys: {known}."
         raise OptionError(f"unknown key in {NAME}", key=name, fix=fix)
     return field
 
@@ -80,7 +80,7 @@ def _accept(name: str, value: Any) -> Any:
     field = name.lower()
     kind, about = _KINDS[field]
     if not isinstance(value, kind) or not _is_in_range(field, value):
-        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Write {about}.")
+        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Use {about}.")
     return value
 
 
@@ -100,14 +100,14 @@ def celery_app(settings: Settings) -> Celery:
         app = getattr(import_module(module_name), attribute or "app")
     except (ImportError, AttributeError) as error:
         raise OptionError(
-            f"{NAME}['APP'] names no Celery app",
+            f"{NAME}['APP'] can't be imported",
             app=settings.app,
             reason=str(error),
             fix="Write 'package.module:name', as in celery -A.",
         ) from error
     if not isinstance(app, Celery):
         fix = "Write 'package.module:name', as in celery -A."
-        raise OptionError(f"{NAME}['APP'] names something that is no Celery app", app=settings.app, fix=fix)
+        raise OptionError(f"{NAME}['APP'] is not a Celery app", app=settings.app, fix=fix)
     return app
 
 
@@ -131,7 +131,7 @@ def _ours(urls: list[str]) -> str:
         if url.partition("://")[0] in SCHEMES:
             return url
     raise OptionError(
-        "the broker is not celery-fdb's",
+        "the broker is not a celery-fdb broker",
         broker_url=[maybe_sanitize_url(url) for url in urls] or None,
         fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the "
         f"project's __init__.py; or name the app in {NAME}['APP'].",

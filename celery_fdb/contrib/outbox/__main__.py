@@ -29,7 +29,7 @@ def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
     try:
         return find_app(value)
     except (ImportError, AttributeError) as error:
-        raise click.BadParameter(f"names no Celery app: {error}", param=param) from error
+        raise click.BadParameter(f"can't import this Celery app: {error}", param=param) from error
 
 
 def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[], Any]:
@@ -40,7 +40,7 @@ def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable
     except (ImportError, AttributeError, ValueError) as error:
         raise click.BadParameter(f"{error}; write package.module:function", param=param) from error
     if not callable(found):
-        raise click.BadParameter(f"{value} is no function that opens a connection", param=param)
+        raise click.BadParameter(f"{value} is not a function that opens a connection", param=param)
     return found  # type: ignore[no-any-return]  # whatever it returns
 
 
@@ -49,11 +49,13 @@ def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable
 @click.option(
     "--connect", required=True, callback=_connect, metavar="MODULE:FUNCTION", help="Opens a DB-API connection."
 )
-@click.option("--mark", type=click.Choice(["?", "%s"]), help="The driver's placeholder, if it does not tell it.")
+@click.option(
+    "--mark", type=click.Choice(["?", "%s"]), help="The driver's placeholder, if the driver does not name it."
+)
 @click.option("--interval", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="Seconds.")
-@click.option("--limit", type=click.IntRange(1, 2000), default=100, show_default=True, help="Rows of one batch.")
-@click.option("--once", is_flag=True, help="Publish what is due, and end.")
-@click.option("--retry-poison", is_flag=True, help="First have the rows that failed for good tried again.")
+@click.option("--limit", type=click.IntRange(1, 2000), default=100, show_default=True, help="Rows per batch.")
+@click.option("--once", is_flag=True, help="Publish what is due and exit.")
+@click.option("--retry-poison", is_flag=True, help="First retry the rows that failed for good.")
 def main(
     app: Celery,
     connect: Callable[[], Any],
@@ -63,7 +65,7 @@ def main(
     once: bool,
     retry_poison: bool,
 ) -> None:
-    """Publish the tasks of an SQL outbox. Several may run at once."""
+    """Publish the tasks of an SQL outbox. You can run several at once."""
     logging.basicConfig(level=logging.INFO, format=FORMAT)
     outbox = Outbox(app, connect, mark)
     raise SystemExit(run(outbox, interval=interval, limit=limit, once=once, retry_poison=retry_poison))

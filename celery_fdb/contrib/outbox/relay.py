@@ -92,7 +92,7 @@ class Relay:
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
             return False
-        logger.info("tried again: %s", plural(number, "row"))
+        logger.info("to be retried: %s", plural(number, "row"))
         return True
 
     def _work(self, rows: Rows) -> None:
@@ -120,7 +120,7 @@ class Relay:
             self._complain(error)
             return None
         if number:
-            logger.warning("not published, for the reason in the column error: %s", plural(number, "row"))
+            logger.warning("could not be published, see the column error: %s", plural(number, "row"))
         return number
 
     def _complain(self, error: Exception) -> None:

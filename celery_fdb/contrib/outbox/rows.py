@@ -175,8 +175,8 @@ def mark_of(of: Any) -> str:
     styles = [getattr(sys.modules.get(each), "paramstyle", None) for each in packages]
     mark = next((_MARKS[style] for style in styles if style in _MARKS), None)
     if mark is None:
-        fix = "Give it: Outbox(app, connect, mark='?') or mark='%s'."
-        raise OptionError("the placeholder of this SQL driver is not known", driver=packages[0], fix=fix)
+        fix = "Pass it: Outbox(app, connect, mark='?') or mark='%s'."
+        raise OptionError("this SQL driver's placeholder is unknown", driver=packages[0], fix=fix)
     return mark
 
 
@@ -193,8 +193,8 @@ def clock_of(connection: Any) -> str:
     """How this database is asked for the time. Raises ``OptionError`` if it is none of those that are known."""
     found = next((each for each in CLOCKS if _can_run(connection, f"SELECT {each}")), None)
     if found is None:
-        fix = "SQLite, PostgreSQL, MySQL and MariaDB are. Give an SQL expression: Outbox(app, connect, clock='...')."
-        raise OptionError("how to ask this database for the time in milliseconds is not known", fix=fix)
+        fix = "It is known for SQLite, PostgreSQL, MySQL and MariaDB. Pass yours: Outbox(app, connect, clock='...')."
+        raise OptionError("unknown SQL expression for the time of this database", fix=fix)
     return found
 
 

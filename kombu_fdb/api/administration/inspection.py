@@ -24,23 +24,23 @@ class Inspection:
 
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Declaration, control and age of these queues; their counters are ``Broker.queues()``."""
-        return self._connection.engine.facts(queues)
+        return self._connection.engine.inspect.facts(queues)
 
     def sessions(self, *, held: bool = False) -> list[SessionFacts]:
         """Every consumer process that is open or not yet cleaned up. ``held``: with the number of its messages."""
-        return self._connection.engine.sessions(held=held)
+        return self._connection.engine.inspect.sessions(held=held)
 
     def totals(self) -> dict[str, dict[str, int]]:
         """How many messages ever were published, claimed, acked, ... by queue and event.
 
         Lost leases whose queue nobody knows stand under ``""``.
         """
-        return self._connection.engine.totals()
+        return self._connection.engine.metrics.totals()
 
     def key_totals(self) -> dict[str, KeyTotals]:
         """The same by queue, key and event, of the busiest keys; of a queue's others under ``""``."""
-        return self._connection.engine.key_totals()
+        return self._connection.engine.metrics.key_totals()
 
     def set_aside(self) -> list[Aside]:
         """What the duties could not do and have put aside, with the reason."""
-        return self._connection.engine.asides()
+        return self._connection.engine.upkeep.asides()

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.facade.transfer import MOST_BYTES, MOST_MESSAGES, DedupEntry, Transfer
+from kombu_fdb.engine.facade import migration
+from kombu_fdb.engine.facade.migration import MOST_BYTES, MOST_MESSAGES, DedupEntry
 from kombu_fdb.model import KeyLimits, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import QueueDeclaration
 
@@ -24,8 +25,8 @@ class Migration:
         self._connection = connection
 
     @property
-    def _transfer(self) -> Transfer:
-        return Transfer(self._connection.engine)
+    def _verbs(self) -> migration.Migration:
+        return self._connection.engine.migrate
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -34,11 +35,11 @@ class Migration:
 
         ``leased``: those under leases too, as ready ones.
         """
-        return self._transfer.dump(queue, leased=leased)
+        return self._verbs.dump(queue, leased=leased)
 
     def dedups(self) -> Iterator[DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
-        return self._transfer.dedups()
+        return self._verbs.dedups()
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -47,36 +48,36 @@ class Migration:
 
         Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
         """
-        return self._transfer.restore(import_id, messages)
+        return self._verbs.restore(import_id, messages)
 
     def restore_dedups(self, entries: Sequence[DedupEntry]) -> None:
         """Open these windows here too."""
-        self._transfer.restore_dedups(entries)
+        self._verbs.restore_dedups(entries)
 
     def restore_queue(self, declaration: QueueDeclaration) -> None:
         """As it was declared there."""
-        self._connection.engine.declare_queue(declaration)
+        self._connection.engine.queues.declare(declaration)
 
     def restore_control(self, queue: str, control: QueueControl) -> None:
         """All of it, in place of what is set here."""
-        self._connection.engine.set_control(queue, control)
+        self._connection.engine.queues.set_control(queue, control)
 
     def restore_limits(self, queue: str, key: str, limits: KeyLimits) -> None:
         """All of a key's limits, in place of those it has here."""
-        self._connection.engine.limit(queue, key, limits)
+        self._connection.engine.queues.limit(queue, key, limits)
 
     def restore_binding(self, queue: str, exchange: str, routing_key: str) -> None:
         """As it is bound in another store: in an older one, by a key that would be too long today."""
-        self._transfer.bind(queue, exchange, routing_key)
+        self._verbs.bind(queue, exchange, routing_key)
 
     def finished(self, import_id: bytes) -> dict[str, Any] | None:
         """What :meth:`finish` was told; None if the import is new or under way."""
-        return self._transfer.finished(import_id)
+        return self._verbs.finished(import_id)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Everything is here: forget the marks. Idempotent."""
-        self._transfer.finish(import_id, facts)
+        self._verbs.finish(import_id, facts)
 
     def forget_marks(self, import_id: bytes) -> None:
         """What a killed :meth:`finish` may have left."""
-        self._transfer.forget_marks(import_id)
+        self._verbs.forget_marks(import_id)

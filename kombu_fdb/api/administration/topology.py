@@ -16,28 +16,28 @@ class Topology:
 
     def exchanges(self) -> list[Exchange]:
         """Those that were declared."""
-        return self._connection.engine.exchanges()
+        return self._connection.engine.inspect.exchanges()
 
     def bindings(self) -> list[tuple[str, str, str]]:
         """``(exchange, queue, routing key)`` of every binding."""
-        return self._connection.engine.bindings()
+        return self._connection.engine.inspect.bindings()
 
     def route(self, exchange: str, routing_key: str) -> list[str]:
         """The queues that a message would reach now. Raises ``ExchangeNotFound``."""
-        return self._connection.engine.route(exchange, routing_key)
+        return self._connection.engine.inspect.route(exchange, routing_key)
 
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
-        self._connection.engine.declare_exchange(exchange)
+        self._connection.engine.queues.declare_exchange(exchange)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
         """Delete an exchange and its bindings; False if refused. The queues stay."""
-        return self._connection.engine.delete_exchange(name, if_unused=if_unused)
+        return self._connection.engine.queues.delete_exchange(name, if_unused=if_unused)
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
-        self._connection.engine.bind(queue, exchange, routing_key)
+        self._connection.engine.queues.bind(queue, exchange, routing_key)
 
     def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Idempotent."""
-        self._connection.engine.unbind(queue, exchange, routing_key)
+        self._connection.engine.queues.unbind(queue, exchange, routing_key)

@@ -99,10 +99,10 @@ def _require(work: Work, queue: str, dead: str) -> None:
     declared, bell = work.tr.get_many([work.keys.queue(queue), work.keys.bell(queue)], snapshot=True)
     if declared is None and bell is None:
         raise QueueNotFound(
-            "the queue to replay to is not there",
+            "the queue to replay to does not exist",
             queue=queue,
             dead_queue=dead,
-            fix="Declare it, or replay to another queue with to=. The dead letters are where they were.",
+            fix="Declare it, or replay to another queue with to=. The dead letters stay where they are.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The only door to the queue: opens transactions and runs the verbs in them.
+"""The only door to the queue: its verbs in groups, each of which runs them in transactions.
 
 One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; it is told
 the time, and every method may be called from any thread.
@@ -16,15 +16,49 @@ even land later; so it may if an exception comes out of a signal handler, which 
 
 from __future__ import annotations
 
-from kombu_fdb.engine.facade.transactions import Environment, Timeouts
+from kombu_fdb.engine.facade.dead_letters import DeadLetters
+from kombu_fdb.engine.facade.inspection import Inspection
+from kombu_fdb.engine.facade.messages import Messages
+from kombu_fdb.engine.facade.metrics import Metrics
+from kombu_fdb.engine.facade.migration import Migration
+from kombu_fdb.engine.facade.publisher import Publisher
+from kombu_fdb.engine.facade.queues import Queues
+from kombu_fdb.engine.facade.sessions import Sessions
+from kombu_fdb.engine.facade.transactions import Environment, Timeouts, Transactions
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.stored.policy import Policy
+from kombu_fdb.engine.topology import control
+from kombu_fdb.store.protocol import Database
 
 __all__ = ["Engine", "Environment", "Policy", "Timeouts"]
 
 
-class Engine(Upkeep):
-    """All verbs: see the modules they stand in, from :mod:`~kombu_fdb.engine.facade.transactions` on.
+class Engine:
+    """All verbs, by what they are about.
 
     Raises ``StoreUnavailable`` from every method when its deadline passes.
     """
+
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        environment: Environment,
+        policy: Policy | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.transactions = run = Transactions(database, namespace, environment, policy, timeouts)
+        self.keys = run.keys
+        self.inspect = Inspection(run)
+        self.publisher = Publisher(run)
+        self.messages = Messages(run, self.inspect)
+        self.queues = Queues(run)
+        self.sessions = Sessions(run, self.queues)
+        self.dead_letters = DeadLetters(run, self.inspect)
+        self.metrics = Metrics(run, self.inspect)
+        self.upkeep = Upkeep(run, self.inspect)
+        self.migrate = Migration(run)
+
+    def check_format(self) -> None:
+        """Raises ``FormatError`` if a newer version wrote this store; marks an empty one."""
+        self.transactions.write(control.check_format)

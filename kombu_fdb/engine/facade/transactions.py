@@ -1,28 +1,24 @@
 """The ground of the engine: one namespace of one store, and how a verb is run in a transaction of it.
 
-The engine is a chain of classes, each with the verbs of one kind, which may use those of the classes before it:
-``transactions`` (this one), ``looking`` (what is there), ``working`` (publish, claim, settle), ``administration``
-(declare, limit, move, delete, replay), ``upkeep`` (sessions and duties), ``engine`` (all of it).
+The groups of verbs (``engine.py``) share one of these. What they run gets a :class:`~.stored.work.Work`.
 """
 
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import NamedTuple, TypeVar
 
 from kombu_fdb.engine.facade.budget import Portion
-from kombu_fdb.engine.messages import again
-from kombu_fdb.engine.metrics import keytotals, totals
-from kombu_fdb.engine.scheduling.contention import Contention
+from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.policy import Policy
-from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
@@ -34,6 +30,9 @@ from kombu_fdb.store.tokens import CommitTokens, Doubt
 __all__ = ["Environment", "Timeouts", "Transactions"]
 
 T = TypeVar("T")
+
+#: What a message can be in the way of others with: it is too large, or its bytes make no sense.
+IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
 class Environment(NamedTuple):
@@ -62,50 +61,43 @@ class Transactions:
         policy: Policy | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        clock, ids, rng = environment
+        self.clock, self.ids, self.rng = environment
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
-        self.routing = RoutingTables(self.keys, clock)
-        self._totals = totals.Totals(self.keys, clock)
-        self._busiest = keytotals.Busiest()
-        self._database = database
-        self._clock = clock
-        self._ids = ids
-        self._rng = rng
-        self._timeout_s, self._publish_timeout_s = timeouts or Timeouts()
-        client = ids()
+        self.timeouts = timeouts or Timeouts()
+        self.routing = RoutingTables(self.keys, self.clock)
+        self.totals = totals.Totals(self.keys, self.clock)
+        self.sightings = Sightings(self.clock)
+        client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
-        self._retry = Retry(database, clock, tokens, rng)
-        self.patience = self._retry.patience
-        self._claims = count(1)
-        self._windows = Portion(LEASES_PER_CLAIM)
-        self._settlements = Portion(LEASES_PER_CLAIM)
+        self.retry = Retry(database, self.clock, tokens, self.rng)
+        self.patience = self.retry.patience
         #: Of the duties' steps, by their name.
         self._portions: dict[str, Portion] = {}
         self._chunks = Portion(copies.CHUNKS_PER_TRANSACTION)
-        self._sightings = Sightings(clock)
-        self._contention: dict[tuple[str, ...], Contention] = {}
-        #: Publications that may be stored; outlives the engine where its owner says so.
-        self.doubts = again.Doubts(clock)
-        #: How often a rival's claim was faster, since the engine was made.
-        self.lost_races = 0
 
     def be_patient_as(self, patience: Patience) -> None:
         """Share what the process may waste when it ends."""
-        self.patience = self._retry.patience = patience
+        self.patience = self.retry.patience = patience
 
-    def _now(self) -> int:
-        return self._clock.wall_ms()
+    def now(self) -> int:
+        return self.clock.wall_ms()
 
-    def _read(self, verb: Callable[[Work], T]) -> T:
+    def read(self, verb: Callable[[Work], T]) -> T:
         """Run a verb that only looks."""
-        return self._retry.read(lambda tr: verb(self._work(tr, Effects())), timeout_s=self._timeout_s)
+        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
-    def _work(self, tr: Transaction, effects: Effects) -> Work:
-        now_ms = self._now()
-        return Work(tr, self.keys, self.routing, self.policy, self._ids, now_ms, effects)
+    def work(self, tr: Transaction, effects: Effects) -> Work:
+        """What a verb gets for one run in ``tr``."""
+        now_ms = self.now()
+        return Work(tr, self.keys, self.routing, self.policy, self.ids, now_ms, effects)
 
-    def _write(
+    def part(self, verb: Callable[[Work, int], T], most: int) -> T:
+        """A step of as many messages as its transaction holds, down to one if some of them are in the way."""
+        portion = self._portions.setdefault(verb.__qualname__, Portion(most, halved_by=IN_THE_WAY))
+        return portion.run(lambda limit: self.write(lambda work: verb(work, limit)))
+
+    def write(
         self,
         verb: Callable[[Work], T],
         timeout_s: float | None = None,
@@ -113,10 +105,10 @@ class Transactions:
         doubt: Doubt[T] | None = None,
     ) -> T:
         """Run a verb until it commits, within ``timeout_s``, with what it counts and whom it wakes."""
-        deadline = self._clock.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        deadline = self.clock.monotonic() + (self.timeouts.call_s if timeout_s is None else timeout_s)
         while True:
             try:
-                return self._write_once(verb, deadline - self._clock.monotonic(), on_conflict, doubt)
+                return self._write_once(verb, deadline - self.clock.monotonic(), on_conflict, doubt)
             except copies.CopiesMissing as missing:
                 if doubt is not None:
                     doubt.forget()  # a run that looks for copies has found that none before it has committed
@@ -129,19 +121,19 @@ class Transactions:
         on_conflict: Callable[[], None] | None,
         doubt: Doubt[T] | None,
     ) -> T:
-        share, effects = self._totals.due(), Effects()
+        share, effects = self.totals.due(), Effects()
 
         def body(tr: Transaction) -> T:
             nonlocal effects
             effects = Effects()
-            result = verb(self._work(tr, effects))
+            result = verb(self.work(tr, effects))
             effects.write(tr, self.keys)
             if share is not None:
                 share.join(tr, effects.events)
             return result
 
         try:
-            result = self._retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
+            result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
         except BaseException:
             if share is not None:
                 share.failed()
@@ -149,17 +141,17 @@ class Transactions:
         if share is not None:
             share.committed(effects.events)
         elif effects.events:
-            self._totals.note(effects.events)
+            self.totals.note(effects.events)
         return result
 
     def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:
         """Copy the chunks of a message for the queues that it is about to be buried in."""
         for target in missing.targets:
-            while not self._chunks.run(partial(self._copy_part, missing, target, self._ids(), deadline)):
+            while not self._chunks.run(partial(self.copy_part, missing, target, self.ids(), deadline)):
                 pass
 
-    def _copy_part(self, missing: copies.CopiesMissing, target: str, new_id: bytes, deadline: float, most: int) -> bool:
-        return self._retry(
-            lambda tr: copies.copy_part(self._work(tr, Effects()), missing, target, new_id, most),
-            timeout_s=deadline - self._clock.monotonic(),
+    def copy_part(self, missing: copies.CopiesMissing, target: str, new_id: bytes, deadline: float, most: int) -> bool:
+        return self.retry(
+            lambda tr: copies.copy_part(self.work(tr, Effects()), missing, target, new_id, most),
+            timeout_s=deadline - self.clock.monotonic(),
         )

@@ -1,124 +1,209 @@
-"""Upkeep: sessions, their roles and consumers. What their processes do for the whole store: ``keeper.py``."""
+"""Upkeep: the steps of the duties, of one bounded transaction each. Who does them in which turn: ``duties.py``.
+
+Each step that moves messages moves as many as its transaction holds: it is halved when it was too much, down to one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from kombu_fdb.engine.facade.tidying import Tidying
-from kombu_fdb.engine.messages import settle
-from kombu_fdb.engine.scheduling import single
-from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.facade.budget import Budget
+from kombu_fdb.engine.facade.inspection import Inspection
+from kombu_fdb.engine.facade.transactions import Transactions
+from kombu_fdb.engine.messages import dedup, overflow
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.scheduling import rates
+from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep import sweep
-from kombu_fdb.store.protocol import Watch
+from kombu_fdb.engine.upkeep import asides, delay, expired, ghosts, regain
+from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.keyspace.layout import Range
+from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Upkeep"]
+__all__ = ["ROWS_PER_TRANSACTION", "Upkeep", "earliest"]
 
-#: How long a session may be silent, in seconds.
-SESSION_TTL_S = 30.0
+#: Rows of the duties' own bookkeeping read, or cleared, in one transaction.
+ROWS_PER_TRANSACTION = 1_000
+#: Transactions for one overfull queue in one go, at most: its dead letters may come back to it.
+MOST_TRIMS = 100
 
 
-class Upkeep(Tidying):
-    """The verbs of sessions."""
+class Upkeep:
+    """The verbs by which the store is kept in order."""
 
-    def open_session(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
-        """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
-        session_id = self._ids()
-        self._write(lambda work: session.open_session(work, session_id, description, ttl_s))
-        return session_id
+    def __init__(self, run: Transactions, inspect: Inspection) -> None:
+        self._run = run
+        self._inspect = inspect
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
-        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        return self._write(lambda work: session.beat(work, session_id, ttl_s, consumed))
+    def promote(self) -> tuple[int, int | None]:
+        """Make all due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
+        promoted, thaw_ms = 0, self.thaw()
+        due, next_ms = self.due_queues()
+        for queue in due:
+            moved, due_ms = self._promote_queue(queue)
+            promoted += moved
+            next_ms = earliest(next_ms, due_ms)
+        return promoted, earliest(thaw_ms, next_ms)
 
-    def recover(self, session_id: bytes, first: int) -> int:
-        """Release, uncounted, what a claim of unknown outcome has leased, or would: afterwards it never lands.
-
-        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
-        the session was fenced; may be called again after any other error. The claims that this session makes meanwhile
-        start again.
-        """
-
-        def body(work: Work) -> int:
-            session.seal(work, session_id)
-            held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
-            return sum(settle.release(work, held, settle.Release(counted=False)))
-
-        total = 0
-        while released := self._write(body):
-            total += released
-        return total
-
-    def close_session(self, session_id: bytes) -> int:
-        """End the session and hand all its messages back, uncounted, at their positions. Returns how many."""
-        self._write(lambda work: session.fence(work, session_id))
-        return self.release_session(session_id, counted=False)
-
-    def fence(self, session_id: bytes, last_beat: bytes) -> bool:
-        """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
-        return self._write(lambda work: session.fence(work, session_id, last_beat=last_beat))
-
-    def release_session(self, session_id: bytes, *, counted: bool = True) -> int:
-        """Bring the messages of a fenced session back, in parts; idempotent. Guarantee: BACK-SOON."""
-        total, cursor = 0, b""
-        while True:
-            released, cursor = self.release_part(session_id, cursor, counted=counted)
-            total += released
-            if not cursor:
+    def _promote_queue(self, queue: str) -> tuple[int, int | None]:
+        total, due_ms = self.promote_part(queue)
+        while due_ms is not None and due_ms <= self._run.now():
+            moved, due_ms = self.promote_part(queue)
+            total += moved
+            if not moved:
                 break
-        self.forget_session(session_id)
+        return total, due_ms
+
+    def due_queues(self) -> tuple[list[str], int | None]:
+        """Queues with something to promote, and when the next of the others is due."""
+        due: list[str] = []
+        next_ms, begin = None, b""
+        while True:
+            found, part_ms, begin = self._due_part(begin)
+            due += found
+            next_ms = earliest(next_ms, part_ms)
+            if not begin:
+                return due, next_ms
+
+    def _due_part(self, begin: bytes) -> tuple[list[str], int | None, bytes]:
+        return self._run.read(lambda work: delay.due_queues(work, begin))
+
+    def promote_part(self, queue: str) -> tuple[int, int | None]:
+        """Make some due messages of a queue ready. Returns how many, and when its next one is due."""
+
+        def verb(work: Work, limit: int) -> tuple[int, int | None]:
+            return delay.promote(work, queue, limit)
+
+        return self._run.part(verb, delay.MESSAGES_PER_TRANSACTION)
+
+    def thaw(self) -> int | None:
+        """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
+        if not self._run.read(lambda work: work.tr.get_range(*self._run.keys.all_thaws, limit=1, snapshot=True)):
+            return None
+        return self._run.write(lambda work: delay.thaw(work, self._run.sightings))
+
+    def relimited_queues(self) -> list[str]:
+        """Queues whose limits were changed by a process that did not come to its end (``relimit.py``)."""
+        rows = self._rows(*self._run.keys.all_relimits)
+        return [queue for (queue,), _ in self._run.keys.read(rows, str)]
+
+    def regain_part(self) -> int:
+        """Bring back some messages that older processes kept for this version. Returns how many."""
+        if not self._run.read(regain.is_any):
+            return 0
+
+        def verb(work: Work, limit: int) -> int:
+            return regain.part(work, limit)
+
+        return self._run.part(verb, regain.MESSAGES_PER_TRANSACTION)
+
+    def trim_full(self) -> int:
+        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        total = 0
+        for queue in self.limited_queues():
+            budget = Budget(self._run.clock, transactions=MOST_TRIMS)
+            while budget.spend() and (dropped := self.trim_full_part(queue)):
+                total += dropped
         return total
 
-    def release_part(self, session_id: bytes, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
-        """Bring some messages of a fenced session back. Returns how many, and where to go on; b"" at the end."""
+    def limited_queues(self) -> list[str]:
+        """Queues with a maximum of messages or bytes."""
+        return self._run.read(control.limited)
+
+    def trim_full_part(self, queue: str) -> int:
+        """Let some of the oldest give way in a queue that is over its maximum. Returns how many."""
+
+        def verb(work: Work, limit: int) -> int:
+            return overflow.trim(work, queue, limit)
+
+        return self._run.part(verb, overflow.MOST_LEAVING)
+
+    def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
+        """Drop the expired of some ready messages. Returns how many, and where to go on; b"" at the end."""
 
         def verb(work: Work, limit: int) -> tuple[int, bytes]:
-            return sweep.release_part(work, session_id, counted=counted, cursor=cursor, limit=limit)
+            return expired.drop_part(work, queue, cursor, limit)
 
-        return self._part(verb, sweep.LEASES_PER_TRANSACTION)
+        return self._run.part(verb, expired.ROWS_PER_TRANSACTION)
 
-    def skip_lease(self, session_id: bytes, cursor: bytes) -> bytes:
-        """Where to go on behind a lease that can't be brought back; b"" at the end."""
-        return self._read(lambda work: sweep.skip(work, session_id, cursor))
+    def clear_dedup(self, *, kept_ms: int = dedup.KEPT_MS) -> int:
+        """Clear dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
+        total = 0
+        while cleared := self.clear_dedup_part(kept_ms=kept_ms):
+            total += cleared
+        return total
 
-    def forget_session(self, session_id: bytes) -> None:
-        """Clear what a fenced session leaves besides messages: consumers, roles of its own, its last beat."""
-        for queue in self._write(lambda work: control.drop_consumers(work, session_id)):
-            self.delete_queue(queue, if_unused=True)
-        self._write(lambda work: sweep.forget(work, session_id))
+    def clear_dedup_part(self, *, kept_ms: int = dedup.KEPT_MS) -> int:
+        """Clear some of them. Returns how many."""
+        end_ms = max(0, self._run.now() - kept_ms)
 
-    def neighbours(self, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
-        """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""
-        return self._read(lambda work: session.neighbours(work, session_id, most))
+        def verb(work: Work, limit: int) -> int:
+            return dedup.clear_ended(work, end_ms, limit)
 
-    def hold_role(self, role: str, session_id: bytes, observed: bytes | None) -> bool:
-        """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""
-        return self._write(lambda work: session.hold_role(work, role, session_id, observed))
+        return self._run.part(verb, dedup.ENTRIES_PER_TRANSACTION)
 
-    def role_record(self, role: str) -> bytes | None:
-        return self._read(lambda work: work.tr.get(self.keys.role(role)))
+    def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
+        """Clear those of some token buckets that are full. Returns where to go on; b"" at the end."""
+        begin = cursor or self._run.keys.all_buckets[0]
+        return self._run.write(lambda work: rates.clear_full(work, begin))
 
-    def leave_role(self, role: str, session_id: bytes) -> None:
-        self._write(lambda work: session.leave_role(work, role, session_id))
+    def rows(self, whole: Range) -> list[KeyValue]:
+        """All rows of a range, in parts, for an Observer."""
+        begin, end = whole
+        found: list[KeyValue] = []
+        while part := self._rows(begin, end):
+            found += part
+            begin = part[-1][0] + b"\x00"
+        return found
 
-    def watch_alarm(self) -> Watch:
-        """Fires when a message was delayed, so that the promoter looks again."""
-        return self._read(lambda work: work.tr.watch(self.keys.alarm))
+    def _rows(self, begin: bytes, end: bytes) -> list[KeyValue]:
+        return self._run.read(lambda work: work.tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
 
-    def add_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
-        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
-        self._write(lambda work: control.add_consumer(work, session_id, queue, tag))
+    def tokens(self) -> list[KeyValue]:
+        """All commit tokens, for an Observer."""
+        return self.rows(self._run.keys.all_tokens)
 
-    def remove_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
-        """Deletes an auto-delete queue with its last consumer."""
-        if self._write(lambda work: control.remove_consumer(work, session_id, queue, tag)):
-            self.delete_queue(queue, if_unused=True)
+    def clear_rows(self, rows: Sequence[KeyValue]) -> int:
+        """Clear those of the rows that are still what was observed. Returns how many."""
+        return self._run.write(lambda work: control.clear_if(work, rows))
 
-    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
-        """These consumers of the session are active nowhere any more: others take over."""
-        self._write(lambda work: single.leave_all(work, session_id, tags))
+    def clear_copy(self, row: KeyValue) -> bool:
+        """Clear a copy of a payload that nobody took, if its row is still what was observed."""
+        return self._run.write(lambda work: copies.clear_abandoned(work, *row))
 
-    def touch(self, queue: str) -> None:
-        """Note that a queue with ``x-expires`` was used."""
-        self._write(lambda work: control.touch(work, queue))
+    def ghosts(self) -> dict[tuple[str, str], bytes]:
+        """What is left of queues and exchanges that seem to be gone: kind, name and last change, for an Observer."""
+        alive, exchanges = self._inspect.queues(), {each.name for each in self._inspect.exchanges()}
+        found = {}
+        for key, value in self.rows(self._run.keys.all_bells):
+            for queue in delay.names_in(self._run.keys, [(key, value)]):
+                if not alive.keys() & {queue, queue + DEAD_SUFFIX}:
+                    found["queue", queue] = value
+        for key, value in self.rows(self._run.keys.all_epochs):
+            for exchange in delay.names_in(self._run.keys, [(key, value)]):
+                if exchange not in exchanges:
+                    found["exchange", exchange] = value
+        return found
+
+    def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
+        """Clear it, if it has not changed since and is gone indeed."""
+        clear = ghosts.clear_queue if kind == "queue" else ghosts.clear_exchange
+        return self._run.write(lambda work: clear(work, name, value))
+
+    def asides(self) -> list[Aside]:
+        """What the duties of all processes could not do, and why; up to :data:`.asides.MOST_SHOWN`."""
+        return self._run.read(asides.read)
+
+    def set_aside(self, aside: Aside) -> None:
+        """Show what a duty could not do."""
+        self._run.write(lambda work: asides.write(work, aside))
+
+    def forget_aside(self, duty: str, subject: str) -> None:
+        """It can be done again."""
+        self._run.write(lambda work: work.tr.clear(self._run.keys.aside(duty, subject)))
+
+
+def earliest(one: int | None, other: int | None) -> int | None:
+    """Of two moments, None for never."""
+    return min((each for each in (one, other) if each is not None), default=None)

@@ -48,7 +48,7 @@ class Doubted(NamedTuple):
 
 @dataclass(slots=True)
 class Burial:
-    """A message from outside that is to be buried once, however often that is tried (``Working.bury_copy``).
+    """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
 
     Made before the first try, and the same in each. Of a try whose outcome is unknown the next one finds out, or fences
     it. What nobody can tell any more is buried again, as another message: two letters are better than none, and they

@@ -114,7 +114,7 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
         raise InvalidArgument("limits are given by their names", given=repr(changes)[:80])
     known = {each.name for each in dataclasses.fields(value)}
     for name in changes.keys() - known:
-        raise InvalidArgument("no such limit", name=name, fix=f"Known: {', '.join(sorted(known))}.")
+        raise InvalidArgument("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
 
 

@@ -12,7 +12,7 @@ place until the burial commits: all its letters appear, or none. Its id has to b
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
 * nobody copies -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
-  and whoever ran it makes the copy (``Transactions._write``) and runs it again.
+  and whoever ran it makes the copy (``Transactions.write``) and runs it again.
 * copying -> *complete*: each part reads the row serializably and moves its number on. Two that copy the same message
   conflict there, and share what they have done. A copy whose source was acknowledged meanwhile is complete too, and
   shorter than what its id stands for: if that comes again, the copy is begun anew.

@@ -19,7 +19,7 @@ beat record it left makes the next observer finish the work: the beat is cleared
 A claim whose answer was lost may land after its owner has given up on it, for as long as the session is open. So the
 owner first *seals* the session: it writes the record that all claims read, after which only claims that begin later can
 commit. What such a claim has leased stands in the block of numbers that was reserved for it before it began, and goes
-back uncounted (``Upkeep.recover``).
+back uncounted (``Sessions.recover``).
 
 A *role* (promoter) is a record ``(session, stamp)`` its holder renews; others take it when they saw it unchanged too
 long, or when it is absent. Two holders at once are harmless by the design of the duties.

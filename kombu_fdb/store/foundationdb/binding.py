@@ -141,7 +141,7 @@ def _mismatch(fdb: Any) -> StoreUnavailable:
     newest = int(capi.fdb_get_max_api_version())
     series = f"{newest // 100}.{newest // 10 % 10}"
     return StoreUnavailable(
-        "the FoundationDB binding and the client library don't fit",
+        "the FoundationDB binding and the client library don't match",
         binding=fdb.LATEST_API_VERSION,
         library=newest,
         fix=f"Install the binding of the library's series: `pip install 'foundationdb=={series}.*'`",

@@ -136,7 +136,7 @@ class FoundationDatabase:
                 "the FoundationDB cluster does not answer",
                 cluster=self._place,
                 reason=self._incompatible(),
-                fix=f"See `{_fdbcli(cluster_file)}`, and whether client package and TLS files (SECURITY.md) fit",
+                fix=f"Run `{_fdbcli(cluster_file)}`, and check that client package and TLS files (SECURITY.md) fit",
             ) from error
         finally:
             transaction.cancel()
@@ -148,7 +148,7 @@ class FoundationDatabase:
             others = [one for one in status.get("Connections", []) if one.get("Compatible") is False]
         except Exception:  # only a hint, on the way to an error  # noqa: BLE001
             return None
-        return "its servers speak another protocol version than the client library" if others else None
+        return "its servers use another protocol version than the client library" if others else None
 
 
 def _connect(fdb: Any, cluster_file: str | None, connection_string: str | None) -> Any:

@@ -34,7 +34,7 @@ ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 class ClusterBusy(StoreError):
     """The cluster asks to try again: recovering, behind, or throttling."""
 
-    text = "the cluster asks to try again"
+    text = "the cluster asks for a retry"
     retryable = True
 
 
@@ -49,7 +49,7 @@ def explain(error: Any) -> StoreError:
         return LimitExceeded(_description(error))
     if code == TIMED_OUT:
         return StoreUnavailable(
-            "the cluster did not answer within the deadline", code=code, fix="See `fdbcli --exec status`"
+            "the cluster did not answer within the deadline", code=code, fix="Run `fdbcli --exec status`"
         )
     if code == UNREADABLE:
         return StoreError("read what depends on this transaction's own versionstamp")
@@ -74,13 +74,13 @@ def explain_open(error: Any, cluster_file: str | None) -> StoreError:
         return StoreUnavailable(
             "this is not a FoundationDB connection string",
             cluster_file=cluster_file or "the default one",
-            fix="It is one line, description:id@host:port,host:port; copy the cluster file from a server",
+            fix="It must be one line, description:id@host:port,host:port. Copy the cluster file from a server",
         )
     if code in (1513, 1514):
         return StoreUnavailable(
             "the cluster file can't be read and written",
             cluster_file=cluster_file or "the default one",
-            fix="Give this user both permissions, for the file and its directory: the client updates it",
+            fix="Give this user read and write access to the file and its directory: the client updates it",
         )
     return StoreUnavailable(
         "can't connect to FoundationDB", code=code, reason=_description(error), cluster_file=cluster_file

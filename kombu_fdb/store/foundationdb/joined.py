@@ -55,12 +55,12 @@ def join_transaction(database: Database, tr: Any) -> JoinedTransaction:
     if not hasattr(tr.db, "open_tenant"):
         raise OptionError(
             "a transaction of a tenant can't see the broker's keys",
-            fix="Begin it on the database, with your rows under a prefix of their own.",
+            fix="Begin it on the database, and keep your rows under their own prefix.",
         )
     theirs, ours = tr.snapshot.get(CONNECTION_STRING).value or b"", _connection_string(database)
     if _cluster(theirs) != _cluster(ours):
         raise OptionError(
-            "the transaction is of another cluster than the broker",
+            "the transaction belongs to another cluster than the broker",
             transaction=_cluster(theirs),
             broker=_cluster(ours),
             fix="Open both with the same cluster file.",

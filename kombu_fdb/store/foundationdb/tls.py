@@ -41,7 +41,7 @@ def apply(fdb: Any, tls: Tls) -> None:
     if fdb.impl._network_thread:
         raise StoreUnavailable(
             "this process has opened a cluster with other TLS settings",
-            fix="FoundationDB's client has one set for a process: give every broker the same.",
+            fix="FoundationDB's client has one set per process: give every broker the same.",
         )
     options = fdb.options
     setters = (options.set_tls_cert_path, options.set_tls_key_path, options.set_tls_ca_path)
@@ -62,5 +62,5 @@ def _check_files(tls: Tls) -> None:
                 "a TLS file can't be read",
                 option=f"tls_{name}",
                 path=path,
-                fix="Does it exist, and may this user read it?",
+                fix="Check that it exists and that this user can read it.",
             )

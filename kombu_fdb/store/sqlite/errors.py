@@ -30,9 +30,9 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_NOTADB: ("this file is not a SQLite database", "Give another path, or move {path} away"),
     sqlite3.SQLITE_CORRUPT: (
         "the database is damaged",
-        "Stop all its users, then restore it, or save what is left with `sqlite3 {path} .recover`",
+        "Stop all processes that use it, then restore a backup, or save what is left with `sqlite3 {path} .recover`",
     ),
-    sqlite3.SQLITE_IOERR: ("the disk failed", "Look into the system's log, and check the disk of {path}"),
+    sqlite3.SQLITE_IOERR: ("the disk failed", "Check the system's log and the disk of {path}"),
     sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
 }
 
@@ -59,8 +59,9 @@ _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLI
 
 #: SECURITY.md, "The embedded store".
 _SHARING = (
-    "It is another user's. To share it, its owner gives the folder to a group (`chgrp`, `chmod 2770`), opens the file "
-    "to it (`chgrp`, `chmod 660 {path}`), and opens the store once: `python -m kombu_fdb.doctor URL` (see SECURITY.md)"
+    "It belongs to another user. To share it, its owner gives the folder to a group (`chgrp`, `chmod 2770`), opens the "
+    "file to it (`chgrp`, `chmod 660 {path}`), and opens the store once: `python -m kombu_fdb.doctor URL` "
+    "(see SECURITY.md)"
 )
 _BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
 
@@ -104,7 +105,7 @@ def explain_os(error: OSError, path: str) -> StoreUnavailable:
         errno.EACCES: usable,
         errno.EPERM: usable,
         errno.EROFS: f"Mount the file system of {path} read-write",
-        errno.ENOENT: f"Is its directory still there? `ls -ld {os.path.dirname(path)}`",
+        errno.ENOENT: f"Check that its directory exists: `ls -ld {os.path.dirname(path)}`",
         errno.ENOSPC: f"Free space on the file system of {path}",
         errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
     }

@@ -55,7 +55,7 @@ def check_library() -> None:
 def check_path(path: str) -> str:
     """The path as SQLite uses it, absolute and without symbolic links, or an error that says what to do."""
     if path in ("", ":memory:"):
-        raise StoreUnavailable("a database in memory can't be shared between processes", fix="Give it a path of a file")
+        raise StoreUnavailable("a database in memory can't be shared between processes", fix="Give the path of a file")
     path = os.path.realpath(os.path.expanduser(path))
     parent = os.path.dirname(path)
     if os.path.isdir(path):
@@ -76,7 +76,7 @@ def identify(path: str) -> tuple[int, int]:
         raise StoreUnavailable(
             "the database has more than one name (hard link)",
             path=path,
-            fix=f"Leave it one: `find / -xdev -inum {status.st_ino}` shows them, a copy is made with `sqlite3 .backup`",
+            fix=f"Keep only one: `find / -xdev -inum {status.st_ino}` lists them; to copy it, use `sqlite3 .backup`",
         )
     return status.st_dev, status.st_ino
 
@@ -115,7 +115,7 @@ def create(connection: sqlite3.Connection) -> None:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application_id or tables:
             raise StoreUnavailable(
-                "this SQLite database belongs to another program", fix="Give the broker a file of its own"
+                "this SQLite database belongs to another program", fix="Give the broker its own file"
             )
         connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # the first: a file that is not empty keeps its size
         connection.execute("PRAGMA journal_mode=WAL").fetchall()

@@ -59,7 +59,7 @@ class Access:
             raise StoreUnavailable("a file with a second name (hard link) is in the way", path=path, fix=_remove(path))
         if self.exposed and status.st_uid not in {os.geteuid(), 0, self.owner}:
             raise StoreUnavailable(
-                "a file of another user is in the way, in a folder that everybody may write to",
+                "a file of another user is in the way, in a folder that every user can write to",
                 path=path,
                 fix=f"{_remove(path)}, and keep the database in a folder of your own",
             )
@@ -73,7 +73,7 @@ class Access:
                 os.chmod(descriptor, mode)
         elif status.st_mode & stat.S_IWOTH and not self.mode & stat.S_IWOTH:
             raise StoreUnavailable(
-                "everybody may write to a file of the store", path=path, fix=f"`chmod o-w {path}`, or remove it"
+                "every user can write to a file of the store", path=path, fix=f"`chmod o-w {path}`, or remove it"
             )
 
     def _chown(self, descriptor: int, status: os.stat_result) -> bool:
@@ -172,16 +172,16 @@ def _explain(error: OSError, access: Access, kind: int, path: str) -> StoreUnava
         return explain_os(error, path)
     if error.errno == errno.EACCES and access.mode & stat.S_IWGRP and status.st_uid == access.owner:
         return StoreUnavailable(
-            "the database is open to a group, but not yet what stands beside it",
+            "the database is open to a group, but the files beside it are not yet",
             path=path,
-            fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: what stands beside follows",
+            fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: the files beside it follow",
         )
     return explain_os(error, path)
 
 
 def _wrong_kind(path: str) -> StoreUnavailable:
-    return StoreUnavailable("something else is in the way of a file of the store", path=path, fix=_remove(path))
+    return StoreUnavailable("something else is in place of a file of the store", path=path, fix=_remove(path))
 
 
 def _remove(path: str) -> str:
-    return f"Look at it, and remove it: `ls -ld {path}`"
+    return f"Inspect it with `ls -ld {path}`, and remove it"

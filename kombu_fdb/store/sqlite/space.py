@@ -107,7 +107,7 @@ class Space:
                 "the disk is full",
                 path=self._path,
                 reason="a reader keeps the log from being emptied",
-                fix=f"Free space on the file system of {self._path}, or end the program that reads from it",
+                fix=f"Free space on the file system of {self._path}, or stop the program that reads from it",
             )
             error.retryable, error.retry_s = True, FULL_S
             raise error

@@ -35,7 +35,7 @@ class Lookout:
         queues = sorted(wanted - self.hungry - self._armed.keys())
         if not queues:
             return
-        watches = engine.arm(queues, session_id, consumers)
+        watches = engine.messages.arm(queues, session_id, consumers)
         if watches is None:
             self.hungry.update(queues)
             return

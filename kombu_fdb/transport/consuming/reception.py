@@ -258,7 +258,9 @@ class Reception:
     def _give_back_untaken(self, now: float) -> None:
         leases = self.dispatch.left_lying(now)
         if leases:
-            logger.debug("nobody has taken what was claimed, and it goes back: %s", plural(len(leases), "message"))
+            logger.debug(
+                "nobody drains the connection, so claimed messages are released: %s", plural(len(leases), "message")
+            )
             self._client.release(leases)
             self.arrived.ring()  # an event loop that comes back shows itself
 
@@ -351,7 +353,7 @@ class Reception:
 
     def _register(self, subscription: Subscription, membership: Membership) -> None:
         """Let the store know, so that the queue does not vanish under the consumer."""
-        self._client.engine.add_consumer(membership.session_id, subscription.queue, subscription.tag)
+        self._client.engine.queues.add_consumer(membership.session_id, subscription.queue, subscription.tag)
         subscription.session_id = membership.session_id
 
     def carry_out_cancels(self) -> None:
@@ -366,7 +368,7 @@ class Reception:
                     self._client.release(leases)
             except StoreError as error:  # the client does it as soon as it can
                 self._client.suspect()
-                logger.debug("messages of a cancelled consumer can't be handed back yet: %s", error)
+                logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)
             done.set()
@@ -374,4 +376,4 @@ class Reception:
 
 def _remove_consumer(client: Client, session_id: bytes, queue: str, tag: str) -> None:
     """Undo a registration; an auto-delete queue ends with its last consumer. Raises a ``StoreError``."""
-    client.engine.remove_consumer(session_id, queue, tag)
+    client.engine.queues.remove_consumer(session_id, queue, tag)

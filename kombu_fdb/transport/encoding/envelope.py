@@ -103,9 +103,7 @@ def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
-        raise InvalidArgument(
-            "headers that would be read as something else", names=sorted(_ENCODED_TYPE), fix="Add one."
-        )
+        raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
     for name, text in (("content type", content_type), ("content encoding", content_encoding)):
         if text is not None:
             utf8_bytes(name, text)
@@ -191,9 +189,9 @@ def open_payload(payload: bytes) -> Envelope:
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")
     if not isinstance(exchange, str) or not isinstance(routing_key, str):
-        raise _foreign(payload, "exchange and routing key are not texts")
+        raise _foreign(payload, "exchange and routing key are not strings")
     if not all(text is None or isinstance(text, str) for text in (content_type, content_encoding)):
-        raise _foreign(payload, "content type and encoding are not texts")
+        raise _foreign(payload, "content type and encoding are not strings")
     return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 
 

@@ -75,7 +75,7 @@ def _by_function(function: KeyFunction, name: str) -> KeyOf:
             if not is_told:
                 is_told = True
                 logger.warning(
-                    "only JSON is decoded for the fair_key function %s: give others the header fair_key", name
+                    "the fair_key function %s only gets JSON bodies: give other messages the header fair_key", name
                 )
         except Exception:
             logger.exception("fair_key function %s failed: the message is published without a key", name)
@@ -110,8 +110,8 @@ def _import(option: str) -> KeyFunction:
             "fair_key names a function that can't be imported",
             fair_key=option,
             reason=str(error),
-            fix="Write it as 'package.module:function'. Publishers import it: is its folder in PYTHONPATH?",
+            fix="Write it as 'package.module:function'. Publishers import it, so its folder must be in PYTHONPATH.",
         ) from error
     if not callable(function):
-        raise OptionError("fair_key names something that is no function", fair_key=option)
+        raise OptionError("fair_key names something that is not a function", fair_key=option)
     return function  # type: ignore[no-any-return]  # callable is all that can be known

@@ -64,7 +64,7 @@ def _check_task(headers: Mapping[str, Any]) -> None:
         raise InvalidArgument(
             "a task that no Celery worker can handle",
             reason=fault,
-            fix="See apply_async's options; ids are texts, as in task_id=str(...).",
+            fix="See apply_async's options; ids are strings, as in task_id=str(...).",
         )
 
 
@@ -76,7 +76,7 @@ def text_of(name: str, value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         fix = f"Try {name}.decode()." if isinstance(value, bytes) else f"Try str({name})."
-        raise InvalidArgument(f"{name} must be a text", given=shown(value), fix=fix)
+        raise InvalidArgument(f"{name} must be a string", given=shown(value), fix=fix)
     return value
 
 
@@ -101,7 +101,7 @@ def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
                     raise InvalidArgument(
                         f"{name} holds a whole number of more than 64 bits",
                         given=shown(each),
-                        fix="Give it as a text, or put it into the body.",
+                        fix="Give it as a string, or put it into the body.",
                     )
 
 

@@ -50,6 +50,6 @@ class Estate(NamedTuple):
         client.release(self.leases)
         # Only now: where one consumer is active at a time, the next one must find what this one held.
         for session_id, queue, tag in self.consumers:
-            client.engine.remove_consumer(session_id, queue, tag)
+            client.engine.queues.remove_consumer(session_id, queue, tag)
         for queue in self.exclusive:
-            client.engine.delete_queue(queue, if_unused=True)
+            client.engine.queues.delete(queue, if_unused=True)

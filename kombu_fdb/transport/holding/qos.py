@@ -32,8 +32,8 @@ __all__ = ["QoS"]
 logger = logging.getLogger(__name__)
 
 LATE = (
-    "delivery %r was settled after its time to run (x-ttr, x-consumer-timeout): the message had gone back to its "
-    "queue, and may run twice. This changes nothing; give such messages more time."
+    "delivery %r was settled after its time to run (x-ttr, x-consumer-timeout): the message had been released, and may "
+    "run twice. This settlement changes nothing; give such messages more time."
 )
 
 
@@ -146,7 +146,7 @@ class QoS(virtual.QoS):
 
     @staticmethod
     def _warn(delivery_tag: int) -> None:
-        logger.warning("delivery %r was settled before, or handed back when its channel closed: ignored", delivery_tag)
+        logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
     # -- all at once -------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class PublishBatch:
     def _check(self, publication: Publication) -> None:
         """Here, not in the flush, so that one bad message does not spoil the others."""
         with amqp_errors("basic_publish"):
-            self.channel.engine.check(publication)
+            self.channel.engine.publisher.check(publication)
 
     def _count_copies(self, exchange: str, routing_key: str) -> int:
         """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""
@@ -100,7 +100,7 @@ class PublishBatch:
         key = exchange, routing_key
         if key not in self._routes:
             with amqp_errors("basic_publish"):
-                self._routes[key] = max(1, len(self.channel.engine.route(exchange, routing_key)))
+                self._routes[key] = max(1, len(self.channel.engine.inspect.route(exchange, routing_key)))
         return self._routes[key]
 
     def flush(self) -> None:
@@ -121,7 +121,7 @@ class PublishBatch:
                     self.channel.on_unroutable(entry.message, entry.publication, entry.mandatory)
 
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
-        return self.channel.engine.publish(publications)
+        return self.channel.engine.publisher.publish(publications)
 
     def discard(self) -> None:
         """Forget what is buffered."""
@@ -150,7 +150,7 @@ class AtomicBatch(PublishBatch):
                 "the messages do not fit into one transaction",
                 messages=self._copies,
                 transactions=parts,
-                fix=f"It holds {BATCH_MESSAGES:,} messages of {BATCH_BYTES:,} bytes together: publish fewer at a time.",
+                fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
             )
         super().flush()
 
@@ -173,7 +173,9 @@ class JoinedBatch(AtomicBatch):
 
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
         before = _stamped.get(self._tr, 0)
-        reached, _stamped[self._tr] = self.channel.engine.publish_in(self._joined, publications, stamped=before)
+        reached, _stamped[self._tr] = self.channel.engine.publisher.publish_in(
+            self._joined, publications, stamped=before
+        )
         return reached
 
 

@@ -60,15 +60,15 @@ def test_status_counts_by_state(run, broker):
 
 def test_status_tells_what_the_maintenance_set_aside(run, broker):
     assert "set aside" not in run("status").out
-    broker._engine.set_aside(Aside("promote", "jobs", "too large", 3, 1))
-    assert "set aside by the maintenance: 1" in run("status").out
+    broker._engine.upkeep.set_aside(Aside("promote", "jobs", "too large", 3, 1))
+    assert "set aside by duties: 1" in run("status").out
     assert run("status", "--json").json["asides"][0]["error"] == "too large"
 
 
 def test_status_tells_of_messages_of_a_newer_version(run, broker):
     assert "newer" not in run("status").out
-    broker._engine._write(lambda work: work.effects.change("jobs", "newer", 2))
-    broker._engine._write(lambda work: work.effects.change("jobs.dead", "newer", 1))
+    broker._engine.transactions.write(lambda work: work.effects.change("jobs", "newer", 2))
+    broker._engine.transactions.write(lambda work: work.effects.change("jobs.dead", "newer", 1))
     assert "messages of a newer version: 3; upgrade the workers" in run("status").out
     assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
 
@@ -115,7 +115,7 @@ def test_a_session_whose_heartbeats_fail_to_come_is_silent(heard_s, state):
     view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"], beat_ms=1_000_000)
     overview = Overview(1_000_000 + int((heard_s or 0) * 1000), "", [], [view])
     assert _state(view, heard_s_of(overview) if heard_s is not None else {}) == state
-    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are coming back"
+    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are being released"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
@@ -183,7 +183,7 @@ def test_find_follows_a_task_through_its_states(run, app, broker):
 
 def test_top_looks_as_often_as_told(run, broker):
     broker.queue("jobs").put("a", key="alice")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
     first, second = map(json.loads, lines)
     assert first["rates"] == {}
@@ -212,7 +212,7 @@ def test_cancel_takes_a_task_out_of_the_store(run, app, broker):
 
 def test_cancel_by_the_url_says_that_nobody_is_told(run, app):
     app.add.apply_async((1, 2), task_id="t1")
-    assert "not told: that takes the app" in run("cancel", "t1").out
+    assert "not updated: that needs the app" in run("cancel", "t1").out
 
 
 def test_cancel_with_the_app_marks_the_result(run, url, tmp_path):
@@ -247,7 +247,7 @@ def test_secrets_are_masked_wherever_they_stand(run, url, broker, options):
     app.send_task("shop.add", headers=headers, task_id="t1", reply_to=f"redis://:{hidden}@h")
     shown = [run("peek", "celery", "--body", *options).out, run("find", "t1", "--body", *options).out]
     (lease,) = (each._delivery.lease for each in broker.queue("celery").take_many(1, 10))
-    broker._engine.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
+    broker._engine.messages.reject([lease], error=f"token={hidden}", traceback=f"connect('amqp://a:{hidden}@h')")
     shown += [run("dead", "show", "celery", "t1", *options).out, run("dead", "list", "celery", "--body", *options).out]
     broker.declare("q", arguments={"x-token": hidden}).put("")
     shown.append(run("queues", *options).out)
@@ -290,15 +290,15 @@ def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
         "priority": None,
     }
     run("limit", "jobs", "alice", "--max-in-flight", "none")
-    assert broker._engine.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
+    assert broker._engine.inspect.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
     assert "weight" in run("limit", "jobs", "alice", "--remove").out
-    assert broker._engine.limits("jobs", "alice") == KeyLimits()
+    assert broker._engine.inspect.limits("jobs", "alice") == KeyLimits()
 
 
 def test_limit_without_a_key_is_for_every_key(run, broker):
     broker.queue("jobs").put("a", key="alice")
     run("limit", "jobs", "--max-in-flight", "1")
-    assert broker._engine.limits("jobs", "whoever").max_in_flight == 1
+    assert broker._engine.inspect.limits("jobs", "whoever").max_in_flight == 1
 
 
 @pytest.mark.parametrize("given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--remove"]])
@@ -306,7 +306,7 @@ def test_a_senseless_limit_is_wrong_usage(run, broker, given):
     broker.queue("jobs").put("a")
     result = run("limit", "jobs", *given)
     assert result.code == 2
-    assert broker._engine.control("jobs").every_key == KeyLimits()
+    assert broker._engine.inspect.control("jobs").every_key == KeyLimits()
 
 
 def test_purge_asks_first(run, broker):
@@ -407,7 +407,9 @@ def test_dead_show_tells_the_history(run, graves, by):
 def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
     broker.queue("jobs").put("a", task_id="t")
     job = broker.queue("jobs").take(0)
-    broker._engine.reject([job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2")
+    broker._engine.messages.reject(
+        [job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2"
+    )
     shown = run("dead", "show", "jobs", "t").out
     assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
 
@@ -434,7 +436,7 @@ def test_dead_replay_to_another_queue_at_a_rate(run, graves, broker):
 
 
 def test_dead_replay_into_a_deleted_queue_is_refused_and_loses_nothing(run, graves, broker):
-    broker._engine.delete_queue("celery")
+    broker._engine.queues.delete("celery")
     result = run("dead", "replay", "celery")
     assert (result.code, graves.count()) == (1, 3)
     assert "--to" in result.err

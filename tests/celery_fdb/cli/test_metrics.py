@@ -76,7 +76,7 @@ def test_what_happened_is_counted_over_all_processes(collector, another, broker,
     with pytest.raises(Exception, match="lease"):
         lost.ack()
     for each in (broker, another()):
-        each._engine.add_totals()
+        each._engine.metrics.flush()
     found = samples(collector)
     for name, number in (
         ("published", 5),
@@ -115,7 +115,7 @@ def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
     held[b"c"].bury()
     held[b"nobody's"].ack()
     sweep(another(), broker)
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     found = samples(collector)
     for name, number in (
         ("published", 4),
@@ -133,7 +133,7 @@ def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
     jobs = broker.queue("jobs")
     for number in range(8):
         jobs.put_many("x" * (number + 1), key=f"k{number}")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     with closing(make_collector(url, keys=2)) as collector:
         found = samples(collector)
     keys = {
@@ -147,7 +147,7 @@ def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
 
 def test_without_keys_nothing_is_told_of_them(url, broker):
     broker.queue("jobs").put("a", key="k")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     with closing(make_collector(url, keys=0)) as collector:
         assert not any("key" in dict(labels) for _, labels in samples(collector))
 
@@ -202,7 +202,7 @@ def test_once_prints_them(run, broker):
 
 def test_all_names_are_exported_and_no_others(collector, broker):
     broker.queue("jobs").put("a", key="k")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     assert {name for name, _ in samples(collector)} == NAMES
 
 
@@ -234,7 +234,7 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
     monkeypatch.setattr("celery_fdb.cli.metrics._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])
-    assert ("nobody is asked for a password" in result.err) == is_open
+    assert ("there is no password" in result.err) == is_open
 
 
 def test_the_endpoint_serves_until_it_is_told_to_end(url, broker):
@@ -265,10 +265,10 @@ def test_a_port_that_is_taken_is_refused_in_one_line(run):
 def sweep():
     def sweep(observer, silent):
         session_id = silent._client.membership().session_id
-        last_beat = {each: beat for each, beat, _ in observer._engine.beats()}[session_id]
-        assert observer._engine.fence(session_id, last_beat)
-        observer._engine.release_session(session_id)
-        observer._engine.add_totals()
+        last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
+        assert observer._engine.sessions.fence(session_id, last_beat)
+        observer._engine.sessions.release(session_id)
+        observer._engine.metrics.flush()
 
     return sweep
 
@@ -277,12 +277,12 @@ def test_totals_are_added_with_the_next_write_after_a_second(another, monkeypatc
     broker = another()
     engine = broker._engine
     broker.queue("jobs").put("a")
-    assert engine.totals() == {}, "not at once"
-    monkeypatch.setattr(engine._totals, "_next_s", 0.0)
+    assert engine.metrics.totals() == {}, "not at once"
+    monkeypatch.setattr(engine.transactions.totals, "_next_s", 0.0)
     broker.queue("jobs").put("b")
-    assert engine.totals() == {"jobs": {PUBLISHED: 2}}, "what happened before, and its own"
+    assert engine.metrics.totals() == {"jobs": {PUBLISHED: 2}}, "what happened before, and its own"
     broker.queue("jobs").put("c")
-    assert engine.totals() == {"jobs": {PUBLISHED: 2}}
+    assert engine.metrics.totals() == {"jobs": {PUBLISHED: 2}}
 
 
 def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
@@ -290,39 +290,41 @@ def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
     other.queue("jobs").put_many("ab")
     other.queue("jobs").take(0).ack()
     other.close()
-    assert broker._engine.totals() == {"jobs": {PUBLISHED: 2, CLAIMED: 1, ACKED: 1}}
+    assert broker._engine.metrics.totals() == {"jobs": {PUBLISHED: 2, CLAIMED: 1, ACKED: 1}}
 
 
 def test_a_transaction_that_fails_counts_nothing_and_loses_nothing(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker._engine._totals, "_next_s", 0.0)
+    monkeypatch.setattr(broker._engine.transactions.totals, "_next_s", 0.0)
     with pytest.raises(ZeroDivisionError):
-        broker._engine._write(lambda *_: 1 / 0)
-    broker._engine.add_totals()
-    assert broker._engine.totals() == {"jobs": {PUBLISHED: 1}}
+        broker._engine.transactions.write(lambda *_: 1 / 0)
+    broker._engine.metrics.flush()
+    assert broker._engine.metrics.totals() == {"jobs": {PUBLISHED: 1}}
 
 
 def test_a_transaction_that_writes_nothing_is_not_made_to_write(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker._engine._totals, "_next_s", 0.0)
-    broker._engine._write(lambda *_: None)
-    assert broker._engine.totals() == {}
-    broker._engine.add_totals()
-    assert broker._engine.totals() == {"jobs": {PUBLISHED: 1}}
+    monkeypatch.setattr(broker._engine.transactions.totals, "_next_s", 0.0)
+    broker._engine.transactions.write(lambda *_: None)
+    assert broker._engine.metrics.totals() == {}
+    broker._engine.metrics.flush()
+    assert broker._engine.metrics.totals() == {"jobs": {PUBLISHED: 1}}
 
 
 def test_totals_of_queues_that_are_gone_are_forgotten(broker):
     for name in ("stays", "goes"):
         broker.queue(name).put("a")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     broker.queue("goes").drop()
-    assert set(broker._engine.totals()) == {"stays"}
-    broker._engine._totals.note({("goes", DEAD): 1, ("", LATE): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1})
-    broker._engine.add_totals()
-    broker._engine.trim_totals()
-    assert set(broker._engine.totals()) == {"stays", ""}
+    assert set(broker._engine.metrics.totals()) == {"stays"}
+    broker._engine.transactions.totals.note(
+        {("goes", DEAD): 1, ("", LATE): 1, ("stays", CONFLICTS): 1, ("stays", RETURNED): 1}
+    )
+    broker._engine.metrics.flush()
+    broker._engine.metrics.trim()
+    assert set(broker._engine.metrics.totals()) == {"stays", ""}
 
 
 # -- the dashboard -----------------------------------------------------------------------------------------------------

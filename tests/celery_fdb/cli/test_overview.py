@@ -70,8 +70,10 @@ def test_keys_come_longest_first_and_over_many_pages(broker, monkeypatch):
     for number in range(7):
         jobs.put_many(["x"] * (number + 1), key=f"k{number}")
     jobs.limit("idle", paused=True)
-    page = broker._engine.key_page
-    monkeypatch.setattr(broker._engine, "key_page", lambda queue, after, limit: page(queue, after=after, limit=3))
+    page = broker._engine.inspect.key_page
+    monkeypatch.setattr(
+        broker._engine.inspect, "key_page", lambda queue, after, limit: page(queue, after=after, limit=3)
+    )
     found = look_at_keys(broker, "jobs")
     assert [(each.key, each.ready) for each in found] == [*((f"k{n}", n + 1) for n in range(6, -1, -1)), ("idle", 0)]
     assert found[-1].paused
@@ -87,12 +89,12 @@ def test_an_unknown_queue_is_refused(broker):
 def test_rates_are_measured_between_two_looks(broker):
     jobs = broker.queue("jobs")
     jobs.put("a")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     before = look(broker)
     jobs.put_many("bcd")
     for job in jobs.take_many(2, 0):
         job.ack()
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 2000)
     assert rates(before, after) == {"jobs": {"published": 1.5, "claimed": 1.0, "acked": 1.0, "growth": 0.5}}
     assert rates(before, before) == {}
@@ -101,12 +103,12 @@ def test_rates_are_measured_between_two_looks(broker):
 def test_rates_are_measured_by_key(broker):
     jobs = broker.queue("jobs")
     jobs.put("a", key="alice")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     before = look(broker, top_keys=1)
     jobs.put_many("bc", key="alice")
     jobs.put("d", key="bob")
     jobs.take(0).ack()
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 2000)
     assert key_rates(before, after) == {
         "jobs": {"alice": {"published": 1.0, "claimed": 0.5, "acked": 0.5}, "bob": {"published": 0.5}}
@@ -117,11 +119,11 @@ def test_rates_are_measured_by_key(broker):
 def test_a_queue_that_began_anew_has_no_negative_rate(broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abc")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     before = look(broker)
     jobs.drop()
     jobs.put("d")
-    broker._engine.add_totals()
+    broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 1000)
     assert rates(before, after)["jobs"]["published"] == 0
 

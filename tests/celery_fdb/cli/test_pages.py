@@ -44,7 +44,7 @@ def command_table():
 
 def metric_table():
     totals = {f"{name}_total": about for name, (_, about) in {**TOTALS, **KEY_TOTALS}.items()}
-    late = {f"{LATE}_total": "Settlements that came too late: the message was given to another consumer."}
+    late = {f"{LATE}_total": "Settlements that came too late: another consumer had the message."}
     return "".join(
         [
             "| metric | |\n|---|---|\n",

@@ -19,7 +19,7 @@ from celery_fdb.migration import transfer as module
 from celery_fdb.migration.portable import Header, read_entries, read_header, verify, write
 from celery_fdb.migration.transfer import FileSource, StoreSource, import_from
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.transfer import Transfer
+from kombu_fdb.engine.facade.migration import Migration
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -42,9 +42,9 @@ def source(another, source_url):
 def filled(source):
     """Something of everything."""
     engine = source._engine
-    engine.declare_exchange(Exchange("orders", "topic", arguments={"a": 1}))
+    engine.queues.declare_exchange(Exchange("orders", "topic", arguments={"a": 1}))
     jobs = source.declare("jobs", arguments={"x-max-length": 10_000}, durable=True)
-    engine.bind("jobs", "orders", "order.#")
+    engine.queues.bind("jobs", "orders", "order.#")
     for number in range(30):
         jobs.put(f"{number}", key=["", "zoe", "adam"][number % 3], priority=number % 2 * 5, task_id=f"t{number}")
     jobs.put("large" * 50_000, key="zoe", ttl=5000, ttr=60)
@@ -103,10 +103,10 @@ def test_what_came_over_works(run, broker, filled, source_url):
     """Routing, limits, search by task, dead letters, due times, dedup and the order of delivery."""
     run("import", "--from", source_url)
     jobs, engine = broker.queue("jobs"), broker._engine
-    assert engine.route("orders", "order.new") == ["jobs"]
-    assert engine.queue("jobs") == QueueDeclaration("jobs", arguments={"x-max-length": 10_000})
-    assert engine.limits("jobs", "adam") == KeyLimits(weight=2, max_in_flight=4)
-    assert engine.control("jobs").every_key.rate == 7.0
+    assert engine.inspect.route("orders", "order.new") == ["jobs"]
+    assert engine.inspect.queue("jobs") == QueueDeclaration("jobs", arguments={"x-max-length": 10_000})
+    assert engine.inspect.limits("jobs", "adam") == KeyLimits(weight=2, max_in_flight=4)
+    assert engine.inspect.control("jobs").every_key.rate == 7.0
     assert [each.state for each in broker.find("later")] == ["delayed"]
     assert broker.find("poison")[0].deaths[0].details == {"error": "boom"}
     assert (jobs.stats().ready, jobs.stats().delayed, jobs.dead_letters.count().total()) == (33, 2, 1)
@@ -137,8 +137,8 @@ def test_an_unreadable_record_comes_over_as_the_bytes_it_is(run, broker, source,
     jobs.put("a", key="k")
     engine = source._engine
     begin = engine.keys.keyed("jobs")
-    key = engine._read(lambda work: work.tr.get_range(begin, begin + b"\xff"))[0][0]
-    engine._write(lambda work: work.tr.set(key, b"garbage"))
+    key = engine.transactions.read(lambda work: work.tr.get_range(begin, begin + b"\xff"))[0][0]
+    engine.transactions.write(lambda work: work.tr.set(key, b"garbage"))
     run("export", str(tmp_path / "f"), broker=source_url)
     assert run("import", str(tmp_path / "f")).code == 0
     (message,) = [each for each in contents(broker) if isinstance(each, StoredMessage)]
@@ -255,7 +255,7 @@ def test_a_second_import_is_refused_and_doubles_nothing(run, broker, filled, sou
         assert once != before
         result = run(*command)
         assert (result.code, broker.queues()) == (1, once)
-        assert "imported before" in result.err
+        assert "already imported" in result.err
 
 
 def test_again_stores_it_a_second_time_with_ids_of_their_own(run, broker, source, source_url):
@@ -278,7 +278,7 @@ def test_into_itself_is_refused(run, filled, source_url):
 def marks(broker):
     keys = broker._engine.keys
     begin, end = keys.prefix + b"\x02imported\x00", keys.prefix + b"\x02imported\x01"
-    return broker._engine._read(lambda work: work.tr.get_range(begin, end))
+    return broker._engine.transactions.read(lambda work: work.tr.get_range(begin, end))
 
 
 def test_the_marks_are_cleared_when_it_is_over(run, broker, filled, source_url):
@@ -299,7 +299,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
     def open_source():
         return FileSource(tmp_path / "f") if way == "file" else StoreSource(another(source_url))
 
-    restore, calls, deaths = Transfer.restore, [], 0
+    restore, calls, deaths = Migration.restore, [], 0
 
     def dying(self, import_id, messages):
         calls.append(1)
@@ -309,7 +309,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
             raise StoreUnavailable("killed")
         return restore(self, import_id, messages)
 
-    monkeypatch.setattr(Transfer, "restore", dying)
+    monkeypatch.setattr(Migration, "restore", dying)
     for deaths in range(6):  # noqa: B007 - read by dying
         calls.clear()
         with pytest.raises(StoreUnavailable):
@@ -322,18 +322,18 @@ def test_an_import_that_dies_at_any_batch_goes_on(
 def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, source, source_url, monkeypatch):
     monkeypatch.setattr(module, "MOST_MESSAGES", 5)
     source.queue("jobs").put_many([str(number) for number in range(12)])
-    restore = Transfer.restore
+    restore = Migration.restore
 
     def dying(self, import_id, messages):
         restore(self, import_id, messages)
         raise StoreUnavailable("killed")
 
-    monkeypatch.setattr(Transfer, "restore", dying)
+    monkeypatch.setattr(Migration, "restore", dying)
     with pytest.raises(StoreUnavailable):
         import_from(StoreSource(source), broker, lambda _: None)
     for job in broker.queue("jobs").take_many(3, 0):
         job.ack()
-    monkeypatch.setattr(Transfer, "restore", restore)
+    monkeypatch.setattr(Migration, "restore", restore)
     done = import_from(StoreSource(source), broker, lambda _: None)
     assert (done.messages, done.stored) == (12, 7)
     assert [each.payload for each in broker.queue("jobs").peek(20)] == [b"%d" % number for number in range(3, 12)]
@@ -341,12 +341,12 @@ def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, s
 
 def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, broker, source, source_url, monkeypatch):
     source.queue("jobs").put("due", delay=0.05)
-    transfer = Transfer(broker._engine)
+    transfer = broker._engine.migrate
     header = StoreSource(source).header
     for mark, entry in StoreSource(source).entries():
         if isinstance(entry, StoredMessage):
             transfer.restore(header.id, [(mark, entry)])
-    until(lambda: source._engine.promote()[0])
+    until(lambda: source._engine.upkeep.promote()[0])
     assert import_from(StoreSource(source), broker, lambda _: None).stored == 0
 
 
@@ -355,15 +355,15 @@ def test_two_imports_at_once_share_the_work(another, url, broker, source, source
     source.queue("jobs").put_many([str(number) for number in range(40)])
     module.export_to(tmp_path / "f", StoreSource(source), lambda _: None)
     rival = another()
-    restore = Transfer.restore
+    restore = Migration.restore
 
     def beside(self, import_id, messages):
-        Transfer(rival._engine).__class__.restore = restore
-        restore(Transfer(rival._engine), import_id, messages)
-        Transfer.restore = beside
+        rival._engine.migrate.__class__.restore = restore
+        restore(rival._engine.migrate, import_id, messages)
+        Migration.restore = beside
         return restore(self, import_id, messages)
 
-    monkeypatch.setattr(Transfer, "restore", beside)
+    monkeypatch.setattr(Migration, "restore", beside)
     assert import_from(FileSource(tmp_path / "f"), broker, lambda _: None).stored == 0
     assert broker.queue("jobs").stats().ready == 40
 
@@ -391,7 +391,7 @@ def test_kill_9_in_the_middle_of_an_import_and_the_same_command_goes_on(
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert 0 < killed < 5_000, "killed in the middle"
-    assert f"({killed:,} were there from before)" in result.stdout
+    assert f"({killed:,} were already there)" in result.stdout
     assert total(broker) == 5_000
     payloads = [each.payload for each in broker.queue("jobs").peek(5_000)]
     assert payloads == [b"x" * 1500 + b"%d" % number for number in range(4_000)]

@@ -218,13 +218,13 @@ def test_bodies_of_several_messages_are_published_at_once(
     }
     chord(header(app, 2), bodies[kind]).apply_async()
     received = receive(app)
-    publish, published = backend.client.engine._publish, []
+    publish, published = backend.client.engine.publisher._publish, []
 
     def count(publications: Any, *arguments: Any, **options: Any) -> Any:
         published.append(len(publications))
         return publish(publications, *arguments, **options)
 
-    backend.client.engine._publish = count  # type: ignore[method-assign]
+    backend.client.engine.publisher._publish = count  # type: ignore[method-assign]
     run_all(app, received)
     assert published == [{"group": 3, "chain": 1, "chord": 2}[kind]]
     assert all(each.args == [[0, 2]] for each in receive(app))

@@ -16,7 +16,7 @@ from kombu import Connection
 
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.backoff import Backoff, countdown
-from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.testing.faults import Fault, Faults
@@ -47,7 +47,7 @@ def publish(channel, **options):
 
 
 def dead(channel, queue="q.dead"):
-    return channel.engine.peek(queue, 10)
+    return channel.engine.inspect.peek(queue, 10)
 
 
 # -- who keeps failures ------------------------------------------------------------------------------------------------
@@ -155,22 +155,22 @@ def test_a_copy_of_an_acknowledged_message_is_what_was_published(channel):
         (letter,) = dead(channel)
         assert (letter.priority, letter.task_id) == (5, "1")
         assert [(death.count, death.details) for death in letter.deaths] == [(life, {"error": f"life {life}"})]
-        channel.engine.replay("q", 1)
+        channel.engine.dead_letters.replay("q", 1)
     assert "x-death" in channel.basic_get("q").headers
 
 
 def test_a_copy_waits_for_a_store_that_does_not_answer(channel, monkeypatch):
     publish(channel)
     message = channel.basic_get("q", no_ack=True)
-    bury_copy, errands = channel.engine.bury_copy, []
+    bury_copy, errands = channel.engine.publisher.bury_copy, []
 
     def fails(*_: Any, **__: Any) -> None:
         raise StoreUnavailable
 
-    monkeypatch.setattr(channel.engine, "bury_copy", fails)
+    monkeypatch.setattr(channel.engine.publisher, "bury_copy", fails)
     monkeypatch.setattr(channel.client, "later", errands.append)
     failures.bury_copy(channel, message, {"error": "x"})
-    monkeypatch.setattr(channel.engine, "bury_copy", bury_copy)
+    monkeypatch.setattr(channel.engine.publisher, "bury_copy", bury_copy)
     assert dead(channel) == []
     (errand,) = errands
     errand()
@@ -212,7 +212,7 @@ def test_retries_by_a_named_schedule(app, channel, given, expected_s):
             retry.run()
     finally:
         retry.pop_request()
-    (waiting,) = channel.engine.find_task("1")
+    (waiting,) = channel.engine.inspect.find_task("1")
     assert waiting.state == ("delayed" if expected_s else "ready")
     eta = headers_of(waiting.payload)["eta"]
     left_s = (datetime.fromisoformat(eta) - datetime.now(UTC)).total_seconds() if eta else 0
@@ -220,7 +220,7 @@ def test_retries_by_a_named_schedule(app, channel, given, expected_s):
 
 
 def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
-    with pytest.raises(OptionError, match="processing-queue"):
+    with pytest.raises(InvalidArgument, match="processing-queue"):
         app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
 
 
@@ -256,6 +256,7 @@ def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
         publish(channel)
         message, errands = channel.basic_get("q", no_ack=True), []
         monkeypatch.setattr(channel.client, "later", errands.append)
+        channel.client.membership().stop()  # the next commit is nobody else's
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(lands_s)
         failures.bury_copy(channel, message, {"error": "x"})

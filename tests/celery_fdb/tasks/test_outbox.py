@@ -18,7 +18,7 @@ from celery_fdb.contrib import outbox as module
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.publisher import Publisher
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 
 
@@ -74,9 +74,9 @@ def hurry(monkeypatch):
 def commits(monkeypatch):
     """How many messages each publishing transaction had."""
     sizes = []
-    publish = Engine.publish
+    publish = Publisher.publish
     monkeypatch.setattr(
-        Engine,
+        Publisher,
         "publish",
         lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
     )
@@ -257,14 +257,14 @@ def test_a_broker_that_does_not_answer_counts_against_no_row_and_they_are_given_
 def test_nor_does_one_that_fails_in_the_middle(box, database, sent, monkeypatch, error):
     add(box, database)
     before = rows(database)
-    publish = Engine.publish
+    publish = Publisher.publish
 
     def fail(*args, **options):
         publish(*args, **options)
         raise error
 
     with monkeypatch.context() as outage:
-        outage.setattr(Engine, "publish", fail)
+        outage.setattr(Publisher, "publish", fail)
         with pytest.raises(OperationalError):
             box.relay()
     assert rows(database) == before

@@ -241,7 +241,7 @@ def test_poison_is_told_by_the_exit_code_and_tried_again_when_asked(box, databas
     assert process.wait(DEADLINE_S) == 0
     process = relay("--once", "--retry-poison")
     assert process.wait(DEADLINE_S) == 1
-    assert "tried again: 1 row" in process.log.read_text()
+    assert "to be retried: 1 row" in process.log.read_text()
     assert len(published(url)) == 1
 
 
@@ -279,7 +279,7 @@ def test_a_broker_that_comes_back(box, database, relay, url, tmp_path):
     [
         (["--connect", "shop:nothing"], "package.module:function", 2),
         (["--connect", "shop:no_function"], "opens a connection", 2),
-        (["-A", "nowhere"], "names no Celery app", 2),
+        (["-A", "nowhere"], "can't import this Celery app", 2),
     ],
 )
 @pytest.mark.parametrize("connect", ["sqlite"], indirect=True)

@@ -10,7 +10,7 @@ from kombu import Exchange, Queue
 
 from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.publisher import Publisher
 from kombu_fdb.errors import CapacityExceeded, LimitExceeded
 
 
@@ -27,9 +27,9 @@ def add(app):
 def commits(monkeypatch):
     """How many messages each publishing transaction had."""
     sizes = []
-    publish = Engine.publish
+    publish = Publisher.publish
     monkeypatch.setattr(
-        Engine,
+        Publisher,
         "publish",
         lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
     )

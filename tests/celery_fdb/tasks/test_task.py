@@ -9,7 +9,7 @@ from celery.exceptions import Retry
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.limiting import _known
-from kombu_fdb import OptionError
+from kombu_fdb import InvalidArgument, OptionError
 from kombu_fdb.model import KeyLimits
 
 
@@ -247,7 +247,7 @@ def test_a_countdown_comes_before_the_backoff(app):
     ],
 )
 def test_a_wrong_option_names_the_fix(app, options, text):
-    with pytest.raises(OptionError) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         define(app, **options)
     assert text in str(raised.value)
 

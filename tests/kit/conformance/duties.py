@@ -46,11 +46,11 @@ class DutiesConformance(OnBench):
         declare_graves(bench)
         bench.put(b"x" * LARGE)
         (delivery,) = bench.take()
-        assert bench.engine.reject([delivery.lease]) == [True]
+        assert bench.engine.messages.reject([delivery.lease]) == [True]
         for queue in GRAVES:
             (letter,) = bench.take(1, queue)
             assert letter.payload == b"x" * LARGE
-            assert bench.engine.ack([letter.lease]) == [True]
+            assert bench.engine.messages.ack([letter.lease]) == [True]
         assert_nothing_left(bench)
 
     def test_a_copy_that_nobody_takes_is_cleared(self, bench: Bench) -> None:
@@ -59,10 +59,10 @@ class DutiesConformance(OnBench):
         bench.put(b"x" * LARGE)
         (delivery,) = bench.take()
         message_id = delivery.message_id
-        bench.engine._copy_part(
+        bench.engine.transactions.copy_part(
             CopiesMissing(message_id, GRAVES), "grave-1", b"c" * 16, bench.clock.monotonic() + 30, 3
         )
-        bench.engine.ack([delivery.lease])
+        bench.engine.messages.ack([delivery.lease])
         duties = bench.duties()
         for _ in range(6):
             duties.clear_leftovers()
@@ -75,47 +75,47 @@ class DutiesConformance(OnBench):
         (delivery,) = bench.take()
         for target in GRAVES[1:]:
             copy_some(bench, delivery.message_id, target, b"%16s" % target.encode())
-        bench.another().reject([delivery.lease])
+        bench.another().messages.reject([delivery.lease])
         letters = [bench.take(1, queue)[0] for queue in GRAVES]
         assert {letter.payload for letter in letters} == {b"x" * LARGE}
         assert [letter.message_id for letter in letters[1:]] == [b"%16s" % target.encode() for target in GRAVES[1:]]
-        bench.engine.ack([letter.lease for letter in letters])
+        bench.engine.messages.ack([letter.lease for letter in letters])
         assert_nothing_left(bench)
 
     def test_a_large_message_from_outside_dies_into_several_queues(self, bench: Bench) -> None:
         """As a failed task that was acknowledged before it ran."""
         declare_graves(bench)
-        bench.engine.bury_copy("q", Publication("", "q", b"x" * LARGE, task_id="t"), details={"error": "e"})
+        bench.engine.publisher.bury_copy("q", Publication("", "q", b"x" * LARGE, task_id="t"), details={"error": "e"})
         letters = take_letters(bench)
         assert [each.payload for each in letters] == [b"x" * LARGE] * 3
         assert [each.deaths[0].details for each in letters] == [{"error": "e"}] * 3
-        bench.engine.ack([each.lease for each in letters])
+        bench.engine.messages.ack([each.lease for each in letters])
         assert_nothing_left(bench)
 
     def test_a_large_message_is_refused_into_several_queues(self, bench: Bench) -> None:
         """Beside another of the same batch, which stays."""
         declare_graves(bench, **{"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
         large = Publication("", "q", b"x" * LARGE, dedup_id="d", dedup_window_ms=60_000)
-        assert bench.engine.publish([Publication("", "other", b"a"), large]) == [["other"], ["q"]]
-        assert bench.engine.publish([large]) == [["q"]], "stored once"
+        assert bench.engine.publisher.publish([Publication("", "other", b"a"), large]) == [["other"], ["q"]]
+        assert bench.engine.publisher.publish([large]) == [["q"]], "stored once"
         letters = take_letters(bench)
         assert [(each.payload, each.deaths[0].reason) for each in letters] == [(b"x" * LARGE, "maxlen")] * 3
-        bench.engine.ack([each.lease for each in letters + bench.take(1, "other")])
+        bench.engine.messages.ack([each.lease for each in letters + bench.take(1, "other")])
         assert_nothing_left(bench)
 
     def test_a_large_message_is_refused_by_two_queues_into_the_same(self, bench: Bench) -> None:
         arguments: dict[str, object] = {"x-max-length": 0, "x-overflow": "reject-publish-dlx"}
         declare_graves(bench, **arguments)
-        bench.engine.declare_queue(QueueDeclaration("r", arguments={"x-dead-letter-exchange": "graves", **arguments}))
-        bench.engine.declare_exchange(Exchange("both", "fanout"))
+        bench.engine.queues.declare(QueueDeclaration("r", arguments={"x-dead-letter-exchange": "graves", **arguments}))
+        bench.engine.queues.declare_exchange(Exchange("both", "fanout"))
         for queue in "qr":
-            bench.engine.bind(queue, "both", "")
-        bench.engine.publish([Publication("both", "", b"x" * (LARGE // 2))])
+            bench.engine.queues.bind(queue, "both", "")
+        bench.engine.publisher.publish([Publication("both", "", b"x" * (LARGE // 2))])
         letters = take_letters(bench) + take_letters(bench)
         assert sorted(each.deaths[0].queue for each in letters) == ["q"] * 3 + ["r"] * 3
         assert len({each.message_id for each in letters}) == 6
         assert {each.payload for each in letters} == {b"x" * (LARGE // 2)}
-        bench.engine.ack([each.lease for each in letters])
+        bench.engine.messages.ack([each.lease for each in letters])
         assert_nothing_left(bench)
 
     @pytest.mark.parametrize("parts", [0, 1, 6])
@@ -129,7 +129,7 @@ class DutiesConformance(OnBench):
         begin = message_rows(bench)
         die_after(monkeypatch, bench, parts)
         with pytest.raises(Died):
-            bench.engine.bury_copy("q", Publication("", "q", b"x" * LARGE))
+            bench.engine.publisher.bury_copy("q", Publication("", "q", b"x" * LARGE))
         assert [bench.counts(queue) for queue in GRAVES] == [(0, 0, 0)] * 3
         assert (message_rows(bench) > begin) == (parts > 0)
         for _ in range(6):
@@ -143,7 +143,7 @@ class DutiesConformance(OnBench):
         declare_graves(bench, **{"x-delivery-limit": 0})
         bench.put(b"x" * LARGE)
         store_with_histories(bench, "others", 200)
-        dead = bench.engine.open_session({})
+        dead = bench.engine.sessions.open({})
         held: list[Delivery] = []
         while part := bench.take(1000, "q", "others", session=dead):
             held += part
@@ -155,12 +155,12 @@ class DutiesConformance(OnBench):
     def test_windows_are_settled_however_large_they_are(self, bench: Bench) -> None:
         store_with_histories(bench, "q", 200)
         leases = [each.lease for each in take_all(bench)]
-        assert bench.engine.release(leases, due_ms=bench.clock.wall_ms() + 1000) == [True] * 200
+        assert bench.engine.messages.release(leases, due_ms=bench.clock.wall_ms() + 1000) == [True] * 200
         bench.later(1)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         assert bench.counts() == (200, 0, 0)
         leases = [each.lease for each in take_all(bench)]
-        assert bench.engine.reject(leases) == [True] * 200
+        assert bench.engine.messages.reject(leases) == [True] * 200
         assert bench.counts("q.dead") == (200, 0, 0)
 
     def test_a_history_never_outgrows_its_record(self, bench: Bench) -> None:
@@ -169,7 +169,7 @@ class DutiesConformance(OnBench):
         )
         store(bench, "q", b"a", deaths)
         (delivery,) = bench.take()
-        assert bench.engine.reject([delivery.lease], traceback="t" * 100_000) == [True]
+        assert bench.engine.messages.reject([delivery.lease], traceback="t" * 100_000) == [True]
         assert bench.counts("q.dead") == (1, 0, 0)
 
     @pytest.mark.parametrize("number", [150, MOST_LETTERS])
@@ -178,11 +178,11 @@ class DutiesConformance(OnBench):
         graves = [f"{each:04}-{'g' * 240}" for each in range(number)]
         declare_graves(bench)
         for queue in graves[len(GRAVES) :]:
-            bench.engine.bind(queue, "graves", "")
+            bench.engine.queues.bind(queue, "graves", "")
         deaths = tuple(Death(f"{each}-" + "n" * 240, "expired", 1, 1, "e", ("k",)) for each in range(250))
         store(bench, "q", b"x" * INLINE_BYTES, deaths)
         (delivery,) = bench.take()
-        assert bench.engine.reject([delivery.lease], error="e", traceback="t" * 100_000) == [True]
+        assert bench.engine.messages.reject([delivery.lease], error="e", traceback="t" * 100_000) == [True]
         letters = bench.take(2, GRAVES[0], graves[-1])
         assert len(letters) == 2
         for letter in letters:
@@ -196,7 +196,7 @@ class DutiesConformance(OnBench):
         monkeypatch.setattr("kombu_fdb.engine.messages.bury.MOST_LETTERS", len(GRAVES) - 1)
         declare_graves(bench)
         bench.put(b"x")
-        assert bench.engine.reject([each.lease for each in bench.take()]) == [True]
+        assert bench.engine.messages.reject([each.lease for each in bench.take()]) == [True]
         assert [bench.counts(queue)[0] for queue in (*GRAVES, "q.dead")] == [0] * len(GRAVES) + [1]
 
     # -- claims ----------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class DutiesConformance(OnBench):
     @pytest.mark.parametrize("key", ["", "k"])
     def test_a_window_of_many_messages_arrives(self, bench: Bench, key: str) -> None:
         for _ in range(5):
-            bench.engine.publish([Publication("", "q", b"x" * 2_000, key=key)] * 1_000)
+            bench.engine.publisher.publish([Publication("", "q", b"x" * 2_000, key=key)] * 1_000)
         assert len(take_all(bench, 4096)) == 5_000
 
     def test_messages_with_long_histories_arrive(self, bench: Bench) -> None:
@@ -234,13 +234,15 @@ class DutiesConformance(OnBench):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is skipped and stays; the session's others come back, and so do those of sessions behind it."""
-        sessions = [bench.engine.open_session({}) for _ in range(2)]
+        sessions = [bench.engine.sessions.open({}) for _ in range(2)]
         for session in sessions:
             bench.put(*[b"%d" % number for number in range(5)])
             bench.take(5, session=session)
         refuse(monkeypatch, sweep, "release_message", lambda message: decoded(message.value).payload == b"2")
         sweep_until(bench, lambda: bench.counts() == (8, 0, 2))
-        assert {(each.duty, each.error) for each in bench.engine.asides()} == {("sweep", "over a limit of the store")}
+        assert {(each.duty, each.error) for each in bench.engine.upkeep.asides()} == {
+            ("sweep", "over a limit of the store")
+        }
         monkeypatch.undo()
         sweep_until(bench, lambda: bench.counts() == (10, 0, 0))
         assert not set(sessions) & set(bench.beats())
@@ -256,12 +258,12 @@ class DutiesConformance(OnBench):
         duties = bench.duties()
         assert duties.run_once() > 0, "no busy loop about what can't be done"
         assert [bench.counts(queue) for queue in ("a", "b", "c")] == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]
-        assert [(each.duty, each.subject, each.times) for each in bench.engine.asides()] == [("promote", "a", 1)]
+        assert [(each.duty, each.subject, each.times) for each in bench.engine.upkeep.asides()] == [("promote", "a", 1)]
         monkeypatch.undo()
         bench.later(ASIDE_PAUSE_S)
         duties.run_once()
         assert bench.counts("a") == (1, 0, 0)
-        assert bench.engine.asides() == []
+        assert bench.engine.upkeep.asides() == []
 
     def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(self, bench: Bench) -> None:
         bench.put(b"x", due_ms=bench.clock.wall_ms() + 1000)
@@ -282,9 +284,9 @@ class DutiesConformance(OnBench):
         duties = bench.duties()
         assert duties.run_once() == 0, "there is more to do"
         assert bench.counts() == (1, 0, 0)
-        assert bench.engine.rows(keys.dedup_ended(2)), "it came to its turn before the others were done"
+        assert bench.engine.upkeep.rows(keys.dedup_ended(2)), "it came to its turn before the others were done"
         duties.run_once()
-        assert bench.engine.rows(keys.dedup_ended(2)) == []
+        assert bench.engine.upkeep.rows(keys.dedup_ended(2)) == []
 
     # -- full queues -----------------------------------------------------------------------------------------------
 
@@ -293,7 +295,7 @@ class DutiesConformance(OnBench):
         queues = [f"q{number}" for number in range(TURN_TRANSACTIONS + 2)]
         for queue in queues:
             bench.put(b"x", queue=queue)
-        bench.engine.reject([delivery.lease for delivery in bench.take(len(queues), *queues)])
+        bench.engine.messages.reject([delivery.lease for delivery in bench.take(len(queues), *queues)])
         duties = bench.duties()
         assert duties.run_once() == 0.0
         assert duties.run_once() > 0.0
@@ -305,35 +307,35 @@ class DutiesConformance(OnBench):
         assert [bench.counts(queue) for queue in GRAVES] == [(1, 0, 0)] * 3
 
     def test_a_head_that_can_not_give_way_refuses_nobody(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
         bench.put(b"a")
         refuse(monkeypatch, overflow, "_give_way", lambda *_: True)
         bench.put(b"b")
         assert bench.counts() == (2, 0, 0)
         bench.duties().run_once()
-        assert [(each.duty, each.subject) for each in bench.engine.asides()] == [("trim full queues", "q")]
+        assert [(each.duty, each.subject) for each in bench.engine.upkeep.asides()] == [("trim full queues", "q")]
         monkeypatch.undo()
-        assert bench.engine.trim_full() == 1
+        assert bench.engine.upkeep.trim_full() == 1
 
     def test_messages_of_several_calls_in_a_callers_transaction(self, bench: Bench) -> None:
         """A full queue is not read in the transaction that holds new messages of it."""
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 2}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 2}))
         bench.put(b"a", b"b")
         tr = bench.database.begin(timeout_s=5.0)
         stamped = 0
         for payload in (b"c", b"d", b"e"):
-            _, stamped = bench.engine.publish_in(tr, [Publication("", "q", payload)], stamped=stamped)
+            _, stamped = bench.engine.publisher.publish_in(tr, [Publication("", "q", payload)], stamped=stamped)
         tr.commit()
         assert (stamped, bench.counts()) == (3, (5, 0, 0))
         bench.put(b"f")
         assert bench.payloads() == [b"e", b"f"]
 
     def test_too_many_copies_for_one_transaction(self, bench: Bench) -> None:
-        bench.engine.declare_exchange(Exchange("wide", "fanout"))
+        bench.engine.queues.declare_exchange(Exchange("wide", "fanout"))
         for number in range(40):
-            bench.engine.bind(f"q{number}", "wide", "")
+            bench.engine.queues.bind(f"q{number}", "wide", "")
         with pytest.raises(LimitExceeded, match="Publish fewer at once"):
-            bench.engine.publish([Publication("wide", "", b"a")] * 2_000)
+            bench.engine.publisher.publish([Publication("wide", "", b"a")] * 2_000)
         assert bench.counts("q0") == (0, 0, 0)
 
     # -- what nobody needs any more --------------------------------------------------------------------------------
@@ -351,19 +353,19 @@ class DutiesConformance(OnBench):
         begin = rows_in(bench)
         for number in range(20):
             process = bench.another()
-            session = process.open_session({})
-            process.declare_exchange(Exchange(f"x{number}", "fanout"))
-            process.declare_queue(QueueDeclaration(f"q{number}", auto_delete=True))
-            process.bind(f"q{number}", f"x{number}", "")
-            process.add_consumer(session, f"q{number}", "tag")
-            process.publish(
+            session = process.sessions.open({})
+            process.queues.declare_exchange(Exchange(f"x{number}", "fanout"))
+            process.queues.declare(QueueDeclaration(f"q{number}", auto_delete=True))
+            process.queues.bind(f"q{number}", f"x{number}", "")
+            process.queues.add_consumer(session, f"q{number}", "tag")
+            process.publisher.publish(
                 [Publication(f"x{number}", "", b"a", key="k"), Publication("", f"q{number}", b"b", key="k")]
             )
-            held = process.claim(session, [f"q{number}"], 1)
-            process.delete_queue(f"q{number}")
-            process.delete_exchange(f"x{number}")
-            process.ack([each.lease for each in held])
-            process.close_session(session)
+            held = process.messages.claim(session, [f"q{number}"], 1)
+            process.queues.delete(f"q{number}")
+            process.queues.delete_exchange(f"x{number}")
+            process.messages.ack([each.lease for each in held])
+            process.sessions.close(session)
         assert rows_in(bench) > begin + 20
         duties = bench.duties()
         run(bench, duties, 1_300, 10)
@@ -371,16 +373,16 @@ class DutiesConformance(OnBench):
 
     def test_purge_leaves_what_comes_meanwhile(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """So it comes to its end, however much that is."""
-        bench.engine.publish([Publication("", "q", b"old")] * 1_200)
+        bench.engine.publisher.publish([Publication("", "q", b"old")] * 1_200)
         bench.put(b"old", due_ms=bench.clock.wall_ms() + 1000)
         purge_part = control.purge_part
 
         def meanwhile(*given: Any) -> tuple[int, bytes]:
-            bench.another().publish([Publication("", "q", b"new")] * 600)
+            bench.another().publisher.publish([Publication("", "q", b"new")] * 600)
             return purge_part(*given)
 
         monkeypatch.setattr(control, "purge_part", meanwhile)
-        assert bench.engine.purge("q") == 1_201
+        assert bench.engine.queues.purge("q") == 1_201
         assert {each.payload for each in take_all(bench, 4096)} == {b"new"}
 
 
@@ -389,13 +391,13 @@ OWN_ROWS = 12
 
 
 def rows_in(bench: Bench) -> int:
-    return len(bench.engine.rows(range_of(bench.engine.keys.prefix)))
+    return len(bench.engine.upkeep.rows(range_of(bench.engine.keys.prefix)))
 
 
 def run(bench: Bench, duties: Duties, seconds: float, step_s: float = 1.0) -> None:
     """Let time pass for a process that lives."""
     for _ in range(int(seconds / step_s)):
-        assert bench.engine.beat(bench.session)
+        assert bench.engine.sessions.beat(bench.session)
         duties.run_once()
         bench.later(step_s)
 
@@ -432,7 +434,9 @@ def decoded(value: bytes) -> Any:
 
 def copy_some(bench: Bench, message_id: bytes, target: str, copy_id: bytes) -> None:
     """Its first chunks, as a burial does that dies then."""
-    bench.engine._copy_part(CopiesMissing(message_id, [target]), target, copy_id, bench.clock.monotonic() + 30, 3)
+    bench.engine.transactions.copy_part(
+        CopiesMissing(message_id, [target]), target, copy_id, bench.clock.monotonic() + 30, 3
+    )
 
 
 class Died(Exception):
@@ -441,14 +445,14 @@ class Died(Exception):
 
 def die_after(monkeypatch: pytest.MonkeyPatch, bench: Bench, parts: int) -> None:
     """The engine copies so many parts of a payload, and nothing more."""
-    copy_part, done = bench.engine._copy_part, count(1)
+    copy_part, done = bench.engine.transactions.copy_part, count(1)
 
     def copy_or_die(*given: Any) -> bool:
         if next(done) > parts:
             raise Died
         return copy_part(*given)
 
-    monkeypatch.setattr(bench.engine, "_copy_part", copy_or_die)
+    monkeypatch.setattr(bench.engine.transactions, "copy_part", copy_or_die)
 
 
 def take_letters(bench: Bench) -> list[Delivery]:
@@ -460,14 +464,14 @@ def message_rows(bench: Bench) -> int:
     """Rows of messages, chunks and copies."""
     keys = bench.engine.keys
     tags = ("ready", "keyed", "delayed", "lease", "task", "body", "copy")
-    return sum(len(bench.engine.rows(range_of(keys._key(tag)))) for tag in tags)
+    return sum(len(bench.engine.upkeep.rows(range_of(keys._key(tag)))) for tag in tags)
 
 
 def declare_graves(bench: Bench, **arguments: object) -> None:
-    bench.engine.declare_exchange(Exchange("graves", "fanout"))
+    bench.engine.queues.declare_exchange(Exchange("graves", "fanout"))
     for queue in GRAVES:
-        bench.engine.bind(queue, "graves", "")
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "graves", **arguments}))
+        bench.engine.queues.bind(queue, "graves", "")
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "graves", **arguments}))
 
 
 def store_with_histories(bench: Bench, queue: str, number: int) -> None:
@@ -478,7 +482,7 @@ def store_with_histories(bench: Bench, queue: str, number: int) -> None:
 
 
 def store(bench: Bench, queue: str, payload: bytes, deaths: tuple[Death, ...]) -> None:
-    record = Record.of(bench.engine._ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
+    record = Record.of(bench.engine.transactions.ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
     bench.work(lambda work: put_ready(work, Subqueue(queue, "", work.keys.rank(0)), record))
 
 
@@ -495,15 +499,15 @@ def sweep_until(bench: Bench, condition: Callable[[], bool]) -> None:
         if condition():
             return
         bench.later(5)
-        assert bench.engine.beat(bench.session)
+        assert bench.engine.sessions.beat(bench.session)
         duties.sweep()
     raise AssertionError("the sweep did not come to its end")
 
 
 def assert_nothing_left(bench: Bench) -> None:
     keys = bench.engine.keys
-    assert leftovers(bench.engine) == ([] if not bench.engine.bindings() else leftovers_but_bindings(bench))
-    assert bench.engine._read(lambda work: work.tr.get_range(*keys.all_copies, snapshot=True)) == []
+    assert leftovers(bench.engine) == ([] if not bench.engine.inspect.bindings() else leftovers_but_bindings(bench))
+    assert bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_copies, snapshot=True)) == []
 
 
 def leftovers_but_bindings(bench: Bench) -> list[bytes]:

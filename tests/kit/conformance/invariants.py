@@ -21,7 +21,7 @@ __all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
 def _rows(engine: Engine, tag: str) -> list[KeyValue]:
     begin, end = range_of(engine.keys._key(tag))
 
-    return engine._read(lambda work: work.tr.get_range(begin, end, snapshot=True))
+    return engine.transactions.read(lambda work: work.tr.get_range(begin, end, snapshot=True))
 
 
 def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
@@ -62,11 +62,13 @@ def check_counts(engine: Engine) -> None:
     """COUNTS: the counters equal a full scan, those of bytes too."""
     scanned = Counter(messages(engine).values())
     sizes = ready_bytes(engine)
-    queues = {queue for queue, _ in scanned} | set(engine.queues())
+    queues = {queue for queue, _ in scanned} | set(engine.inspect.queues())
     for queue in queues:
         ready, delayed, leased, newer = (scanned[queue, state] for state in ("ready", "delayed", "leased", "newer"))
         expected = QueueCounts(ready, delayed, leased, sizes[queue], newer)
-        assert engine.counts(queue) == expected, f"COUNTS: {queue}: {engine.counts(queue)} is not {expected}"
+        assert engine.inspect.counts(queue) == expected, (
+            f"COUNTS: {queue}: {engine.inspect.counts(queue)} is not {expected}"
+        )
 
 
 def check_whereabouts(engine: Engine) -> None:
@@ -89,7 +91,7 @@ def check_whereabouts(engine: Engine) -> None:
         elif keys.unpack(key)[1] == LEASE:
             unnamed.add(place)
     rows = {str(keys.unpack(key)[1]) for key, _ in _rows(engine, "task")}
-    found = {(task_id, key) for task_id in rows for key in engine._read(_places_of(task_id))}
+    found = {(task_id, key) for task_id in rows for key in engine.transactions.read(_places_of(task_id))}
     found = {(task_id, key) for task_id, key in found if key not in unnamed}
     assert found == expected, f"the index by task id: {found ^ expected}"
 

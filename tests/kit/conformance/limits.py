@@ -19,7 +19,7 @@ __all__ = ["LimitsConformance"]
 
 def declare(bench: Bench, queue: str = "q", **arguments: Any) -> None:
     named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
-    bench.engine.declare_queue(QueueDeclaration(queue, arguments=named))
+    bench.engine.queues.declare(QueueDeclaration(queue, arguments=named))
 
 
 class Consumer:
@@ -27,19 +27,19 @@ class Consumer:
 
     def __init__(self, bench: Bench, tag: str, session: bytes | None = None) -> None:
         self.engine = bench.another()
-        self.session = self.engine.open_session({"tag": tag}) if session is None else session
+        self.session = self.engine.sessions.open({"tag": tag}) if session is None else session
         self.tag = tag
 
     def take(self, limit: int = 1) -> list[bytes]:
-        found = self.engine.claim(self.session, ["q"], limit, terms=ClaimTerms(consumers={"q": self.tag}))
+        found = self.engine.messages.claim(self.session, ["q"], limit, terms=ClaimTerms(consumers={"q": self.tag}))
         return [delivery.payload for delivery in found]
 
     def cancel(self) -> None:
-        self.engine.remove_consumer(self.session, "q", self.tag)
+        self.engine.queues.remove_consumer(self.session, "q", self.tag)
 
     def woken(self) -> list[bool]:
         """Stand by; the list is filled when that may have ended."""
-        watches = self.engine.arm(["q"], self.session, {"q": self.tag})
+        watches = self.engine.messages.arm(["q"], self.session, {"q": self.tag})
         assert watches is not None, "it has messages for us"
         fired: list[bool] = []
         watches[0].on_fire(lambda: fired.append(True))
@@ -61,23 +61,23 @@ class LimitsConformance(OnBench):
         due_ms = bench.clock.wall_ms() + 1000
         bench.put(b"a" * 10, b"b" * (INLINE_BYTES + 1), key="k")
         bench.put(b"c" * 100, due_ms=due_ms)
-        assert bench.engine.counts("q").ready_bytes == 10 + INLINE_BYTES + 1
+        assert bench.engine.inspect.counts("q").ready_bytes == 10 + INLINE_BYTES + 1
         one, two = bench.take()
-        assert bench.engine.counts("q").ready_bytes == 0
-        bench.engine.release([one.lease])
-        assert bench.engine.counts("q").ready_bytes == len(one.payload)
-        bench.engine.reject([two.lease])
-        assert bench.engine.counts("q.dead").ready_bytes == len(two.payload)
+        assert bench.engine.inspect.counts("q").ready_bytes == 0
+        bench.engine.messages.release([one.lease])
+        assert bench.engine.inspect.counts("q").ready_bytes == len(one.payload)
+        bench.engine.messages.reject([two.lease])
+        assert bench.engine.inspect.counts("q.dead").ready_bytes == len(two.payload)
         bench.later(1)
-        bench.engine.promote()
-        assert bench.engine.counts("q").ready_bytes == len(one.payload) + 100
-        bench.engine.replay("q", 5)
-        assert bench.engine.counts("q").ready_bytes == 10 + INLINE_BYTES + 1 + 100
+        bench.engine.upkeep.promote()
+        assert bench.engine.inspect.counts("q").ready_bytes == len(one.payload) + 100
+        bench.engine.dead_letters.replay("q", 5)
+        assert bench.engine.inspect.counts("q").ready_bytes == 10 + INLINE_BYTES + 1 + 100
         bench.check()
-        bench.engine.delete("q", one.message_id)
+        bench.engine.messages.delete("q", one.message_id)
         bench.check()
-        bench.engine.purge("q")
-        assert bench.engine.counts("q") == QueueCounts()
+        bench.engine.queues.purge("q")
+        assert bench.engine.inspect.counts("q") == QueueCounts()
 
     def test_drop_head_by_bytes(self, bench: Bench) -> None:
         declare(bench, max_length_bytes=100)
@@ -134,13 +134,13 @@ class LimitsConformance(OnBench):
     def test_an_argument_that_comes_later_finds_the_right_number(self, bench: Bench) -> None:
         """The bytes were counted all the time."""
         bench.put(b"a" * 60, b"b" * 60)
-        bench.another().declare_queue(QueueDeclaration("q", arguments={"x-max-length-bytes": 100}))
+        bench.another().queues.declare(QueueDeclaration("q", arguments={"x-max-length-bytes": 100}))
         bench.later(1)  # so long may another process believe the old declaration
         bench.put(b"c" * 30)
         assert [payload[:1] for payload in bench.payloads()] == [b"b", b"c"]
 
     def test_a_queue_that_is_far_too_long_shrinks_by_parts(self, bench: Bench) -> None:
-        bench.engine.publish([Publication("", "q", b"%d" % number) for number in range(350)])
+        bench.engine.publisher.publish([Publication("", "q", b"%d" % number) for number in range(350)])
         declare(bench, max_length=10)
         for expected in (350 - MOST_LEAVING, 350 - 2 * MOST_LEAVING, 350 - 3 * MOST_LEAVING, 10, 10):
             bench.put(b"x")
@@ -149,8 +149,8 @@ class LimitsConformance(OnBench):
     def test_one_transaction_stays_together_and_gives_way_to_the_next(self, bench: Bench) -> None:
         declare(bench, max_length_bytes=10)
         bench.put(b"a")
-        bench.engine.publish([Publication("", "q", b"b" * 8), Publication("", "q", b"c" * 8)])
-        assert bench.engine.counts("q").ready_bytes == 16
+        bench.engine.publisher.publish([Publication("", "q", b"b" * 8), Publication("", "q", b"c" * 8)])
+        assert bench.engine.inspect.counts("q").ready_bytes == 16
         bench.put(b"d" * 8)
         assert bench.payloads() == [b"d" * 8]
 
@@ -160,7 +160,7 @@ class LimitsConformance(OnBench):
         bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
         assert bench.counts() == (1, 1, 0)
         bench.later(1)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         assert bench.counts() == (2, 0, 0)
 
     def test_dead_letters_fill_no_queue_for_ever(self, bench: Bench) -> None:
@@ -168,7 +168,7 @@ class LimitsConformance(OnBench):
         declare(bench, dead_letter_exchange="", dead_letter_routing_key="grave")
         declare(bench, "grave", max_length=5)
         bench.put(*[b"%d" % number for number in range(2 * MOST_LEAVING)])
-        bench.engine.reject([delivery.lease for delivery in bench.take(2 * MOST_LEAVING)])
+        bench.engine.messages.reject([delivery.lease for delivery in bench.take(2 * MOST_LEAVING)])
         duties = bench.duties()
         bench.later(200)
         duties.run_once()
@@ -182,8 +182,8 @@ class LimitsConformance(OnBench):
         bench.put(b"a")
         bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
         bench.later(1)
-        bench.engine.promote()
-        assert bench.engine.trim_full() == 0
+        bench.engine.upkeep.promote()
+        assert bench.engine.upkeep.trim_full() == 0
         assert bench.payloads() == [b"a", b"retry"]
 
     # -- priorities ------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class LimitsConformance(OnBench):
         bench.later(4)
         bench.put(b"five", priority=5)
         bench.put(b"four", priority=4)
-        assert [peeked.payload for peeked in bench.engine.peek("q", 2)] == [b"five", b"low"]
+        assert [peeked.payload for peeked in bench.engine.inspect.peek("q", 2)] == [b"five", b"low"]
         assert bench.payloads(1) == [b"five"], "four steps of waiting are worth a priority of four"
         bench.put(b"five again", priority=5)
         assert bench.payloads(2) == [b"five again", b"low"]
@@ -216,7 +216,7 @@ class LimitsConformance(OnBench):
 
     def test_nobody_starves_with_ageing(self, bench: Bench) -> None:
         """Under a flood of urgent messages the least urgent one is served after nine steps."""
-        bench.engine.set_control("q", QueueControl(ageing=1.0))
+        bench.engine.queues.set_control("q", QueueControl(ageing=1.0))
         bench.put(b"low")
         served = []
         while b"low" not in served:
@@ -227,7 +227,7 @@ class LimitsConformance(OnBench):
 
     def test_ageing_keeps_the_order_of_commits_inside_a_priority(self, bench: Bench) -> None:
         """Whatever the publishers' clocks say."""
-        bench.engine.set_control("q", QueueControl(ageing=1.0))
+        bench.engine.queues.set_control("q", QueueControl(ageing=1.0))
         bench.put(b"first")
         bench.clock.jump_wall(-3600)
         bench.put(b"second")
@@ -235,10 +235,10 @@ class LimitsConformance(OnBench):
         assert bench.payloads() == [b"first", b"second"]
 
     def test_waiting_begins_when_the_delay_ends(self, bench: Bench) -> None:
-        bench.engine.set_control("q", QueueControl(ageing=1.0))
+        bench.engine.queues.set_control("q", QueueControl(ageing=1.0))
         bench.put(b"late", due_ms=bench.clock.wall_ms() + 60_000)
         bench.later(60)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         bench.put(b"urgent", priority=1)
         assert bench.payloads() == [b"urgent", b"late"]
 
@@ -268,7 +268,7 @@ class LimitsConformance(OnBench):
         """Its turn is all that the claim's window holds; the other key has none before this claim."""
         bench.put(b"1", b"2", key="a")
         assert _numbers(bench, 1) == [1]
-        bench.engine.limit("q", "a", KeyLimits(paused=True))
+        bench.engine.queues.limit("q", "a", KeyLimits(paused=True))
         bench.put(b"3", key="b")
         assert _numbers(bench, 1) == [3]
 
@@ -279,7 +279,7 @@ class LimitsConformance(OnBench):
             bench.put(b"%d" % ord(key), b"%d" % (ord(key) + 100), key=key)
         assert len(_numbers(bench, 12)) == 12
         for key in "bcdefg":
-            bench.engine.limit("q", key, KeyLimits(paused=True))
+            bench.engine.queues.limit("q", key, KeyLimits(paused=True))
         served: list[int] = []
         while len(served) < 6:
             served += (found := _numbers(bench, min(want, 6 - len(served))))
@@ -290,16 +290,16 @@ class LimitsConformance(OnBench):
         bench.put(b"1", b"2", key="a")
         assert _numbers(bench, 1) == [1]
         bench.put(b"3")
-        bench.engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+        bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
         assert _numbers(bench, 1) == [3]
 
     def test_with_ageing_no_gap_either(self, bench: Bench) -> None:
-        bench.engine.set_control("q", QueueControl(ageing=60.0))
+        bench.engine.queues.set_control("q", QueueControl(ageing=60.0))
         for key in "abcd":
             bench.put(b"%d" % ord(key), b"%d" % (ord(key) + 100), key=key, priority=3)
         assert len(_numbers(bench, 4)) == 4
         for key in "abc":
-            bench.engine.limit("q", key, KeyLimits(paused=True))
+            bench.engine.queues.limit("q", key, KeyLimits(paused=True))
         assert _numbers(bench, 1) == [ord("d") + 100]
 
     # -- times to run ----------------------------------------------------------------------------------------------
@@ -341,28 +341,28 @@ class LimitsConformance(OnBench):
     ) -> None:
         declare(bench, max_length=3)
         with pytest.raises(InvalidArgument, match=fix):
-            bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
-        assert bench.engine.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
+            bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
+        assert bench.engine.inspect.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
 
     def test_arguments_of_others_pass(self, bench: Bench) -> None:
         arguments = {"x-queue-type": "quorum", "x-max-priority": 10, "x-message-ttl": None, "x-delivery-limit": -1}
-        bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
 
     def test_what_arguments_set_and_what_a_person_sets_live_side_by_side(self, bench: Bench) -> None:
-        bench.engine.change_control("q", paused=True, newcomer="first")
+        bench.engine.queues.change_control("q", paused=True, newcomer="first")
         declare(bench, single_active_consumer=True, consumer_timeout=5000)
-        assert bench.engine.control("q") == QueueControl(
+        assert bench.engine.inspect.control("q") == QueueControl(
             paused=True, newcomer="first", single_active=True, consumer_timeout_ms=5000
         )
-        bench.engine.set_control("q", QueueControl(ageing=2.0))
+        bench.engine.queues.set_control("q", QueueControl(ageing=2.0))
         declare(bench, single_active_consumer=True)
-        assert bench.engine.control("q") == QueueControl(single_active=True, ageing=2.0)
+        assert bench.engine.inspect.control("q") == QueueControl(single_active=True, ageing=2.0)
         with pytest.raises(InvalidArgument, match="not set here"):
-            bench.engine.change_control("q", single_active=False)
+            bench.engine.queues.change_control("q", single_active=False)
         with pytest.raises(InvalidArgument, match="ageing"):
-            bench.engine.change_control("q", ageing=0)
+            bench.engine.queues.change_control("q", ageing=0)
         declare(bench)
-        assert bench.engine.control("q") == QueueControl(ageing=2.0)
+        assert bench.engine.inspect.control("q") == QueueControl(ageing=2.0)
 
     # -- one active consumer ---------------------------------------------------------------------------------------
 
@@ -377,14 +377,14 @@ class LimitsConformance(OnBench):
         assert one.take() == [], "it is active even of an empty queue"
         single.put(b"a", b"b")
         assert two.take() == []
-        assert single.engine.active_consumer("q") == (one.session, "one")
+        assert single.engine.inspect.active_consumer("q") == (one.session, "one")
         assert [one.take(), two.take(), one.take()] == [[b"a"], [], [b"b"]]
 
     @pytest.mark.parametrize("key", ["", "k"])
     def test_the_active_consumer_begins_at_the_head_however_many_rivals_it_had(self, single: Bench, key: str) -> None:
         one = Consumer(single, "one")
         for _ in range(10):
-            one.engine._contention_of(["q"]).lost()
+            one.engine.messages._contention_of(["q"]).lost()
         single.put(*[b"%d" % number for number in range(10)], key=key)
         assert [one.take() for _ in range(10)] == [[b"%d" % number] for number in range(10)]
 
@@ -401,7 +401,7 @@ class LimitsConformance(OnBench):
         one.take()
         single.put(b"a")
         single.put(b"b", queue="r")
-        found = two.engine.claim(two.session, ["q", "r"], 5, terms=ClaimTerms(consumers={"q": "two"}))
+        found = two.engine.messages.claim(two.session, ["q", "r"], 5, terms=ClaimTerms(consumers={"q": "two"}))
         assert [delivery.payload for delivery in found] == [b"b"]
 
     def test_a_cancelled_consumer_hands_over_and_the_next_is_woken(self, single: Bench) -> None:
@@ -420,8 +420,8 @@ class LimitsConformance(OnBench):
         single.put(b"a")
         _wait_until(lambda: bool(for_one))
         assert not for_two
-        assert one.engine.arm(["q"], one.session, {"q": "one"}) is None
-        assert two.engine.arm(["q"], two.session, {"q": "two"}) is not None, "nor does it look in vain"
+        assert one.engine.messages.arm(["q"], one.session, {"q": "one"}) is None
+        assert two.engine.messages.arm(["q"], two.session, {"q": "two"}) is not None, "nor does it look in vain"
 
     def test_a_late_cancel_takes_nothing_from_the_next(self, single: Bench) -> None:
         one, two = Consumer(single, "one"), Consumer(single, "two")
@@ -429,15 +429,15 @@ class LimitsConformance(OnBench):
         one.cancel()
         two.take()
         one.cancel()
-        one.engine.close_session(one.session)
-        assert single.engine.active_consumer("q") == (two.session, "two")
+        one.engine.sessions.close(one.session)
+        assert single.engine.inspect.active_consumer("q") == (two.session, "two")
 
     def test_a_closed_session_hands_over_after_its_messages(self, single: Bench) -> None:
         one, two = Consumer(single, "one"), Consumer(single, "two")
         single.put(b"a", b"b", b"c")
         assert one.take(2) == [b"a", b"b"]
         woken = two.woken()
-        one.engine.close_session(one.session)
+        one.engine.sessions.close(one.session)
         _wait_until(lambda: bool(woken))
         assert two.take(3) == [b"a", b"b", b"c"]
 
@@ -446,9 +446,9 @@ class LimitsConformance(OnBench):
         one, two = Consumer(single, "one"), Consumer(single, "two")
         single.put(b"a", b"b")
         assert one.take() == [b"a"]
-        single.engine.fence(one.session, _beat(single, one.session))
+        single.engine.sessions.fence(one.session, _beat(single, one.session))
         assert two.take() == []
-        single.engine.release_session(one.session)
+        single.engine.sessions.release(one.session)
         assert two.take(2) == [b"a", b"b"]
 
     def test_a_dead_consumer_is_replaced_within_its_ttl_and_one_sweep(self, single: Bench) -> None:
@@ -459,8 +459,8 @@ class LimitsConformance(OnBench):
         died_at = single.clock.monotonic()
         while not (found := two.take()):
             single.later(5)
-            assert single.engine.beat(single.session)
-            assert single.engine.beat(two.session)
+            assert single.engine.sessions.beat(single.session)
+            assert single.engine.sessions.beat(two.session)
             duties.sweep()
         assert single.clock.monotonic() - died_at <= 30 + 5
         assert found == [b"a"]
@@ -468,11 +468,11 @@ class LimitsConformance(OnBench):
     def test_a_single_get_is_served_only_while_nobody_consumes(self, single: Bench) -> None:
         single.put(b"a", b"b", b"c")
         assert single.payloads(1) == [b"a"]
-        assert single.engine.active_consumer("q") is None
+        assert single.engine.inspect.active_consumer("q") is None
         one = Consumer(single, "one")
         assert one.take() == [b"b"]
         assert single.payloads(1) == []
-        one.engine.leave(one.session, ["one"])
+        one.engine.queues.leave(one.session, ["one"])
         assert single.payloads(1) == [b"c"]
 
     def test_the_argument_may_be_taken_away(self, single: Bench) -> None:
@@ -490,5 +490,5 @@ class LimitsConformance(OnBench):
 
     def test_a_deleted_queue_leaves_no_active_consumer(self, single: Bench) -> None:
         Consumer(single, "one").take()
-        single.engine.delete_queue("q")
+        single.engine.queues.delete("q")
         assert leftovers(single.engine) == []

@@ -14,7 +14,6 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
-from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, INLINE_BYTES, encode_amount
@@ -73,10 +72,10 @@ class NewerConformance:
         make_newer(bench)
         bench.put(b"old", key=key)
         assert bench.payloads() == [b"old"]
-        assert bench.engine.counts("q") == QueueCounts(leased=1, newer=1)
-        assert bench.engine.counts("q.dead") == QueueCounts()
+        assert bench.engine.inspect.counts("q") == QueueCounts(leased=1, newer=1)
+        assert bench.engine.inspect.counts("q.dead") == QueueCounts()
         bench.check()
-        assert bench.engine.regain_part() == 0, "still an old process"
+        assert bench.engine.upkeep.regain_part() == 0, "still an old process"
         with upgraded():
             bench.duties().run_once()
             assert delivered_once(bench) == [payload]
@@ -87,110 +86,112 @@ class NewerConformance:
         make_newer(bench)
         bench.put(b"last")
         (last,) = bench.take()
-        bench.engine.release([last.lease])
+        bench.engine.messages.release([last.lease])
         with upgraded():
-            assert bench.engine.regain_part() == 2
+            assert bench.engine.upkeep.regain_part() == 2
             make_newer(bench)
             assert delivered_once(bench) == [b"urgent", b"first", b"last"]
 
     def test_who_waits_is_woken_when_it_is_back(self, bench: Bench) -> None:
         bench.put(b"new", key="k")
         make_newer(bench)
-        while (watches := bench.engine.arm(["q"])) is None:
+        while (watches := bench.engine.messages.arm(["q"])) is None:
             assert bench.payloads() == []
         for watch in watches:
             watch.cancel()
         with upgraded():
-            bench.engine.regain_part()
-            assert bench.engine.arm(["q"]) is None
+            bench.engine.upkeep.regain_part()
+            assert bench.engine.messages.arm(["q"]) is None
 
     @pytest.mark.parametrize("key", ["", "k"])
     def test_an_old_promoter_makes_it_ready(self, bench: Bench, key: str) -> None:
         bench.put(b"new", key=key, due_ms=bench.clock.wall_ms() + 1000)
         make_newer(bench)
         bench.later(1)
-        assert bench.engine.promote()[0] == 1
+        assert bench.engine.upkeep.promote()[0] == 1
         assert bench.counts() == (1, 0, 0)
         bench.check()
-        assert [each.state for each in bench.engine.find_task(b"new".hex())] == ["ready"]
+        assert [each.state for each in bench.engine.inspect.find_task(b"new".hex())] == ["ready"]
         assert bench.payloads() == []
         with upgraded():
-            bench.engine.regain_part()
+            bench.engine.upkeep.regain_part()
             (delivery,) = bench.take()
             assert (delivery.payload, delivery.key) == (b"new", key)
-            bench.engine.ack([delivery.lease])
+            bench.engine.messages.ack([delivery.lease])
 
     @pytest.mark.parametrize("leases", [False, True], ids=["records", "leases"])
     @pytest.mark.parametrize("key", ["", "k"])
     def test_an_old_sweep_brings_it_back_or_keeps_it(self, bench: Bench, key: str, *, leases: bool) -> None:
         """Of a new worker that has died; the attempt counts."""
-        bench.engine.limit("q", "k", KeyLimits(max_in_flight=1))
+        bench.engine.queues.limit("q", "k", KeyLimits(max_in_flight=1))
         bench.put(b"new", key=key)
-        dead = bench.engine.open_session({})
+        dead = bench.engine.sessions.open({})
         bench.take(session=dead)
         make_newer(bench, leases=leases)
-        bench.engine.fence(dead, bench.beats()[dead])
-        assert bench.engine.release_session(dead) == 1
+        bench.engine.sessions.fence(dead, bench.beats()[dead])
+        assert bench.engine.sessions.release(dead) == 1
         assert dead not in bench.beats(), "nothing of it is left to be swept"
-        assert bench.engine.counts("unreadable.dead") == bench.engine.counts("q.dead") == QueueCounts()
-        assert bench.engine.counts("q") == QueueCounts(newer=1) if leases else QueueCounts(ready=1, ready_bytes=3)
+        assert bench.engine.inspect.counts("unreadable.dead") == bench.engine.inspect.counts("q.dead") == QueueCounts()
+        assert (
+            bench.engine.inspect.counts("q") == QueueCounts(newer=1) if leases else QueueCounts(ready=1, ready_bytes=3)
+        )
         bench.check()
         assert bench.payloads() == []
         with upgraded():
-            bench.engine.regain_part()
+            bench.engine.upkeep.regain_part()
             (delivery,) = bench.take()
             assert (delivery.payload, delivery.redeliveries) == (b"new", 1)
-            bench.engine.ack([delivery.lease])
+            bench.engine.messages.ack([delivery.lease])
 
     def test_poison_ends_although_old_processes_sweep(self, bench: Bench) -> None:
         """What is over its limit is kept, and buried by who can."""
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
         bench.put(b"poison")
         make_newer(bench)
         for _ in range(3):
-            dead = bench.engine.open_session({})
+            dead = bench.engine.sessions.open({})
             with upgraded(leases=False):
                 assert len(bench.take(session=dead)) == 1
-            bench.engine.fence(dead, bench.beats()[dead])
-            bench.engine.release_session(dead)
-        assert bench.engine.counts("q") == QueueCounts(newer=1)
+            bench.engine.sessions.fence(dead, bench.beats()[dead])
+            bench.engine.sessions.release(dead)
+        assert bench.engine.inspect.counts("q") == QueueCounts(newer=1)
         with upgraded():
-            bench.engine.regain_part()
+            bench.engine.upkeep.regain_part()
             (letter,) = bench.take(1, "q.dead")
             assert (letter.payload, letter.deaths[0].reason) == (b"poison", "delivery_limit")
-            bench.engine.ack([letter.lease])
+            bench.engine.messages.ack([letter.lease])
 
     def test_an_old_publisher_does_not_bury_what_gives_way(self, bench: Bench) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1, **DLX}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1, **DLX}))
         bench.put(b"new")
         make_newer(bench)
         bench.put(b"old")
-        assert bench.engine.counts("q") == QueueCounts(1, ready_bytes=3, newer=1)
+        assert bench.engine.inspect.counts("q") == QueueCounts(1, ready_bytes=3, newer=1)
         with upgraded():
-            bench.engine.regain_part()
-            assert bench.engine.trim_full() == 1
+            bench.engine.upkeep.regain_part()
+            assert bench.engine.upkeep.trim_full() == 1
             (letter,) = bench.take(1, "grave")
             assert (letter.payload, letter.deaths[0].reason) == (b"new", "maxlen")
-            bench.engine.ack([letter.lease])
+            bench.engine.messages.ack([letter.lease])
 
     def test_an_old_replay_leaves_it_where_it_is(self, bench: Bench) -> None:
         bench.put(b"new")
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
         make_newer(bench)
-        assert len(bench.engine.letters_part(bench.engine.walk("q.dead"), b"", 10)[0]) == 1
-        assert bench.engine.replay("q", 10) == 0
-        assert bench.engine.trim_dead() == 0
-        (listed,) = bench.engine.page("q.dead", View("ready"), 10).messages
+        assert len(bench.engine.dead_letters.look(bench.engine.dead_letters.walk("q.dead"), b"", 10)[0]) == 1
+        assert bench.engine.dead_letters.replay("q", 10) == 0
+        assert bench.engine.dead_letters.trim() == 0
+        (listed,) = bench.engine.inspect.page("q.dead", View("ready"), 10).messages
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):
-            bench.engine.replay_at("q.dead", listed.position, listed.message.message_id)
+            bench.engine.dead_letters.replay_at("q.dead", listed.position, listed.message.message_id)
         with upgraded():
-            assert bench.engine.replay("q", 10) == 1
+            assert bench.engine.dead_letters.replay("q", 10) == 1
             assert delivered_once(bench) == [b"new"]
 
     def test_a_move_takes_it_along(self, bench: Bench) -> None:
         bench.put(LARGE, key="k")
         make_newer(bench)
-        assert bench.engine.move("q", "r") == 1
+        assert bench.engine.messages.move("q", "r") == 1
         with upgraded():
             assert delivered_once(bench, "r") == [LARGE]
 
@@ -198,16 +199,16 @@ class NewerConformance:
 
     def test_what_an_old_process_deletes_leaves_nothing(self, bench: Bench) -> None:
         bench.put(LARGE + b"z")
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
         bench.put(LARGE, queue="purged")
         bench.put(LARGE, b"y" * len(LARGE), queue="cancelled")
         make_newer(bench)
-        assert bench.engine.discard_part(bench.engine.walk("q.dead"), b"", 10).moved == 1
-        assert bench.engine.purge("purged") == 1
-        assert len(bench.engine.take_back(LARGE[:100].hex())) == 1
+        assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 10).moved == 1
+        assert bench.engine.queues.purge("purged") == 1
+        assert len(bench.engine.messages.take_back(LARGE[:100].hex())) == 1
         with upgraded():
-            (left,) = bench.engine.page("cancelled", View("ready"), 10).messages
-        assert bench.engine.delete("cancelled", left.message.message_id)
+            (left,) = bench.engine.inspect.page("cancelled", View("ready"), 10).messages
+        assert bench.engine.messages.delete("cancelled", left.message.message_id)
         assert leftovers(bench.engine) == []
 
     def test_what_is_kept_stays_when_its_queue_is_purged(self, bench: Bench) -> None:
@@ -215,10 +216,10 @@ class NewerConformance:
         bench.put(b"new")
         make_newer(bench)
         bench.take()
-        assert bench.engine.purge("q") == 0
-        assert bench.engine.queues()["q"].newer == 1
+        assert bench.engine.queues.purge("q") == 0
+        assert bench.engine.inspect.queues()["q"].newer == 1
         with upgraded():
-            bench.engine.regain_part()
+            bench.engine.upkeep.regain_part()
             assert delivered_once(bench) == [b"new"]
 
     def test_an_export_does_not_leave_it_out_in_silence(self, bench: Bench) -> None:
@@ -226,11 +227,11 @@ class NewerConformance:
         make_newer(bench)
         for _ in ("in its place", "kept"):
             with pytest.raises(FormatError, match=r"queue='q'\)\. Upgrade celery-fdb"):
-                list(Transfer(bench.engine).dump("q"))
+                list(bench.engine.migrate.dump("q"))
             bench.take()
         with upgraded():
-            bench.engine.regain_part()
-            assert [each.payload for each in Transfer(bench.engine).dump("q")] == [b"new"]
+            bench.engine.upkeep.regain_part()
+            assert [each.payload for each in bench.engine.migrate.dump("q")] == [b"new"]
             delivered_once(bench)
 
     def test_bytes_that_only_begin_like_a_newer_record_are_poison(self, bench: Bench) -> None:
@@ -253,7 +254,7 @@ class NewerConformance:
         bench.put(b"new")
         make_newer(bench)
         bench.take()
-        new = bench.duties(bench.engine.open_session({}))
+        new = bench.duties(bench.engine.sessions.open({}))
         with upgraded():
             new.run_once()
             assert not new._role.hold()
@@ -267,7 +268,7 @@ class NewerConformance:
         make_newer(bench)
         assert bench.payloads() == []
         counting.reset()
-        assert bench.engine.regain_part() == 0
+        assert bench.engine.upkeep.regain_part() == 0
         assert (counting.total().rows, counting.total().round_trips) == (0, 2)
         bench.check()
         bench.clean()
@@ -276,7 +277,7 @@ class NewerConformance:
         for number in range(450):
             bench.put(b"%d" % number)
         make_newer(bench)
-        while bench.engine.counts("q").ready:
+        while bench.engine.inspect.counts("q").ready:
             bench.take()
         with upgraded():
             bench.duties().run_once()
@@ -289,6 +290,6 @@ def delivered_once(bench: Bench, queue: str = "q") -> list[bytes]:
     found: list[bytes] = []
     while part := bench.take(100, queue):
         found += [each.payload for each in part]
-        assert bench.engine.ack([each.lease for each in part]) == [True] * len(part)
-    assert bench.engine.counts(queue).newer == 0
+        assert bench.engine.messages.ack([each.lease for each in part]) == [True] * len(part)
+    assert bench.engine.inspect.counts(queue).newer == 0
     return found

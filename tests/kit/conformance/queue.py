@@ -50,7 +50,7 @@ class Bench:
         self.namespace = f"test-{random_id().hex()}"
         self.engine = self.another()
         self.engine.check_format()
-        self.session = self.engine.open_session({"host": "test"})
+        self.session = self.engine.sessions.open({"host": "test"})
 
     def another(self) -> Engine:
         """An engine of another process."""
@@ -73,32 +73,32 @@ class Bench:
 
     def beats(self) -> dict[bytes, bytes]:
         """Each session's last beat."""
-        return {session_id: beat for session_id, beat, _ttl_s in self.engine.beats()}
+        return {session_id: beat for session_id, beat, _ttl_s in self.engine.sessions.beats()}
 
     def put(self, *payloads: bytes, queue: str = "q", **properties: Any) -> None:
         for payload in payloads:
             if self.task_ids:
                 properties["task_id"] = payload[:100].hex()
-            self.engine.publish([Publication("", queue, payload, **properties)])
+            self.engine.publisher.publish([Publication("", queue, payload, **properties)])
 
     def take(self, limit: int = 100, *queues: str, session: bytes | None = None) -> list[Delivery]:
-        return self.engine.claim(session or self.session, queues or ("q",), limit)
+        return self.engine.messages.claim(session or self.session, queues or ("q",), limit)
 
     def payloads(self, limit: int = 100, *queues: str) -> list[bytes]:
         return [delivery.payload for delivery in self.take(limit, *queues)]
 
     def counts(self, queue: str = "q") -> tuple[int, int, int]:
-        counts = self.engine.counts(queue)
+        counts = self.engine.inspect.counts(queue)
         return counts.ready, counts.delayed, counts.leased
 
     def write(self, verb: Callable[[Transaction], object]) -> None:
         """Do something to the store behind the engine's back."""
 
-        self.engine._write(lambda work: verb(work.tr))
+        self.engine.transactions.write(lambda work: verb(work.tr))
 
     def work(self, verb: Callable[[Work], object]) -> None:
         """Run a verb of the engine by itself."""
-        self.engine._write(verb)
+        self.engine.transactions.write(verb)
 
     def later(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -136,11 +136,11 @@ class QueueConformance(OnBench):
     def test_queue_order_is_commit_order(self, bench: Bench) -> None:
         other = bench.another()
         for number in range(10):
-            (bench.engine, other)[number % 2].publish([Publication("", "q", b"%d" % number)])
+            (bench.engine, other)[number % 2].publisher.publish([Publication("", "q", b"%d" % number)])
         assert bench.payloads() == [b"%d" % number for number in range(10)]
 
     def test_a_batch_keeps_its_order(self, bench: Bench) -> None:
-        bench.engine.publish([Publication("", "q", b"%d" % number) for number in range(300)])
+        bench.engine.publisher.publish([Publication("", "q", b"%d" % number) for number in range(300)])
         assert bench.payloads(1000) == [b"%d" % number for number in range(300)]
 
     def test_priority_is_strict_and_fifo_inside(self, bench: Bench) -> None:
@@ -163,7 +163,7 @@ class QueueConformance(OnBench):
         bench.put(b"a", b"b", b"c")
         first = bench.take(2)
         bench.put(b"d")
-        bench.engine.release([delivery.lease for delivery in reversed(first)])
+        bench.engine.messages.release([delivery.lease for delivery in reversed(first)])
         assert bench.payloads() == [b"a", b"b", b"c", b"d"]
 
     # -- payloads --------------------------------------------------------------------------------------------------
@@ -176,22 +176,22 @@ class QueueConformance(OnBench):
         bench.put(payload)
         (delivery,) = bench.take()
         assert delivery.payload == payload
-        assert bench.engine.release([delivery.lease]) == [True]
+        assert bench.engine.messages.release([delivery.lease]) == [True]
         (delivery,) = bench.take()
         assert delivery.payload == payload
-        assert bench.engine.ack([delivery.lease]) == [True]
+        assert bench.engine.messages.ack([delivery.lease]) == [True]
         assert leftovers(bench.engine) == []
 
     def test_a_payload_over_the_maximum_is_refused_and_nothing_stored(self, bench: Bench) -> None:
         with pytest.raises(MessageTooLarge, match="max_message_size"):
-            bench.engine.publish([Publication("", "q", b"ok"), Publication("", "q", bytes(8 * 2**20 + 1))])
+            bench.engine.publisher.publish([Publication("", "q", b"ok"), Publication("", "q", bytes(8 * 2**20 + 1))])
         assert bench.counts() == (0, 0, 0)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def test_a_message_is_delivered_to_one_consumer(self, bench: Bench) -> None:
         bench.put(b"a", b"b", b"c")
-        other = bench.engine.open_session({})
+        other = bench.engine.sessions.open({})
         assert [d.payload for d in bench.take(2)] == [b"a", b"b"]
         assert [d.payload for d in bench.take(2, session=other)] == [b"c"]
         assert bench.counts() == (0, 0, 3)
@@ -199,34 +199,34 @@ class QueueConformance(OnBench):
     def test_ack_deletes_once(self, bench: Bench) -> None:
         bench.put(b"a")
         (delivery,) = bench.take()
-        assert bench.engine.ack([delivery.lease, delivery.lease]) == [True, False]
-        assert bench.engine.ack([delivery.lease]) == [False]
+        assert bench.engine.messages.ack([delivery.lease, delivery.lease]) == [True, False]
+        assert bench.engine.messages.ack([delivery.lease]) == [False]
         assert bench.counts() == (0, 0, 0)
         assert leftovers(bench.engine) == []
 
     def test_acks_may_travel_with_a_claim(self, bench: Bench) -> None:
         bench.put(b"a", b"b")
         (first,) = bench.take(1)
-        (second,) = bench.engine.claim(bench.session, ["q"], 1, terms=ClaimTerms(acks=[first.lease]))
+        (second,) = bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(acks=[first.lease]))
         assert second.payload == b"b"
         assert bench.counts() == (0, 0, 1)
 
     def test_whoever_lost_a_lease_can_change_nothing(self, bench: Bench) -> None:
         bench.put(b"a")
         (stale,) = bench.take()
-        bench.engine.fence(bench.session, _beat(bench, bench.session))
-        bench.engine.release_session(bench.session)
-        other = bench.engine.open_session({})
+        bench.engine.sessions.fence(bench.session, _beat(bench, bench.session))
+        bench.engine.sessions.release(bench.session)
+        other = bench.engine.sessions.open({})
         (fresh,) = bench.take(session=other)
-        assert bench.engine.ack([stale.lease]) == [False]
-        assert bench.engine.release([stale.lease]) == [False]
-        assert bench.engine.reject([stale.lease]) == [False]
+        assert bench.engine.messages.ack([stale.lease]) == [False]
+        assert bench.engine.messages.release([stale.lease]) == [False]
+        assert bench.engine.messages.reject([stale.lease]) == [False]
         assert bench.counts() == (0, 0, 1)
-        assert bench.engine.ack([fresh.lease]) == [True]
+        assert bench.engine.messages.ack([fresh.lease]) == [True]
 
     def test_a_no_ack_queue_takes_without_a_lease(self, bench: Bench) -> None:
         bench.put(b"a", bytes(INLINE_BYTES + 1))
-        taken = bench.engine.claim(bench.session, ["q"], 5, terms=ClaimTerms(no_ack={"q"}))
+        taken = bench.engine.messages.claim(bench.session, ["q"], 5, terms=ClaimTerms(no_ack={"q"}))
         assert [len(delivery.payload) for delivery in taken] == [1, INLINE_BYTES + 1]
         assert bench.counts() == (0, 0, 0)
         assert leftovers(bench.engine) == []
@@ -236,30 +236,30 @@ class QueueConformance(OnBench):
         for expected in (0, 1, 2):
             (delivery,) = bench.take()
             assert delivery.redeliveries == expected
-            bench.engine.release([delivery.lease])
+            bench.engine.messages.release([delivery.lease])
 
     def test_an_unstarted_message_is_handed_back_uncounted(self, bench: Bench) -> None:
         bench.put(b"a")
         (delivery,) = bench.take()
-        bench.engine.release([delivery.lease], counted=False)
+        bench.engine.messages.release([delivery.lease], counted=False)
         (delivery,) = bench.take()
         assert delivery.redeliveries == 0
 
     def test_recover_releases_what_one_claim_has_leased(self, bench: Bench) -> None:
         bench.put(*[b"%d" % number for number in range(300)])
         (known,) = bench.take(1)
-        first = bench.engine.reserve()
-        bench.engine.claim(bench.session, ["q"], 250, terms=ClaimTerms(first=first))
+        first = bench.engine.messages.reserve()
+        bench.engine.messages.claim(bench.session, ["q"], 250, terms=ClaimTerms(first=first))
         (later,) = bench.take(1)
-        assert bench.engine.recover(bench.session, first) == 250
-        assert bench.engine.recover(bench.session, first) == 0
-        assert bench.engine.holds([known.lease, later.lease]) == [True, True]
+        assert bench.engine.sessions.recover(bench.session, first) == 250
+        assert bench.engine.sessions.recover(bench.session, first) == 0
+        assert bench.engine.messages.holds([known.lease, later.lease]) == [True, True]
         assert [(each.payload, each.redeliveries) for each in bench.take(2)] == [(b"1", 0), (b"2", 0)]
 
     def test_an_ended_session_recovers_nothing(self, bench: Bench) -> None:
-        bench.engine.close_session(bench.session)
+        bench.engine.sessions.close(bench.session)
         with pytest.raises(SessionLost):
-            bench.engine.recover(bench.session, bench.engine.reserve())
+            bench.engine.sessions.recover(bench.session, bench.engine.messages.reserve())
 
     # -- delays ----------------------------------------------------------------------------------------------------
 
@@ -267,13 +267,13 @@ class QueueConformance(OnBench):
         due = bench.clock.wall_ms() + 10_000
         bench.put(b"later", due_ms=due)
         bench.put(b"now")
-        assert bench.engine.promote() == (0, due)
+        assert bench.engine.upkeep.promote() == (0, due)
         assert bench.payloads() == [b"now"]
         assert bench.counts() == (0, 1, 1)
         bench.later(9.999)
-        assert bench.engine.promote() == (0, due)
+        assert bench.engine.upkeep.promote() == (0, due)
         bench.later(0.001)
-        assert bench.engine.promote() == (1, None)
+        assert bench.engine.upkeep.promote() == (1, None)
         assert bench.payloads() == [b"later"]
 
     def test_promotion_is_in_order_of_due_time_and_keeps_priority(self, bench: Bench) -> None:
@@ -282,32 +282,32 @@ class QueueConformance(OnBench):
             bench.put(b"%d" % number, due_ms=now + number * 1000)
         bench.put(b"urgent", due_ms=now + 3000, priority=9)
         bench.later(3)
-        assert bench.engine.promote()[0] == 4
+        assert bench.engine.upkeep.promote()[0] == 4
         assert bench.payloads() == [b"urgent", b"1", b"2", b"3"]
 
     def test_more_than_one_transaction_of_due_messages(self, bench: Bench) -> None:
         due = bench.clock.wall_ms() + 1
-        bench.engine.publish([Publication("", "q", b"%d" % n, due_ms=due) for n in range(450)])
+        bench.engine.publisher.publish([Publication("", "q", b"%d" % n, due_ms=due) for n in range(450)])
         bench.later(1)
-        assert bench.engine.promote() == (450, None)
+        assert bench.engine.upkeep.promote() == (450, None)
         assert bench.payloads(1000) == [b"%d" % n for n in range(450)]
 
     def test_release_with_delay(self, bench: Bench) -> None:
         bench.put(b"a", b"b")
         (delivery,) = bench.take(1)
-        bench.engine.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1000)
+        bench.engine.messages.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1000)
         assert bench.payloads() == [b"b"]
         bench.later(1)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         (delivery,) = bench.take()
         assert (delivery.payload, delivery.redeliveries) == (b"a", 1)
 
     def test_the_alarm_rings_for_the_promoter(self, bench: Bench) -> None:
         fired: list[bool] = []
-        bench.engine.watch_alarm().on_fire(lambda: fired.append(True))
+        bench.engine.sessions.watch_alarm().on_fire(lambda: fired.append(True))
         bench.put(b"a")
         assert not fired
-        bench.another().publish([Publication("", "q", b"b", due_ms=bench.clock.wall_ms() + 1000)])
+        bench.another().publisher.publish([Publication("", "q", b"b", due_ms=bench.clock.wall_ms() + 1000)])
         _wait_until(lambda: bool(fired))
 
     # -- expiry ----------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class QueueConformance(OnBench):
         assert bench.counts() == (0, 0, 1)
 
     def test_the_shorter_of_message_and_queue_ttl_counts(self, bench: Bench) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-message-ttl": 2000}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 2000}))
         bench.put(b"a", ttl_ms=5000)
         bench.put(b"b", ttl_ms=500)
         bench.later(1)
@@ -333,11 +333,11 @@ class QueueConformance(OnBench):
         bench.put(b"ttl", due_ms=due, ttl_ms=1000)
         bench.put(b"expires", due_ms=due, expires_ms=due - 1)
         bench.later(60)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         assert bench.payloads() == [b"ttl"]
 
     def test_expired_messages_go_to_a_dead_letter_exchange_if_one_is_set(self, bench: Bench) -> None:
-        bench.engine.declare_queue(
+        bench.engine.queues.declare(
             QueueDeclaration("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"})
         )
         bench.put(b"a", ttl_ms=1)
@@ -352,7 +352,7 @@ class QueueConformance(OnBench):
     def test_a_rejected_message_goes_to_the_dead_queue(self, bench: Bench) -> None:
         bench.put(b"a" * (INLINE_BYTES + 1))
         (delivery,) = bench.take()
-        assert bench.engine.reject([delivery.lease], error="ValueError") == [True]
+        assert bench.engine.messages.reject([delivery.lease], error="ValueError") == [True]
         (dead,) = bench.take(5, "q.dead")
         assert dead.payload == b"a" * (INLINE_BYTES + 1)
         (death,) = dead.deaths
@@ -360,48 +360,48 @@ class QueueConformance(OnBench):
 
     def test_a_message_rejected_by_the_dead_queue_is_gone(self, bench: Bench) -> None:
         bench.put(b"a")
-        bench.engine.reject([bench.take()[0].lease])
-        bench.engine.reject([bench.take(1, "q.dead")[0].lease])
+        bench.engine.messages.reject([bench.take()[0].lease])
+        bench.engine.messages.reject([bench.take(1, "q.dead")[0].lease])
         assert leftovers(bench.engine) == []
 
     def test_poison_ends(self, bench: Bench) -> None:
         """POISON-ENDS."""
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
         bench.put(b"poison")
         deliveries = 0
         while taken := bench.take():
             deliveries += 1
-            bench.engine.release([taken[0].lease])
+            bench.engine.messages.release([taken[0].lease])
         assert deliveries == 3
         (dead,) = bench.take(1, "q.dead")
         assert dead.deaths[0].reason == "delivery_limit"
 
     def test_dead_letters_reach_every_bound_queue_with_a_copy_each(self, bench: Bench) -> None:
-        bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+        bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
         for target in ("one", "two"):
-            bench.engine.bind(target, "dlx", "")
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+            bench.engine.queues.bind(target, "dlx", "")
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
         payload = b"x" * (CHUNK_BYTES + 1)
         bench.put(payload)
-        bench.engine.reject([bench.take()[0].lease])
+        bench.engine.messages.reject([bench.take()[0].lease])
         (one,) = bench.take(5, "one")
         (two,) = bench.take(5, "two")
         assert one.payload == two.payload == payload
-        bench.engine.ack([one.lease])
-        assert bench.engine.release([two.lease]) == [True]
+        bench.engine.messages.ack([one.lease])
+        assert bench.engine.messages.release([two.lease]) == [True]
         assert bench.payloads(5, "two") == [payload]
 
     @pytest.mark.parametrize("exchange", ["nowhere", "amq.direct"])
     def test_a_dead_letter_exchange_that_reaches_nobody_loses_nothing(self, bench: Bench, exchange: str) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": exchange}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": exchange}))
         bench.put(b"a")
-        bench.engine.reject([bench.take()[0].lease])
+        bench.engine.messages.reject([bench.take()[0].lease])
         assert bench.payloads(5, "q.dead") == [b"a"]
 
     def test_a_message_does_not_expire_in_circles(self, bench: Bench) -> None:
         for one, other in (("q", "r"), ("r", "q")):
             arguments = {"x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
-            bench.engine.declare_queue(QueueDeclaration(one, arguments=arguments))
+            bench.engine.queues.declare(QueueDeclaration(one, arguments=arguments))
         bench.put(b"a")
         for queue in "qr":
             bench.later(1)
@@ -411,25 +411,25 @@ class QueueConformance(OnBench):
     def test_rejected_messages_may_go_in_circles(self, bench: Bench) -> None:
         for one, other in (("q", "r"), ("r", "q")):
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
-            bench.engine.declare_queue(QueueDeclaration(one, arguments=arguments))
+            bench.engine.queues.declare(QueueDeclaration(one, arguments=arguments))
         bench.put(b"a")
         for queue in "qrqr":
             (delivery,) = bench.take(1, queue)
-            bench.engine.reject([delivery.lease])
+            bench.engine.messages.reject([delivery.lease])
         (delivery,) = bench.take(1, "q")
         assert [(death.queue, death.count) for death in delivery.deaths] == [("r", 2), ("q", 2)]
 
     def test_the_dead_queue_is_bounded_in_length_and_time(self, database: Database) -> None:
         bench = Bench(database, Policy(dead_length=3, dead_ttl_ms=1000))
         bench.put(*[b"%d" % number for number in range(8)])
-        bench.engine.reject([delivery.lease for delivery in bench.take(5)])
-        assert bench.engine.trim_dead() == 2
+        bench.engine.messages.reject([delivery.lease for delivery in bench.take(5)])
+        assert bench.engine.dead_letters.trim() == 2
         bench.later(0.5)
-        bench.engine.reject([bench.take(1)[0].lease])
-        assert bench.engine.trim_dead() == 1
+        bench.engine.messages.reject([bench.take(1)[0].lease])
+        assert bench.engine.dead_letters.trim() == 1
         assert bench.counts("q.dead") == (3, 0, 0)
         bench.later(0.5)
-        assert bench.engine.trim_dead() == 2
+        assert bench.engine.dead_letters.trim() == 2
         assert bench.payloads(5, "q.dead") == [b"5"]
         bench.check()
         bench.clean()
@@ -461,7 +461,7 @@ class QueueConformance(OnBench):
         """A queue of at most three, which are there."""
         mode = {} if overflow is None else {"x-overflow": overflow}
         arguments = {"x-max-length": 3, **mode, **{name.replace("_", "-"): value for name, value in more.items()}}
-        bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
         bench.put(b"a", b"b", b"c" * (INLINE_BYTES + 1))
 
     def test_drop_head(self, bench: Bench) -> None:
@@ -490,7 +490,7 @@ class QueueConformance(OnBench):
         with pytest.raises(CapacityExceeded) as caught:
             bench.put(b"d")
         assert (caught.value.current_size, caught.value.capacity) == (3, 3)
-        bench.engine.ack([bench.take(1)[0].lease])
+        bench.engine.messages.ack([bench.take(1)[0].lease])
         bench.put(b"e")
         assert bench.counts() == (3, 0, 0)
 
@@ -503,9 +503,9 @@ class QueueConformance(OnBench):
 
     def test_a_full_queue_may_overflow_into_another_of_the_same_batch(self, bench: Bench) -> None:
         self.full(bench, "drop-head", x_dead_letter_exchange="", x_dead_letter_routing_key="graveyard")
-        bench.engine.declare_queue(QueueDeclaration("graveyard", arguments={"x-max-length": 1}))
+        bench.engine.queues.declare(QueueDeclaration("graveyard", arguments={"x-max-length": 1}))
         bench.put(b"x", queue="graveyard")
-        bench.engine.publish([Publication("", "q", b"d"), Publication("", "graveyard", b"y")])
+        bench.engine.publisher.publish([Publication("", "q", b"d"), Publication("", "graveyard", b"y")])
         assert bench.counts() == (3, 0, 0)
         (last,) = bench.take(5, "graveyard")
         assert last.deaths[0].reason == "maxlen", "the dead letter came last"
@@ -513,29 +513,29 @@ class QueueConformance(OnBench):
     @pytest.mark.parametrize("arguments", [{"x-overflow": "explode"}, {"x-max-length": "3"}, {"x-message-ttl": 1.5}])
     def test_senseless_arguments(self, bench: Bench, arguments: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument):
-            bench.engine.declare_queue(QueueDeclaration("q", arguments=arguments))
+            bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def test_a_closed_session_hands_everything_back_at_once(self, bench: Bench) -> None:
         bench.put(b"a", b"b", b"c")
-        session = bench.engine.open_session({})
+        session = bench.engine.sessions.open({})
         bench.take(2, session=session)
-        assert bench.engine.close_session(session) == 2
+        assert bench.engine.sessions.close(session) == 2
         assert [(d.payload, d.redeliveries) for d in bench.take()] == [(b"a", 0), (b"b", 0), (b"c", 0)]
         with pytest.raises(SessionLost):
             bench.take(session=session)
-        assert not bench.engine.beat(session)
+        assert not bench.engine.sessions.beat(session)
 
     def test_a_dead_session_is_swept_within_its_ttl_and_one_sweep(self, bench: Bench) -> None:
         bench.put(*[b"%d" % number for number in range(450)])
-        dead = bench.engine.open_session({})
+        dead = bench.engine.sessions.open({})
         assert len(bench.take(1000, session=dead)) == 450
         duties = bench.duties()
         died_at = bench.clock.monotonic()
         while not duties.sweep():
             bench.later(5)
-            assert bench.engine.beat(bench.session)
+            assert bench.engine.sessions.beat(bench.session)
         assert bench.clock.monotonic() - died_at <= 30 + 5
         assert bench.counts() == (450, 0, 0)
         assert [d.redeliveries for d in bench.take(1)] == [1]
@@ -543,43 +543,43 @@ class QueueConformance(OnBench):
 
     def test_a_live_session_is_never_swept_whatever_the_wall_clock_does(self, bench: Bench) -> None:
         bench.put(b"a")
-        other = bench.engine.open_session({})
+        other = bench.engine.sessions.open({})
         bench.take(session=other)
         duties = bench.duties()
         for _ in range(50):
             bench.later(5)
             bench.clock.jump_wall(86_400)
-            assert bench.engine.beat(other)
+            assert bench.engine.sessions.beat(other)
             assert duties.sweep() == 0
         assert bench.counts() == (0, 0, 1)
 
     def test_an_outage_makes_nobody_look_dead(self, bench: Bench) -> None:
-        other = bench.engine.open_session({})
+        other = bench.engine.sessions.open({})
         duties = bench.duties()
         duties.sweep()
         bench.later(3600)  # nobody could look, nobody could beat
         assert duties.sweep() == 0
-        assert bench.engine.beat(other)
+        assert bench.engine.sessions.beat(other)
 
     def test_a_beat_between_look_and_fence_saves_the_session(self, bench: Bench) -> None:
         stale = _beat(bench, bench.session)
-        bench.engine.beat(bench.session)
-        assert not bench.engine.fence(bench.session, stale)
+        bench.engine.sessions.beat(bench.session)
+        assert not bench.engine.sessions.fence(bench.session, stale)
         assert bench.take() == []
 
     def test_two_sweepers_at_once(self, bench: Bench) -> None:
         bench.put(b"a", b"b")
-        dead = bench.engine.open_session({})
+        dead = bench.engine.sessions.open({})
         bench.take(session=dead)
         beat = _beat(bench, dead)
-        assert bench.engine.fence(dead, beat)
-        assert bench.engine.fence(dead, beat)
-        assert bench.engine.release_session(dead) == 2
-        assert bench.another().release_session(dead) == 0
+        assert bench.engine.sessions.fence(dead, beat)
+        assert bench.engine.sessions.fence(dead, beat)
+        assert bench.engine.sessions.release(dead) == 2
+        assert bench.another().sessions.release(dead) == 0
         assert bench.counts() == (2, 0, 0)
 
     def test_the_promoter_is_replaced_when_it_leaves_and_when_it_dies(self, bench: Bench) -> None:
-        first, second, third = (bench.duties(bench.engine.open_session({})) for _ in range(3))
+        first, second, third = (bench.duties(bench.engine.sessions.open({})) for _ in range(3))
 
         def holders() -> list[bool]:
             return [duties._role.hold() for duties in (first, second, third)]
@@ -595,11 +595,11 @@ class QueueConformance(OnBench):
 
     def test_an_unreadable_lease_does_not_stop_the_sweep(self, bench: Bench) -> None:
         bench.put(b"a")
-        session = bench.engine.open_session({})
+        session = bench.engine.sessions.open({})
         (delivery,) = bench.take(session=session)
         bad = bench.engine.keys.lease(session, delivery.lease.number + 1)
         bench.write(lambda tr: tr.set(bad, b"garbage"))
-        assert bench.engine.close_session(session) == 2
+        assert bench.engine.sessions.close(session) == 2
         assert bench.payloads() == [b"a"]
         assert bench.payloads(1, "unreadable.dead") == [b"garbage"]
 
@@ -607,15 +607,15 @@ class QueueConformance(OnBench):
 
     def test_arm_finds_what_is_there(self, bench: Bench) -> None:
         bench.put(b"a")
-        assert bench.engine.arm(["empty", "q"]) is None
+        assert bench.engine.messages.arm(["empty", "q"]) is None
 
     def test_arm_fires_when_a_message_becomes_ready(self, bench: Bench) -> None:
         fired: list[str] = []
-        watches = bench.engine.arm(["one", "two"])
+        watches = bench.engine.messages.arm(["one", "two"])
         assert watches is not None
         for name, watch in zip(("one", "two"), watches, strict=True):
             watch.on_fire(lambda name=name: fired.append(name))  # type: ignore[misc]  # mypy: default in lambda
-        bench.another().publish([Publication("", "two", b"a")])
+        bench.another().publisher.publish([Publication("", "two", b"a")])
         _wait_until(lambda: bool(fired))
         assert fired == ["two"]
         for watch in watches:
@@ -625,10 +625,10 @@ class QueueConformance(OnBench):
         bench.put(b"a")
         (delivery,) = bench.take()
         for ready in (
-            lambda: bench.engine.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1),
-            bench.engine.promote,
+            lambda: bench.engine.messages.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1),
+            bench.engine.upkeep.promote,
         ):
-            watches = bench.engine.arm(["q"])
+            watches = bench.engine.messages.arm(["q"])
             assert watches is not None
             fired: list[bool] = []
             watches[0].on_fire(lambda fired=fired: fired.append(True))  # type: ignore[misc]
@@ -640,156 +640,158 @@ class QueueConformance(OnBench):
 
     def test_exchanges_route_by_their_type(self, bench: Bench) -> None:
         for kind, key in (("direct", "a.b"), ("topic", "a.*"), ("fanout", "")):
-            bench.engine.declare_exchange(Exchange(kind, kind))
-            bench.engine.bind(f"{kind}-q", kind, key)
-        assert bench.engine.route("direct", "a.b") == ["direct-q"]
-        assert bench.engine.route("direct", "a.c") == []
-        assert bench.engine.route("topic", "a.c") == ["topic-q"]
-        assert bench.engine.route("topic", "a.b.c") == []
-        assert bench.engine.route("fanout", "anything") == ["fanout-q"]
-        assert bench.engine.route("", "some-queue") == ["some-queue"]
+            bench.engine.queues.declare_exchange(Exchange(kind, kind))
+            bench.engine.queues.bind(f"{kind}-q", kind, key)
+        assert bench.engine.inspect.route("direct", "a.b") == ["direct-q"]
+        assert bench.engine.inspect.route("direct", "a.c") == []
+        assert bench.engine.inspect.route("topic", "a.c") == ["topic-q"]
+        assert bench.engine.inspect.route("topic", "a.b.c") == []
+        assert bench.engine.inspect.route("fanout", "anything") == ["fanout-q"]
+        assert bench.engine.inspect.route("", "some-queue") == ["some-queue"]
 
     def test_a_message_reaches_a_queue_once_however_often_it_is_bound(self, bench: Bench) -> None:
-        bench.engine.declare_exchange(Exchange("t", "topic"))
+        bench.engine.queues.declare_exchange(Exchange("t", "topic"))
         for key in ("#", "a.*", "a.b"):
-            bench.engine.bind("q", "t", key)
-        assert bench.engine.publish([Publication("t", "a.b", b"x")]) == [["q"]]
+            bench.engine.queues.bind("q", "t", key)
+        assert bench.engine.publisher.publish([Publication("t", "a.b", b"x")]) == [["q"]]
         assert bench.payloads() == [b"x"]
 
     def test_a_binding_of_another_process_counts_from_its_commit(self, bench: Bench) -> None:
         other = bench.another()
-        other.declare_exchange(Exchange("x", "fanout"))
-        assert bench.engine.publish([Publication("x", "", b"1")]) == [[]]
-        other.bind("q", "x", "")
-        assert bench.engine.publish([Publication("x", "", b"2")]) == [["q"]]
-        other.unbind("q", "x", "")
-        assert bench.engine.publish([Publication("x", "", b"3")]) == [[]]
+        other.queues.declare_exchange(Exchange("x", "fanout"))
+        assert bench.engine.publisher.publish([Publication("x", "", b"1")]) == [[]]
+        other.queues.bind("q", "x", "")
+        assert bench.engine.publisher.publish([Publication("x", "", b"2")]) == [["q"]]
+        other.queues.unbind("q", "x", "")
+        assert bench.engine.publisher.publish([Publication("x", "", b"3")]) == [[]]
         assert bench.payloads() == [b"2"]
 
     def test_unknown_and_contradictory_exchanges(self, bench: Bench) -> None:
         with pytest.raises(ExchangeNotFound):
-            bench.engine.publish([Publication("nowhere", "", b"")])
+            bench.engine.publisher.publish([Publication("nowhere", "", b"")])
         with pytest.raises(ExchangeNotFound):
-            bench.engine.bind("q", "nowhere", "")
-        bench.engine.declare_exchange(Exchange("x", "fanout"))
-        bench.engine.declare_exchange(Exchange("x", "fanout"))
+            bench.engine.queues.bind("q", "nowhere", "")
+        bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
+        bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
         with pytest.raises(NotEquivalent):
-            bench.engine.declare_exchange(Exchange("x", "topic"))
+            bench.engine.queues.declare_exchange(Exchange("x", "topic"))
         with pytest.raises(NotEquivalent):
-            bench.engine.declare_exchange(Exchange("amq.topic", "direct"))
+            bench.engine.queues.declare_exchange(Exchange("amq.topic", "direct"))
 
     def test_deleting_an_exchange_takes_its_bindings_along(self, bench: Bench) -> None:
-        bench.engine.declare_exchange(Exchange("x", "direct"))
-        bench.engine.bind("q", "x", "k")
-        assert not bench.engine.delete_exchange("x", if_unused=True)
-        assert bench.engine.delete_exchange("x")
-        assert bench.engine.exchange("x") is None
-        assert bench.engine.bindings() == []
-        bench.engine.delete_queue("q")
+        bench.engine.queues.declare_exchange(Exchange("x", "direct"))
+        bench.engine.queues.bind("q", "x", "k")
+        assert not bench.engine.queues.delete_exchange("x", if_unused=True)
+        assert bench.engine.queues.delete_exchange("x")
+        assert bench.engine.inspect.exchange("x") is None
+        assert bench.engine.inspect.bindings() == []
+        bench.engine.queues.delete("q")
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def test_declare_is_idempotent_and_updates_arguments(self, bench: Bench) -> None:
-        assert bench.engine.queue("q") is None
-        bench.engine.declare_queue(QueueDeclaration("q"))
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-message-ttl": 5}))
-        assert bench.engine.queue("q") == QueueDeclaration("q", arguments={"x-message-ttl": 5})
-        assert bench.engine.queues() == {"q": QueueCounts()}
+        assert bench.engine.inspect.queue("q") is None
+        bench.engine.queues.declare(QueueDeclaration("q"))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 5}))
+        assert bench.engine.inspect.queue("q") == QueueDeclaration("q", arguments={"x-message-ttl": 5})
+        assert bench.engine.inspect.queues() == {"q": QueueCounts()}
 
     def test_purge_deletes_ready_and_delayed_and_leaves_leased(self, bench: Bench) -> None:
         bench.put(*[b"x" * (INLINE_BYTES + 1)] * 3)
         bench.take(1)
-        bench.engine.publish([Publication("", "q", b"%d" % n, due_ms=bench.clock.wall_ms() + 9) for n in range(600)])
-        assert bench.engine.purge("q") == 602
+        bench.engine.publisher.publish(
+            [Publication("", "q", b"%d" % n, due_ms=bench.clock.wall_ms() + 9) for n in range(600)]
+        )
+        assert bench.engine.queues.purge("q") == 602
         assert bench.counts() == (0, 0, 1)
-        assert bench.engine.purge("q") == 0
+        assert bench.engine.queues.purge("q") == 0
 
     def test_delete_leaves_nothing(self, bench: Bench) -> None:
-        bench.engine.declare_exchange(Exchange("x", "fanout"))
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
-        bench.engine.bind("q", "x", "k")
-        bench.engine.add_consumer(bench.session, "q", "tag")
+        bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
+        bench.engine.queues.bind("q", "x", "k")
+        bench.engine.queues.add_consumer(bench.session, "q", "tag")
         bench.put(b"a", b"x" * 3000)
-        assert bench.engine.delete_queue("q", if_empty=True) is None
-        assert bench.engine.delete_queue("q", if_unused=True) is None
-        assert bench.engine.delete_queue("q") == 2
-        assert bench.engine.queue("q") is None
-        assert bench.engine.queues() == {}
-        assert bench.engine.bindings() == []
+        assert bench.engine.queues.delete("q", if_empty=True) is None
+        assert bench.engine.queues.delete("q", if_unused=True) is None
+        assert bench.engine.queues.delete("q") == 2
+        assert bench.engine.inspect.queue("q") is None
+        assert bench.engine.inspect.queues() == {}
+        assert bench.engine.inspect.bindings() == []
         assert leftovers(bench.engine) == []
 
     def test_an_auto_delete_queue_goes_with_its_last_consumer(self, bench: Bench) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", auto_delete=True))
-        bench.engine.add_consumer(bench.session, "q", "one")
-        bench.engine.add_consumer(bench.session, "q", "two")
-        bench.engine.remove_consumer(bench.session, "q", "one")
-        assert bench.engine.queue("q") is not None
-        bench.engine.remove_consumer(bench.session, "q", "two")
-        assert bench.engine.queue("q") is None
+        bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
+        bench.engine.queues.add_consumer(bench.session, "q", "one")
+        bench.engine.queues.add_consumer(bench.session, "q", "two")
+        bench.engine.queues.remove_consumer(bench.session, "q", "one")
+        assert bench.engine.inspect.queue("q") is not None
+        bench.engine.queues.remove_consumer(bench.session, "q", "two")
+        assert bench.engine.inspect.queue("q") is None
 
     def test_an_auto_delete_queue_goes_with_its_dead_consumer(self, bench: Bench) -> None:
-        other = bench.engine.open_session({})
-        bench.engine.declare_queue(QueueDeclaration("q", auto_delete=True))
-        bench.engine.add_consumer(other, "q", "one")
-        bench.engine.close_session(other)
-        assert bench.engine.queue("q") is None
+        other = bench.engine.sessions.open({})
+        bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
+        bench.engine.queues.add_consumer(other, "q", "one")
+        bench.engine.sessions.close(other)
+        assert bench.engine.inspect.queue("q") is None
         assert leftovers(bench.engine) == []
 
     def test_who_can_not_beat_does_not_judge(self, bench: Bench) -> None:
         """A store that answers reads and takes no commits makes everybody look silent."""
-        other = bench.engine.open_session({})
+        other = bench.engine.sessions.open({})
         bench.put(b"a")
         bench.take(session=other)
         duties = bench.duties()
         for _ in range(40):
             duties.sweep()
             bench.later(5)
-        assert bench.engine.beat(other)
+        assert bench.engine.sessions.beat(other)
         for _ in range(40):
-            bench.engine.beat(bench.session)
+            bench.engine.sessions.beat(bench.session)
             duties.sweep()
             bench.later(5)
-        assert not bench.engine.beat(other), "dead, by all that is known"
+        assert not bench.engine.sessions.beat(other), "dead, by all that is known"
 
     def test_a_dead_session_is_swept_when_its_time_is_over(self, bench: Bench) -> None:
         """BACK-SOON: not at the next look, which may be a whole interval later."""
-        dead = bench.engine.open_session({}, ttl_s=21.0)
+        dead = bench.engine.sessions.open({}, ttl_s=21.0)
         bench.put(b"a")
         bench.take(session=dead)
         duties = bench.duties()
         begin = bench.clock.monotonic()
         while bench.counts() != (1, 0, 0):
-            bench.engine.beat(bench.session)
+            bench.engine.sessions.beat(bench.session)
             bench.later(max(0.01, min(duties.run_once(), 1.0)))
         assert bench.clock.monotonic() - begin <= 21.0 + 1.0
 
     def test_a_sweeper_that_dies_over_dead_consumers_is_followed_by_another(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        other = bench.engine.open_session({})
-        bench.engine.declare_queue(QueueDeclaration("q", auto_delete=True))
-        bench.engine.add_consumer(other, "q", "one")
-        bench.engine.fence(other, bench.beats()[other])
+        other = bench.engine.sessions.open({})
+        bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
+        bench.engine.queues.add_consumer(other, "q", "one")
+        bench.engine.sessions.fence(other, bench.beats()[other])
         with monkeypatch.context() as dying:
             dying.setattr(control, "drop_consumers", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                bench.engine.release_session(other)
+                bench.engine.sessions.release(other)
         assert other in bench.beats(), "the next sweep finds it"
-        bench.engine.release_session(other)
-        assert bench.engine.queue("q") is None
+        bench.engine.sessions.release(other)
+        assert bench.engine.inspect.queue("q") is None
         assert other not in bench.beats()
 
     def test_an_unused_expiring_queue_is_deleted_and_a_used_one_kept(self, bench: Bench) -> None:
         for name in ("unused", "touched", "consumed"):
-            bench.engine.declare_queue(QueueDeclaration(name, arguments={"x-expires": 60_000}))
+            bench.engine.queues.declare(QueueDeclaration(name, arguments={"x-expires": 60_000}))
         bench.put(b"a", queue="unused")
-        bench.engine.add_consumer(bench.session, "consumed", "tag")
+        bench.engine.queues.add_consumer(bench.session, "consumed", "tag")
         duties = bench.duties()
         for _ in range(14):
             duties.expire_queues()
             bench.later(5)
-            bench.engine.touch("touched")
-        assert sorted(bench.engine.queues()) == ["consumed", "touched"]
+            bench.engine.queues.touch("touched")
+        assert sorted(bench.engine.inspect.queues()) == ["consumed", "touched"]
         assert messages(bench.engine) == {}
 
     # -- the rest --------------------------------------------------------------------------------------------------
@@ -799,15 +801,15 @@ class QueueConformance(OnBench):
         bench = Bench(database, Policy(dead_length=2), task_ids=True)
         for number in range(3):
             bench.put(b"%d" % number, key="k")
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
         letters = bench.take(3, "q.dead")
-        bench.engine.release([each.lease for each in letters], due_ms=bench.clock.wall_ms() + 1)
+        bench.engine.messages.release([each.lease for each in letters], due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
-        bench.engine.promote()
-        assert bench.engine.trim_dead() == 1
+        bench.engine.upkeep.promote()
+        assert bench.engine.dead_letters.trim() == 1
         bench.check()
         bench.later(bench.policy.dead_ttl_ms / 1000)
-        assert bench.engine.trim_dead() == 2
+        assert bench.engine.dead_letters.trim() == 2
         bench.check()
         bench.clean()
 
@@ -824,8 +826,8 @@ class QueueConformance(OnBench):
             duties.clear_leftovers()
             bench.later(200)
             bench.put(b"our own token stays in use")
-        assert key not in [token for token, _ in bench.engine.tokens()]
-        bench.engine.purge("q")
+        assert key not in [token for token, _ in bench.engine.upkeep.tokens()]
+        bench.engine.queues.purge("q")
 
 
 def _beat(bench: Bench, session: bytes) -> bytes:

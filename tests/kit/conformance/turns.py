@@ -20,19 +20,19 @@ __all__ = ["TurnsConformance"]
 def put_one_each(bench: Bench, keys: list[str], messages: int = 1, **properties: Any) -> None:
     """So many messages of each key, in one commit; a payload is its key."""
     batch = [Publication("", "q", key.encode(), key=key, **properties) for key in keys]
-    bench.engine.publish(batch * messages)
+    bench.engine.publisher.publish(batch * messages)
 
 
 def block(bench: Bench, number: int, **control: Any) -> None:
     """So many keys stand in the ring and are paused then; behind them stands "z", which is not."""
     for key in "az":
-        bench.engine.limit("q", key, KeyLimits())
+        bench.engine.queues.limit("q", key, KeyLimits())
     put_one_each(bench, [f"k{each}" for each in range(number)], messages=number // DOORS + 4)
     for _ in range(number // DOORS + 2):  # each admits some, and serves one
         assert len(bench.take(1)) == 1
     put_one_each(bench, ["z"], messages=9)
     assert [each.key for each in bench.take(1)] != ["z"]
-    bench.engine.change_control("q", every_key={"paused": True}, **control)
+    bench.engine.queues.change_control("q", every_key={"paused": True}, **control)
 
 
 Change = Callable[[Bench, list[str]], None]
@@ -40,13 +40,13 @@ Change = Callable[[Bench, list[str]], None]
 
 def raise_one_by_one(bench: Bench, keys: list[str]) -> None:
     for key in keys:
-        bench.engine.limit("q", key, KeyLimits(priority=9))
+        bench.engine.queues.limit("q", key, KeyLimits(priority=9))
 
 
 def raise_every_key(bench: Bench, keys: list[str]) -> None:
     del keys
-    bench.engine.limit("q", "other", KeyLimits(priority=0))
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(priority=9)))
+    bench.engine.queues.limit("q", "other", KeyLimits(priority=0))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(priority=9)))
 
 
 class TurnsConformance(OnBench):
@@ -55,15 +55,15 @@ class TurnsConformance(OnBench):
     # -- rates -----------------------------------------------------------------------------------------------------
 
     def test_however_many_keys_are_due_at_once_the_promoter_is_told_to_go_on(self, bench: Bench) -> None:
-        bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=1, burst=1)))
+        bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=1, burst=1)))
         put_one_each(bench, [f"k{number}" for number in range(450)], messages=2)
-        while bench.engine.arm(["q"]) is None:
+        while bench.engine.messages.arm(["q"]) is None:
             bench.take()
         bench.later(2)
-        while bench.engine.rows(bench.engine.keys.all_thaws):
-            moment = bench.engine.thaw()
-            assert moment == bench.clock.wall_ms() or not bench.engine.rows(bench.engine.keys.all_thaws)
-        assert bench.engine.thaw() is None
+        while bench.engine.upkeep.rows(bench.engine.keys.all_thaws):
+            moment = bench.engine.upkeep.thaw()
+            assert moment == bench.clock.wall_ms() or not bench.engine.upkeep.rows(bench.engine.keys.all_thaws)
+        assert bench.engine.upkeep.thaw() is None
         served = 0
         while found := bench.take():
             served += len(found)
@@ -71,14 +71,14 @@ class TurnsConformance(OnBench):
 
     def test_those_that_are_due_between_two_pages_wait_for_no_later_one(self, bench: Bench) -> None:
         """The last ones of all are looked at, too, for wrong clocks' sake: their moment says nothing of the others."""
-        bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=1, burst=1)))
-        bench.engine.limit("q", "slow", KeyLimits(rate=0.01, burst=1))
+        bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=1, burst=1)))
+        bench.engine.queues.limit("q", "slow", KeyLimits(rate=0.01, burst=1))
         put_one_each(bench, ["slow", *[f"k{number}" for number in range(450)]], messages=2)
-        while bench.engine.arm(["q"]) is None:
+        while bench.engine.messages.arm(["q"]) is None:
             bench.take()
         bench.later(2)
-        assert bench.engine.thaw() == bench.clock.wall_ms()
-        moment = bench.engine.thaw()
+        assert bench.engine.upkeep.thaw() == bench.clock.wall_ms()
+        moment = bench.engine.upkeep.thaw()
         assert moment is not None
         assert moment - bench.clock.wall_ms() == pytest.approx(98_000, abs=10)
 
@@ -98,10 +98,10 @@ class TurnsConformance(OnBench):
             assert sorted(served[start : start + 3]) == names
 
     def test_a_key_of_a_lower_priority_leaves_the_urgent_ones_at_once(self, bench: Bench) -> None:
-        bench.engine.limit("q", "a", KeyLimits(priority=9))
+        bench.engine.queues.limit("q", "a", KeyLimits(priority=9))
         put_one_each(bench, ["a", "b"], messages=2)
         assert [each.key for each in bench.take(1)] == ["a"]
-        bench.engine.limit("q", "a", None)
+        bench.engine.queues.limit("q", "a", None)
         assert [each.key for each in bench.take(1)] == ["b"]
 
     def test_a_tenant_has_one_turn_a_round_where_its_key_goes(self, bench: Bench, monkeypatch: Any) -> None:
@@ -110,8 +110,8 @@ class TurnsConformance(OnBench):
         put_one_each(bench, names)
         put_one_each(bench, ["big/late"], messages=3, priority=9)
         assert [each.key for each in bench.take(1)] == ["big/late"]
-        monkeypatch.setattr(bench.engine, "follow_limits", lambda _queue: None)
-        bench.engine.set_control("q", QueueControl(every_key=KeyLimits(priority=0)))
+        monkeypatch.setattr(bench.engine.queues, "follow_limits", lambda _queue: None)
+        bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(priority=0)))
         assert [each.key for each in bench.take(1)] == ["big/late"]
         put_one_each(bench, ["a"] * 9)
         assert [each.key for _ in range(18) for each in bench.take(1)].index("big/late") >= 2 * len(names)
@@ -119,9 +119,9 @@ class TurnsConformance(OnBench):
     def test_whoever_changes_priorities_may_die_before_the_ring_is_walked(self, bench: Bench, monkeypatch: Any) -> None:
         put_one_each(bench, ["a", "b", "c"], messages=4)
         assert len(bench.take(3)) == 3
-        monkeypatch.setattr(bench.engine, "follow_limits", lambda _queue: None)
+        monkeypatch.setattr(bench.engine.queues, "follow_limits", lambda _queue: None)
         for key in "ab":
-            bench.engine.limit("q", key, KeyLimits(priority=9))
+            bench.engine.queues.limit("q", key, KeyLimits(priority=9))
         monkeypatch.undo()
         bench.duties().run_once()
         assert sorted(each.key for _ in range(4) for each in bench.take(1)) == ["a", "a", "b", "b"]
@@ -131,10 +131,10 @@ class TurnsConformance(OnBench):
         names = [f"k{number}" for number in range(10)]
         put_one_each(bench, names, messages=2)
         assert len(bench.take(1)) == 1
-        bench.engine.change_control("q", every_key={"priority": 3})
-        ring = bench.engine.rows(range_of(bench.engine.keys.ring("q")))
+        bench.engine.queues.change_control("q", every_key={"priority": 3})
+        ring = bench.engine.upkeep.rows(range_of(bench.engine.keys.ring("q")))
         assert ring == []
-        assert bench.engine.rows(bench.engine.keys.all_relimits) == []
+        assert bench.engine.upkeep.rows(bench.engine.keys.all_relimits) == []
         assert sorted(each.key for _ in range(10) for each in bench.take(1)) == sorted(names)
 
     # -- rows of keys that may not be served -----------------------------------------------------------------------
@@ -144,11 +144,11 @@ class TurnsConformance(OnBench):
         put_one_each(bench, ["old"], messages=4)
         assert [each.key for each in bench.take(1)] == ["old"]
         bench.later(600)
-        bench.engine.set_control("q", QueueControl(ageing=60.0, newcomer="first"))
+        bench.engine.queues.set_control("q", QueueControl(ageing=60.0, newcomer="first"))
         put_one_each(bench, ["a", "b", "c"])
         assert [each.key for each in bench.take(1)] == ["old"]
         for key in "abc":
-            bench.engine.limit("q", key, KeyLimits(paused=True))
+            bench.engine.queues.limit("q", key, KeyLimits(paused=True))
         assert [each.key for each in bench.take(1)] == ["old"]
 
     @pytest.mark.parametrize("ageing", [None, 60.0])
@@ -160,7 +160,7 @@ class TurnsConformance(OnBench):
     def test_a_longer_one_is_passed_by_several_claims(self, bench: Bench) -> None:
         block(bench, MOST_LOOKS * DOORS + 50)
         assert bench.take(1) == []
-        assert bench.engine.arm(["q"]) is None
+        assert bench.engine.messages.arm(["q"]) is None
         assert [each.key for each in bench.take(1)] == ["z"]
 
     def test_nobody_has_a_second_turn_before_the_first_of_who_stands_behind_the_blocked(self, bench: Bench) -> None:

@@ -17,6 +17,7 @@ from kit.simulation.connection import SimulatedTransport
 from kit.simulation.plan import Step
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.process.membership import Membership
@@ -35,7 +36,7 @@ __all__ = [
     "NoThreads",
     "Process",
     "ProcessClock",
-    "SimulatedEngine",
+    "SimulatedSessions",
     "StepFaults",
 ]
 
@@ -182,18 +183,20 @@ class NoThreads:
         """Nobody is there."""
 
 
-class SimulatedEngine(Engine):
-    """The real one, that says when it recovers, or ends a session, in the middle of another verb."""
+class SimulatedSessions(Sessions):
+    """The real ones, that say when they recover, or end a session, in the middle of another verb."""
 
-    frames: list[Frame]
+    def __init__(self, engine: Engine, frames: list[Frame]) -> None:
+        super().__init__(engine.transactions, engine.queues)
+        self.frames = frames
 
     def recover(self, session_id: bytes, first: int) -> int:
         with self._as("recover"):
             return super().recover(session_id, first)
 
-    def close_session(self, session_id: bytes) -> int:
+    def close(self, session_id: bytes) -> int:
         with self._as("close"):
-            return super().close_session(session_id)
+            return super().close(session_id)
 
     @contextmanager
     def _as(self, verb: str) -> Iterator[None]:

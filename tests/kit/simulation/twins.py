@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kit.simulation import wrong
 from kombu_fdb.engine.dead_letters import replay, trim
 from kombu_fdb.engine.facade import budget
-from kombu_fdb.engine.facade.tidying import Tidying
+from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import cancel
 from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
@@ -274,7 +274,7 @@ TWINS: dict[str, Twin] = {
         "ONCE-PUBLISHED", "repeats", *_blind(dedup, "clear_ended")
     ),
     "a dedup id is cleared by the clock of whoever clears it": Twin(
-        "ONCE-PUBLISHED", "clocks", Tidying, "clear_dedup_part", wrong.clear_at_once
+        "ONCE-PUBLISHED", "clocks", Upkeep, "clear_dedup_part", wrong.clear_at_once
     ),
     # Clocks
     "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(dedup, "decode_end", 2**62)),

@@ -7,14 +7,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from kit.simulation.process import SimulatedEngine
+from kit.simulation.process import Frame
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.model import Delivery
 
-__all__ = ["ConnectedEngine"]
+__all__ = ["ConnectedMessages"]
 
 
-class ConnectedEngine(SimulatedEngine):
-    """The real one; each verb of a thread of the connection is a frame of its own within the step."""
+class ConnectedMessages(Messages):
+    """The real ones; each verb of a thread of the connection is a frame of its own within the step."""
+
+    def __init__(self, engine: Engine, frames: list[Frame]) -> None:
+        super().__init__(engine.transactions, engine.inspect)
+        self.frames = frames
 
     def claim(self, *args: Any, **given: Any) -> list[Delivery]:
         with self._in("claim"):

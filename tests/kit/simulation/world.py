@@ -25,10 +25,10 @@ from kit.simulation.process import (
     NoThreads,
     Process,
     ProcessClock,
-    SimulatedEngine,
+    SimulatedSessions,
     StepFaults,
 )
-from kit.simulation.verbs import ConnectedEngine
+from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -90,11 +90,11 @@ class World:
     def _set_up(self) -> None:
         with self.acting(Step("setup", "setup", 0, 1)):
             engine = self._engine("setup", ProcessClock(self.clock, self.frames))[0]
-            engine.declare_exchange(Exchange("dlx", "fanout"))
+            engine.queues.declare_exchange(Exchange("dlx", "fanout"))
             for name in self.profile.queues:
-                engine.declare_queue(self.declaration(name))
+                engine.queues.declare(self.declaration(name))
                 if name in GRAVES:
-                    engine.bind(name, "dlx", "")
+                    engine.queues.bind(name, "dlx", "")
 
     def declaration(self, queue: str) -> QueueDeclaration:
         return QueueDeclaration(queue, arguments=dict(self.profile.queues[queue]))
@@ -214,7 +214,7 @@ class World:
 
     def open_membership(self, engine: Engine) -> Membership:
         """A session; what its threads would do are steps of the plan."""
-        session = engine.open_session({}, ttl_s=SESSION_TTL_S)
+        session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
         return Membership(engine, OPTIONS, session, NoThreads(), self.clock)
 
     def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
@@ -232,14 +232,16 @@ class World:
     def _engine(self, name: str, clock: ProcessClock) -> tuple[Engine, Link]:
         ids = random.Random(name)
         link = Link(self.database, self.frames)
-        engine = (SimulatedEngine if self._connect is None else ConnectedEngine)(
+        engine = Engine(
             link,
             "sim",
             Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
             policy=Policy(delivery_limit=self.profile.delivery_limit, dead_length=DEAD_LENGTH),
             timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
         )
-        engine.frames = self.frames
+        engine.sessions = SimulatedSessions(engine, self.frames)
+        if self._connect is not None:
+            engine.messages = ConnectedMessages(engine, self.frames)
         return engine, link
 
     def kill(self, process: Process) -> None:

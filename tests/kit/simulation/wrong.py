@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from kombu_fdb.engine.facade.tidying import Tidying
+from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import claim, message
 from kombu_fdb.engine.messages.message import Opened, Subqueue
 from kombu_fdb.engine.scheduling import rates
@@ -40,13 +40,13 @@ ANSWER_S = 20.0
 
 _commit, _put_ready = retry.Retry._commit, message.put_ready
 _refilled, _deliver = rates.refilled, claim._deliver
-_clear_dedup_part = Tidying.clear_dedup_part
+_clear_dedup_part = Upkeep.clear_dedup_part
 _claim_and_settle, _remove = Reception._claim_and_settle, Dispatch.remove
 
 
 def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
     with suppress(KombuFDBError):
-        engine.ack(client.take_acks())
+        engine.messages.ack(client.take_acks())
         membership.close()
 
 

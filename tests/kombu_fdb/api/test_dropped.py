@@ -92,7 +92,7 @@ def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
     assert reference() is None
     until(lambda: placed(broker) == (4, 0))
     assert [broker.queue("jobs").take(timeout=DEADLINE_S).payload for _ in range(1)] == [b"0"]
-    until(lambda: len(broker._engine.beats()) == 1)  # its session has ended
+    until(lambda: len(broker._engine.sessions.beats()) == 1)  # its session has ended
 
 
 def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker) -> None:

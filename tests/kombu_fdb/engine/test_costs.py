@@ -29,7 +29,7 @@ def counted() -> CountingDatabase:
 def bench(counted: CountingDatabase) -> Bench:
     bench = Bench(counted)
     bench.put(b"first use reads the queue's declaration, believed for a second")
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
     return bench
 
 
@@ -47,22 +47,22 @@ def test_publish_reads_nothing_and_conflicts_only_with_itself(bench: Bench, coun
 
 
 def test_a_batch_pays_once_for_counter_bell_and_round_trips(bench: Bench, counted: CountingDatabase) -> None:
-    paid = cost(counted, lambda: bench.engine.publish([Publication("", "q", b"a")] * 100))
+    paid = cost(counted, lambda: bench.engine.publisher.publish([Publication("", "q", b"a")] * 100))
     assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (101, 1, TOKEN, 2)
 
 
 def test_publish_to_an_exchange_reads_its_epoch(bench: Bench, counted: CountingDatabase) -> None:
-    bench.engine.declare_exchange(Exchange("x", "fanout"))
-    bench.engine.bind("q", "x", "")
-    bench.engine.publish([Publication("x", "", b"a")])
-    paid = cost(counted, lambda: bench.engine.publish([Publication("x", "", b"a")]))
+    bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
+    bench.engine.queues.bind("q", "x", "")
+    bench.engine.publisher.publish([Publication("x", "", b"a")])
+    paid = cost(counted, lambda: bench.engine.publisher.publish([Publication("x", "", b"a")]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.round_trips) == (1, 0, TOKEN, 3)
 
 
 def test_an_event_nobody_listens_to_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
-    bench.engine.declare_exchange(Exchange("celeryev", "topic"))
-    bench.engine.publish([Publication("celeryev", "worker.heartbeat", b"a")])
-    paid = cost(counted, lambda: bench.engine.publish([Publication("celeryev", "worker.heartbeat", b"a")]))
+    bench.engine.queues.declare_exchange(Exchange("celeryev", "topic"))
+    bench.engine.publisher.publish([Publication("celeryev", "worker.heartbeat", b"a")])
+    paid = cost(counted, lambda: bench.engine.publisher.publish([Publication("celeryev", "worker.heartbeat", b"a")]))
     assert (paid.writes, paid.round_trips) == (0, 2)
 
 
@@ -86,7 +86,7 @@ def test_an_empty_claim_writes_nothing(bench: Bench, counted: CountingDatabase) 
 def test_ack(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 10)
     leases = [delivery.lease for delivery in bench.take()]
-    paid = cost(counted, lambda: bench.engine.ack(leases))
+    paid = cost(counted, lambda: bench.engine.messages.ack(leases))
     assert (paid.point_reads, paid.range_reads) == (10, 0)
     assert (paid.clears, paid.sets, paid.atomics) == (10, TOKEN, 1)
     assert paid.round_trips == 3  # all leases are read at once
@@ -95,18 +95,18 @@ def test_ack(bench: Bench, counted: CountingDatabase) -> None:
 def test_release_and_delay(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 2)
     one, two = (delivery.lease for delivery in bench.take())
-    paid = cost(counted, lambda: bench.engine.release([one], counted=False))
+    paid = cost(counted, lambda: bench.engine.messages.release([one], counted=False))
     assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 1)
-    paid = cost(counted, lambda: bench.engine.release([two], counted=False, due_ms=2**41))
+    paid = cost(counted, lambda: bench.engine.messages.release([two], counted=False, due_ms=2**41))
     assert (paid.point_reads, paid.clears, paid.sets, paid.atomics, paid.stamps) == (1, 1, 1 + TOKEN, 2, 2)
 
 
 def test_replay(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 10)
-    bench.engine.reject([delivery.lease for delivery in bench.take()])
-    walk = bench.engine.walk("q.dead")
-    bench.engine.replay_part(walk, b"", 1)
-    paid = cost(counted, lambda: bench.engine.replay_part(walk, b"", 4))
+    bench.engine.messages.reject([delivery.lease for delivery in bench.take()])
+    walk = bench.engine.dead_letters.walk("q.dead")
+    bench.engine.dead_letters.replay_part(walk, b"", 1)
+    paid = cost(counted, lambda: bench.engine.dead_letters.replay_part(walk, b"", 4))
     assert (paid.point_reads, paid.range_reads, paid.rows) == (
         2,
         2,
@@ -118,7 +118,7 @@ def test_replay(bench: Bench, counted: CountingDatabase) -> None:
 
 
 def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
-    paid = cost(counted, lambda: bench.engine.beat(bench.session))
+    paid = cost(counted, lambda: bench.engine.sessions.beat(bench.session))
     assert (paid.point_reads, paid.writes, paid.round_trips) == (1, 1 + TOKEN, 3)
 
 
@@ -129,15 +129,15 @@ def test_a_store_that_answers_every_commit_gets_no_tokens(bench: Bench, counted:
 
 def declare(bench: Bench, **arguments: object) -> None:
     named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
-    bench.engine.declare_queue(QueueDeclaration("q", arguments=named))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments=named))
     bench.put(b"the declaration is read once a second")
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
 
 
 def test_declaring_again_costs_one_read(bench: Bench, counted: CountingDatabase) -> None:
     declaration = QueueDeclaration("q", arguments={"x-single-active-consumer": True, "x-max-length-bytes": 100})
-    bench.engine.declare_queue(declaration)
-    paid = cost(counted, lambda: bench.engine.declare_queue(declaration))
+    bench.engine.queues.declare(declaration)
+    paid = cost(counted, lambda: bench.engine.queues.declare(declaration))
     assert (paid.point_reads, paid.range_reads, paid.writes) == (1, 0, 0)
 
 
@@ -147,14 +147,14 @@ def test_a_limited_queue_with_room_costs_one_read_at_publish(bench: Bench, count
         paid = cost(counted, lambda: bench.put(b"a"))
         assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, TOKEN, 0)
         assert (paid.stamps, paid.atomics, paid.sets) == (2, 1, TOKEN)
-        bench.engine.purge("q")
+        bench.engine.queues.purge("q")
 
 
 @pytest.mark.parametrize("backlog", [10, 5_000])
 def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
-    bench.engine.publish([Publication("", "q", b"1234567890")] * backlog)
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length-bytes": backlog * 10}))
-    bench.engine._read(lambda work: work.routing.max_load(work.tr, "q"))  # the declaration
+    bench.engine.publisher.publish([Publication("", "q", b"1234567890")] * backlog)
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length-bytes": backlog * 10}))
+    bench.engine.transactions.read(lambda work: work.routing.max_load(work.tr, "q"))  # the declaration
     cost(counted, lambda: bench.put(b"1234567890" * 3))
     publish, shed = counted.transactions
     assert (publish.point_reads, publish.range_reads, publish.conflict_keys) == (1, 0, TOKEN)
@@ -165,10 +165,13 @@ def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingD
 
 def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench, counted: CountingDatabase) -> None:
     declare(bench, single_active_consumer=True, consumer_timeout=1000)
-    other = bench.engine.open_session({})
+    other = bench.engine.sessions.open({})
 
     def claim(session: bytes) -> list[Lease]:
-        return [each.lease for each in bench.engine.claim(session, ["q"], 8, terms=ClaimTerms(consumers={"q": "tag"}))]
+        return [
+            each.lease
+            for each in bench.engine.messages.claim(session, ["q"], 8, terms=ClaimTerms(consumers={"q": "tag"}))
+        ]
 
     claim(bench.session)
     bench.put(*[b"a"] * 10)
@@ -180,7 +183,7 @@ def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench
 
 
 def test_ageing_reads_a_window_of_each_priority_in_one_round_trip(bench: Bench, counted: CountingDatabase) -> None:
-    bench.engine.change_control("q", ageing=1.0)
+    bench.engine.queues.change_control("q", ageing=1.0)
     for priority in (0, 9):
         bench.put(*[b"a"] * 10, priority=priority)
     paid = cost(counted, lambda: bench.take(8))
@@ -188,10 +191,10 @@ def test_ageing_reads_a_window_of_each_priority_in_one_round_trip(bench: Bench, 
 
 
 def test_ageing_reads_few_windows_however_many_rivals_there_are(bench: Bench, counted: CountingDatabase) -> None:
-    bench.engine.change_control("q", ageing=1.0)
-    bench.engine.publish([Publication("", "q", b"a")] * 500)
+    bench.engine.queues.change_control("q", ageing=1.0)
+    bench.engine.publisher.publish([Publication("", "q", b"a")] * 500)
     for _ in range(20):
-        bench.engine._contention_of(["q"]).lost()
+        bench.engine.messages._contention_of(["q"]).lost()
     assert cost(counted, lambda: bench.take(8)).rows <= 8 * (MOST_SLICES + 1)
 
 
@@ -200,53 +203,55 @@ def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatab
     """Ready, delayed and leased messages in other places are never read."""
     for start in range(0, backlog, 2000):
         for due_ms in (0, 2**41):
-            bench.engine.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * 2000)
+            bench.engine.publisher.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * 2000)
     bench.put(b"a", b"b", priority=9)
     claimed: list[Lease] = []
     assert cost(counted, lambda: bench.put(b"c")).round_trips == 2
     paid = cost(counted, lambda: claimed.extend(delivery.lease for delivery in bench.take(2)))
     assert (paid.rows, paid.round_trips, paid.conflict_keys) == (2, 4, 2 + 2 + TOKEN)
-    paid = cost(counted, lambda: bench.engine.ack(claimed))
+    paid = cost(counted, lambda: bench.engine.messages.ack(claimed))
     assert (paid.point_reads, paid.round_trips) == (2, 3)
-    paid = cost(counted, bench.engine.promote)
+    paid = cost(counted, bench.engine.upkeep.promote)
     assert paid.rows == (2 if backlog else 0)  # which queues wait; the head of one
 
 
 def test_a_task_id_costs_one_write_at_each_end(bench: Bench, counted: CountingDatabase) -> None:
     publications = [Publication("", "q", b"a", task_id=f"t{number}") for number in range(10)]
-    paid = cost(counted, lambda: bench.engine.publish(publications))
+    paid = cost(counted, lambda: bench.engine.publisher.publish(publications))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (0, 0, TOKEN, 0)
     assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (10 + 10 + 1, 1, TOKEN, 2)
     leases: list[Lease] = []
     paid = cost(counted, lambda: leases.extend(delivery.lease for delivery in bench.take()))
     assert (paid.clears, paid.sets, paid.round_trips) == (10, 10 + TOKEN, 4)
-    paid = cost(counted, lambda: bench.engine.ack(leases))
+    paid = cost(counted, lambda: bench.engine.messages.ack(leases))
     assert (paid.clears, paid.sets, paid.atomics, paid.round_trips) == (10 + 10, TOKEN, 1, 3)
 
 
 @pytest.mark.parametrize("backlog", [0, 20_000])
 def test_cancelling_reads_the_tasks_own_messages_only(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
     for start in range(0, backlog, 2000):
-        bench.engine.publish([Publication("", "q", b"%d" % start, task_id=f"{start}-{n}") for n in range(2000)])
-    bench.engine.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
-    paid = cost(counted, lambda: bench.engine.find_task("t"))
+        bench.engine.publisher.publish(
+            [Publication("", "q", b"%d" % start, task_id=f"{start}-{n}") for n in range(2000)]
+        )
+    bench.engine.publisher.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
+    paid = cost(counted, lambda: bench.engine.inspect.find_task("t"))
     assert (paid.rows, paid.point_reads, paid.round_trips) == (2, 2, 3)
-    paid = cost(counted, lambda: bench.engine.take_back("t"))
+    paid = cost(counted, lambda: bench.engine.messages.take_back("t"))
     assert (paid.rows, paid.point_reads, paid.clears, paid.round_trips) == (2, 2, 2 + 2, 4)
 
 
 def test_a_dedup_id_costs_one_read_and_two_writes(bench: Bench, counted: CountingDatabase) -> None:
     batch = [Publication("", "q", b"a", dedup_id=f"d{number}", dedup_window_ms=1000) for number in range(10)]
-    paid = cost(counted, lambda: bench.engine.publish(batch))
+    paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (10, 0, 10 + TOKEN, 2 * 10 + TOKEN)
     assert paid.round_trips == 3
-    paid = cost(counted, lambda: bench.engine.publish(batch))
+    paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
     assert (paid.point_reads, paid.writes, paid.round_trips) == (10, 0, 2)
 
 
 def test_a_second_id_costs_the_same_again_and_no_round_trip(bench: Bench, counted: CountingDatabase) -> None:
     ids = {"dedup_window_ms": 1000, "once_window_ms": 1000}
     batch = [Publication("", "q", b"a", dedup_id=f"d{n}", once_id=f"o{n}", **ids) for n in range(10)]
-    paid = cost(counted, lambda: bench.engine.publish(batch))
+    paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (20, 0, 20 + TOKEN, 4 * 10 + TOKEN)
     assert paid.round_trips == 3

@@ -82,7 +82,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, B
 def _bench(path: Path, messages: int, keys: int) -> Bench:
     bench = Bench(CountingDatabase(SqliteDatabase.open(str(path))))
     bench.database.commit_may_be_unknown = True  # as on FoundationDB, with commit tokens
-    bench.engine.declare_queue(QueueDeclaration("q"))
+    bench.engine.queues.declare(QueueDeclaration("q"))
     connection = sqlite3.connect(path)
     with connection:
         for rows in (plain(bench.engine.keys, messages), keyed(bench.engine.keys, keys)):
@@ -109,25 +109,27 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "publish urgent": lambda bench: bench.put(b"a", priority=9),
     "publish delayed": lambda bench: bench.put(b"a", due_ms=LATER_MS),
     "publish keyed": lambda bench: bench.put(b"a", queue="fair", key="customer-7"),
-    "dedup": lambda bench: bench.engine.publish([Publication("", "q", b"a", dedup_id="d", dedup_window_ms=1)]),
+    "dedup": lambda bench: bench.engine.publisher.publish(
+        [Publication("", "q", b"a", dedup_id="d", dedup_window_ms=1)]
+    ),
     "claim": leases,
-    "claim and ack": lambda bench: bench.engine.ack(leases(bench)),
-    "claim and release": lambda bench: bench.engine.release(leases(bench)),
-    "claim and delay": lambda bench: bench.engine.release(leases(bench), due_ms=LATER_MS),
-    "claim and reject": lambda bench: bench.engine.reject(leases(bench)),
-    "replay": lambda bench: bench.engine.replay("q", 5),
-    "arm": lambda bench: bench.engine.arm(["q"]),
-    "promote": lambda bench: bench.engine.promote(),
-    "peek": lambda bench: bench.engine.peek("q", 10),
-    "find": lambda bench: bench.engine.find_task("task-1900"),
-    "cancel": lambda bench: bench.engine.take_back("task-1900"),
-    "counts": lambda bench: bench.engine.counts("q"),
-    "beat": lambda bench: bench.engine.beat(bench.session),
+    "claim and ack": lambda bench: bench.engine.messages.ack(leases(bench)),
+    "claim and release": lambda bench: bench.engine.messages.release(leases(bench)),
+    "claim and delay": lambda bench: bench.engine.messages.release(leases(bench), due_ms=LATER_MS),
+    "claim and reject": lambda bench: bench.engine.messages.reject(leases(bench)),
+    "replay": lambda bench: bench.engine.dead_letters.replay("q", 5),
+    "arm": lambda bench: bench.engine.messages.arm(["q"]),
+    "promote": lambda bench: bench.engine.upkeep.promote(),
+    "peek": lambda bench: bench.engine.inspect.peek("q", 10),
+    "find": lambda bench: bench.engine.inspect.find_task("task-1900"),
+    "cancel": lambda bench: bench.engine.messages.take_back("task-1900"),
+    "counts": lambda bench: bench.engine.inspect.counts("q"),
+    "beat": lambda bench: bench.engine.sessions.beat(bench.session),
     "sweep": lambda bench: bench.duties().sweep(),
-    "facts": lambda bench: bench.engine.facts(["q", "fair"]),
-    "page of keys": lambda bench: bench.engine.key_page("fair", after="customer-1", limit=10),
-    "delayed": lambda bench: bench.engine.delayed("q", 10),
-    "move": lambda bench: bench.engine.move("q", "elsewhere", 5),
+    "facts": lambda bench: bench.engine.inspect.facts(["q", "fair"]),
+    "page of keys": lambda bench: bench.engine.inspect.key_page("fair", after="customer-1", limit=10),
+    "delayed": lambda bench: bench.engine.inspect.delayed("q", 10),
+    "move": lambda bench: bench.engine.messages.move("q", "elsewhere", 5),
 }
 
 
@@ -147,8 +149,8 @@ def check_keys(benches: tuple[Bench, Bench]) -> None:
     """Claim after claim: the keys are met, come into the ring, have their turns and leave it."""
 
     def serve(bench: Bench) -> list[Cost]:
-        bench.engine._rng = random.Random(3)
-        return [cost(bench, lambda bench: bench.engine.ack(leases(bench, "fair"))) for _ in range(60)]
+        bench.engine.transactions.rng = random.Random(3)
+        return [cost(bench, lambda bench: bench.engine.messages.ack(leases(bench, "fair"))) for _ in range(60)]
 
     small, large = map(serve, benches)
     assert max(paid.rows for paid in large) <= max(paid.rows for paid in small)
@@ -159,7 +161,7 @@ def check_keys(benches: tuple[Bench, Bench]) -> None:
 
 def check_size(benches: tuple[Bench, Bench]) -> None:
     engine: Engine = benches[1].engine
-    assert engine.counts("q").delayed >= MILLION
-    assert engine.counts("fair").ready >= MILLION - KEYS
-    assert [found.state for found in engine.find_task("task-999999")] == ["ready"]
-    assert engine.peek("q", 1)[0].payload == b"a"
+    assert engine.inspect.counts("q").delayed >= MILLION
+    assert engine.inspect.counts("fair").ready >= MILLION - KEYS
+    assert [found.state for found in engine.inspect.find_task("task-999999")] == ["ready"]
+    assert engine.inspect.peek("q", 1)[0].payload == b"a"

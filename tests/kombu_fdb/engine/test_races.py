@@ -50,8 +50,8 @@ def during(bench: Bench, first: Callable[[], object], second: Callable[[], objec
 def two_claims(bench: Bench) -> None:
     bench.put(b"a")
     taken: list[object] = []
-    other, session = bench.another(), bench.engine.open_session({})
-    during(bench, lambda: taken.extend(bench.take()), lambda: taken.extend(other.claim(session, ["q"], 1)))
+    other, session = bench.another(), bench.engine.sessions.open({})
+    during(bench, lambda: taken.extend(bench.take()), lambda: taken.extend(other.messages.claim(session, ["q"], 1)))
     assert len(taken) == 1
     check_counts(bench.engine)
 
@@ -59,7 +59,7 @@ def two_claims(bench: Bench) -> None:
 def claim_while_the_session_ends(bench: Bench) -> None:
     bench.put(b"a")
     with pytest.raises(SessionLost):
-        during(bench, bench.take, lambda: bench.another().close_session(bench.session))
+        during(bench, bench.take, lambda: bench.another().sessions.close(bench.session))
     assert bench.counts() == (1, 0, 0)
 
 
@@ -67,7 +67,9 @@ def ack_while_swept(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
     acked = during(
-        bench, lambda: bench.engine.ack([delivery.lease]), lambda: bench.another().close_session(bench.session)
+        bench,
+        lambda: bench.engine.messages.ack([delivery.lease]),
+        lambda: bench.another().sessions.close(bench.session),
     )
     assert acked == [False]
     assert bench.counts() == (1, 0, 0)
@@ -77,11 +79,11 @@ def ack_while_swept(bench: Bench) -> None:
 def sweep_while_acked(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
-    bench.engine.fence(bench.session, bench.beats()[bench.session])
+    bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
     during(
         bench,
-        lambda: bench.engine.release_session(bench.session),
-        lambda: bench.another().ack([delivery.lease]),
+        lambda: bench.engine.sessions.release(bench.session),
+        lambda: bench.another().messages.ack([delivery.lease]),
     )
     assert messages(bench.engine) == {}
     check_counts(bench.engine)
@@ -90,16 +92,18 @@ def sweep_while_acked(bench: Bench) -> None:
 def fence_while_beating(bench: Bench) -> None:
     stale = bench.beats()[bench.session]
     fenced = during(
-        bench, lambda: bench.engine.fence(bench.session, stale), lambda: bench.another().beat(bench.session)
+        bench,
+        lambda: bench.engine.sessions.fence(bench.session, stale),
+        lambda: bench.another().sessions.beat(bench.session),
     )
     assert fenced is False
-    assert bench.engine.beat(bench.session)
+    assert bench.engine.sessions.beat(bench.session)
 
 
 def two_promoters(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
-    during(bench, bench.engine.promote, bench.another().promote)
+    during(bench, bench.engine.upkeep.promote, bench.another().upkeep.promote)
     assert bench.counts() == (1, 0, 0)
     assert len(messages(bench.engine)) == 1
 
@@ -109,28 +113,28 @@ def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
     due_ms = bench.clock.wall_ms() + 1000
-    during(bench, bench.engine.promote, lambda: bench.put(b"b", due_ms=due_ms))
+    during(bench, bench.engine.upkeep.promote, lambda: bench.put(b"b", due_ms=due_ms))
     bench.later(2)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     assert bench.payloads() == [b"a", b"b"]
 
 
 def consume_while_the_queue_expires(bench: Bench) -> None:
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
-    ((_, last_use, _),) = bench.engine.expiring_queues()
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    ((_, last_use, _),) = bench.engine.queues.expiring()
     during(
         bench,
-        lambda: bench.engine.expire_queue("q", last_use),
-        lambda: bench.another().add_consumer(bench.session, "q", "tag"),
+        lambda: bench.engine.queues.expire("q", last_use),
+        lambda: bench.another().queues.add_consumer(bench.session, "q", "tag"),
     )
-    assert bench.engine.queue("q") is not None
+    assert bench.engine.inspect.queue("q") is not None
 
 
 def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messages(bench: Bench) -> None:
     """What is stored after a queue was deleted belongs to the next queue of that name."""
     bench.put(b"old")
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
-    ((_, last_use, _),) = bench.engine.expiring_queues()
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    ((_, last_use, _),) = bench.engine.queues.expiring()
     database = bench.database
     assert isinstance(database, MemoryDatabase)
     commits: list[None] = []
@@ -138,10 +142,10 @@ def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messag
     def publish_after_the_first() -> None:
         commits.append(None)
         if len(commits) == 2:
-            bench.another().publish([Publication("", "q", b"new")])
+            bench.another().publisher.publish([Publication("", "q", b"new")])
 
     database.before_commit = publish_after_the_first
-    assert bench.engine.expire_queue("q", last_use)
+    assert bench.engine.queues.expire("q", last_use)
     database.before_commit = None
     if len(commits) == 1:
         bench.put(b"new")
@@ -151,7 +155,7 @@ def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messag
 def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
     """Its door must not be cleared with those of the queue that is gone."""
     bench.put(b"old", key="a")
-    during(bench, lambda: bench.engine.delete_queue("q"), lambda: bench.another().publish(one_of("b")))
+    during(bench, lambda: bench.engine.queues.delete("q"), lambda: bench.another().publisher.publish(one_of("b")))
     assert_nothing_is_stranded(bench)
 
 
@@ -162,8 +166,10 @@ def one_of(key: str) -> list[Publication]:
 def claim_while_purged(bench: Bench) -> None:
     bench.put(b"a")
     taken: list[object] = []
-    other, session = bench.another(), bench.engine.open_session({})
-    purged = during(bench, lambda: bench.engine.purge("q"), lambda: taken.extend(other.claim(session, ["q"], 1)))
+    other, session = bench.another(), bench.engine.sessions.open({})
+    purged = during(
+        bench, lambda: bench.engine.queues.purge("q"), lambda: taken.extend(other.messages.claim(session, ["q"], 1))
+    )
     assert (purged, len(taken)) == (0, 1)
     check_counts(bench.engine)
 
@@ -179,8 +185,8 @@ def two_keys(bench: Bench) -> Delivery:
 def claim_second_turn(bench: Bench) -> list[bytes]:
     """As a consumer with rivals does: leave the first turn to another."""
     engine = bench.another()
-    engine._contention["q",] = SecondSlice()  # type: ignore[assignment]  # a stub of the one method a claim calls
-    return [delivery.payload for delivery in engine.claim(bench.session, ["q"], 1)]
+    engine.messages._contention["q",] = SecondSlice()  # type: ignore[assignment]  # a stub of the one method a claim calls
+    return [delivery.payload for delivery in engine.messages.claim(bench.session, ["q"], 1)]
 
 
 def assert_nothing_is_stranded(bench: Bench) -> None:
@@ -206,7 +212,7 @@ def release_while_the_key_is_emptied(bench: Bench) -> None:
     leased = two_keys(bench)
 
     def meanwhile() -> None:
-        bench.engine.release([leased.lease], counted=False)
+        bench.engine.messages.release([leased.lease], counted=False)
         assert [each.key for each in bench.take(1)] == ["b"]
 
     during(bench, lambda: claim_second_turn(bench), meanwhile)
@@ -216,10 +222,10 @@ def release_while_the_key_is_emptied(bench: Bench) -> None:
 def ack_while_the_key_is_parked(bench: Bench) -> None:
     """The slot is free, and its bell is answered, before the key is parked for want of one."""
     leased = two_keys(bench)
-    bench.engine.limit("q", "a", KeyLimits(max_in_flight=1))
+    bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
 
     def meanwhile() -> None:
-        bench.engine.ack([leased.lease])
+        bench.engine.messages.ack([leased.lease])
         assert [each.key for each in bench.take(1)] == ["b"]
 
     during(bench, lambda: claim_second_turn(bench), meanwhile)
@@ -231,13 +237,13 @@ def two_claims_of_a_limited_key(bench: Bench) -> None:
     bench.put(b"1", b"2", b"3", key="a", priority=9)
     bench.put(b"4", key="a")
     bench.take(1)
-    bench.engine.limit("q", "a", KeyLimits(max_in_flight=2))
+    bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
     taken: list[object] = []
     other = bench.another()
     during(
         bench,
         lambda: taken.extend(claim_second_turn(bench)),
-        lambda: taken.extend(other.claim(bench.session, ["q"], 1)),
+        lambda: taken.extend(other.messages.claim(bench.session, ["q"], 1)),
     )
     assert len(taken) == 1
 
@@ -247,14 +253,14 @@ def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
     bench.put(b"1", b"2")
     taken: list[object] = []
     limits = KeyLimits(paused=True)
-    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().limit("q", "", limits))
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().queues.limit("q", "", limits))
     assert not taken
 
 
 def pause_while_claimed(bench: Bench) -> None:
     bench.put(b"1")
     taken: list[object] = []
-    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().change_control("q", paused=True))
+    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().queues.change_control("q", paused=True))
     assert not taken
 
 
@@ -265,7 +271,7 @@ def door_while_a_rival_answers_it(bench: Bench) -> None:
     bench.put(b"3", b"4", key="a")
     during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
     keys = bench.engine.keys
-    ring = bench.engine._read(lambda work: work.tr.get_range(*range_of(keys.ring("q"))))
+    ring = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.ring("q"))))
     turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
     assert len(set(turns)) == len(turns), "two turns for one key"
 
@@ -274,20 +280,20 @@ class Consumers:
     """Two of a queue of which one is active."""
 
     def __init__(self, bench: Bench) -> None:
-        bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         self.engine = bench.engine
-        self.sessions = {tag: bench.engine.open_session({}) for tag in ("one", "two")}
+        self.sessions = {tag: bench.engine.sessions.open({}) for tag in ("one", "two")}
         self.engines = {"one": bench.engine, "two": bench.another()}
 
     def take(self, tag: str) -> list[Delivery]:
-        return self.engines[tag].claim(self.sessions[tag], ["q"], 1, terms=ClaimTerms(consumers={"q": tag}))
+        return self.engines[tag].messages.claim(self.sessions[tag], ["q"], 1, terms=ClaimTerms(consumers={"q": tag}))
 
     def cancel(self, tag: str) -> None:
-        self.engines[tag].remove_consumer(self.sessions[tag], "q", tag)
+        self.engines[tag].queues.remove_consumer(self.sessions[tag], "q", tag)
 
     @property
     def active(self) -> str:
-        found = self.engine.active_consumer("q")
+        found = self.engine.inspect.active_consumer("q")
         return "" if found is None else found[1]
 
 
@@ -308,7 +314,7 @@ def cancel_while_another_takes_over(bench: Bench) -> None:
     consumers.take("one")
 
     def meanwhile() -> None:
-        consumers.engines["two"].leave(consumers.sessions["one"], ["one"])
+        consumers.engines["two"].queues.leave(consumers.sessions["one"], ["one"])
         consumers.take("two")
 
     during(bench, lambda: consumers.cancel("one"), meanwhile)
@@ -318,13 +324,13 @@ def cancel_while_another_takes_over(bench: Bench) -> None:
 def session_ends_while_another_takes_over(bench: Bench) -> None:
     consumers = Consumers(bench)
     consumers.take("one")
-    bench.engine.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
+    bench.engine.sessions.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
 
     def meanwhile() -> None:
-        consumers.engines["two"].remove_consumer(consumers.sessions["one"], "q", "one")
+        consumers.engines["two"].queues.remove_consumer(consumers.sessions["one"], "q", "one")
         consumers.take("two")
 
-    during(bench, lambda: bench.engine.release_session(consumers.sessions["one"]), meanwhile)
+    during(bench, lambda: bench.engine.sessions.release(consumers.sessions["one"]), meanwhile)
     assert consumers.active == "two"
 
 
@@ -332,32 +338,36 @@ def expired_while_moved(bench: Bench) -> None:
     """By somebody whose clock is behind."""
     bench.put(b"a", ttl_ms=1)
     bench.later(1)
-    during(bench, lambda: bench.engine.drop_expired_part("q"), lambda: bench.another().move("q", "elsewhere"))
+    during(
+        bench,
+        lambda: bench.engine.upkeep.drop_expired_part("q"),
+        lambda: bench.another().messages.move("q", "elsewhere"),
+    )
     check_counts(bench.engine)
 
 
 def ghost_while_it_comes_back(bench: Bench) -> None:
     bench.put(b"a", key="k")
     held = bench.take()
-    bench.engine.delete_queue("q")
-    bench.engine.ack([each.lease for each in held])
-    ((kind, name), bell), *_ = bench.engine.ghosts().items()
-    during(bench, lambda: bench.engine.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
+    bench.engine.queues.delete("q")
+    bench.engine.messages.ack([each.lease for each in held])
+    ((kind, name), bell), *_ = bench.engine.upkeep.ghosts().items()
+    during(bench, lambda: bench.engine.upkeep.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
     assert bench.payloads() == [b"b"]
 
 
 def burial_while_its_copy_is_cleared(bench: Bench) -> None:
-    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for queue in ("one", "two"):
-        bench.engine.bind(queue, "dlx", "")
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+        bench.engine.queues.bind(queue, "dlx", "")
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
     bench.put(b"x" * 3_000_000)
     (held,) = bench.take()
     missing = CopiesMissing(held.message_id, ["two"])
-    while not bench.engine._copy_part(missing, "two", b"c" * 16, bench.clock.monotonic() + 30, 16):
+    while not bench.engine.transactions.copy_part(missing, "two", b"c" * 16, bench.clock.monotonic() + 30, 16):
         pass
-    (copy,) = bench.engine.rows(bench.engine.keys.all_copies)
-    during(bench, lambda: bench.engine.reject([held.lease]), lambda: bench.another().clear_copy(copy))
+    (copy,) = bench.engine.upkeep.rows(bench.engine.keys.all_copies)
+    during(bench, lambda: bench.engine.messages.reject([held.lease]), lambda: bench.another().upkeep.clear_copy(copy))
     assert [len(each.payload) for each in bench.take(2, "one", "two")] == [3_000_000] * 2
 
 
@@ -366,14 +376,14 @@ def newer_messages_brought_back_by_two(bench: Bench) -> None:
     make_newer(bench)
     bench.take()
     with upgraded():
-        during(bench, bench.engine.regain_part, lambda: take_it(bench, bench.another()))
+        during(bench, bench.engine.upkeep.regain_part, lambda: take_it(bench, bench.another()))
         assert bench.counts() == (0, 0, 1)
         check_counts(bench.engine)
 
 
 def take_it(bench: Bench, other: Engine) -> None:
     """Another process brings it back, and one of its consumers has it."""
-    assert other.regain_part() == 1
+    assert other.upkeep.regain_part() == 1
     assert len(bench.take()) == 1
 
 
@@ -446,4 +456,4 @@ def test_estimates_of_rivals_are_bounded() -> None:
     bench = Bench(MemoryDatabase())
     for number in range(1100):
         bench.take(1, f"reply-{number}")
-    assert len(bench.engine._contention) <= 1000
+    assert len(bench.engine.messages._contention) <= 1000

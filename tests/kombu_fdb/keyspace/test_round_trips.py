@@ -13,7 +13,7 @@ from celery_fdb.migration import portable
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Chord
 from kombu_fdb.engine.messages import dedup
-from kombu_fdb.errors import FormatError, OptionError, QueueError
+from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp, unpack
@@ -64,7 +64,7 @@ def test_delayed(due_ms: int, priority: int, stamp: bytes) -> None:
 def test_limits(limits: KeyLimits) -> None:
     try:
         check_limits(limits)
-    except OptionError:
+    except InvalidArgument:
         return
     assert codec.decode_limits(codec.encode_limits(limits)) == limits
 
@@ -74,7 +74,7 @@ def test_limits(limits: KeyLimits) -> None:
 def test_control(control: QueueControl) -> None:
     try:
         check_control(control)
-    except OptionError:
+    except InvalidArgument:
         return
     assert codec.decode_control(codec.encode_control(control)) == control
 
@@ -87,7 +87,7 @@ def test_records_of_publications(data: Any) -> None:
     publication = Publication("", "q", b"", key=data.draw(st.text()), task_id=data.draw(st.text()))._replace(**odd)
     try:
         check_publication(publication)
-    except (OptionError, QueueError):
+    except (InvalidArgument, QueueError):
         return
     record = codec.decode_record(
         codec.Record.of(

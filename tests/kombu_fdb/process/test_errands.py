@@ -124,7 +124,7 @@ def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkey
         released.extend(leases)
         return [True] * len(leases)
 
-    monkeypatch.setattr(broker._engine, "release", release)
+    monkeypatch.setattr(broker._engine.messages, "release", release)
     monkeypatch.setattr(broker._client, "_returns", Raced([Lease(b"s", 1)]))
     broker._client._hand_back()
     assert released == [Lease(b"s", 1)]
@@ -140,7 +140,7 @@ def test_what_can_not_be_handed_back_now_is_kept(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker._engine, "release", fail)
+        patch.setattr(broker._engine.messages, "release", fail)
         broker._client._returns.extend(leases)
         with pytest.raises(error):
             broker._client._hand_back()
@@ -161,7 +161,7 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
 
     def work() -> None:
         errand()
-        counts.append(own.engine.counts("q").ready)
+        counts.append(own.engine.inspect.counts("q").ready)
 
     own.later(work)
     assert errand.begun.wait(DEADLINE_S)
@@ -177,7 +177,7 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
 def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
     counts: list[int] = []
     own = broker._client
-    own._errands.add(lambda: counts.append(own.engine.counts("q").ready))
+    own._errands.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
     own.close()
     assert counts == [0]
 

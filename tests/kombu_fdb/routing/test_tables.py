@@ -64,23 +64,23 @@ class Tables(RuleBasedStateMachine):
     @rule(by=processes, name=st.sampled_from(["e", "f"]), kind=kinds)
     def declare(self, by: int, name: str, kind: str) -> None:
         if self.kinds.setdefault(name, kind) == kind:
-            self.engines[by].declare_exchange(Exchange(name, kind))
+            self.engines[by].queues.declare_exchange(Exchange(name, kind))
         else:
             with pytest.raises(NotEquivalent):
-                self.engines[by].declare_exchange(Exchange(name, kind))
+                self.engines[by].queues.declare_exchange(Exchange(name, kind))
 
     @rule(by=processes, queue=queues, name=exchanges, key=binding_keys)
     def bind(self, by: int, queue: str, name: str, key: str) -> None:
         if name in self.kinds:
-            self.engines[by].bind(queue, name, key)
+            self.engines[by].queues.bind(queue, name, key)
             self.bindings.add((name, queue, key))
         else:
             with pytest.raises(ExchangeNotFound):
-                self.engines[by].bind(queue, name, key)
+                self.engines[by].queues.bind(queue, name, key)
 
     @rule(by=processes, queue=queues, name=exchanges, key=binding_keys)
     def unbind(self, by: int, queue: str, name: str, key: str) -> None:
-        self.engines[by].unbind(queue, name, key)
+        self.engines[by].queues.unbind(queue, name, key)
         self.bindings.discard((name, queue, key))
 
     @rule(by=processes, number=st.integers(0, 100))
@@ -91,15 +91,15 @@ class Tables(RuleBasedStateMachine):
 
     @rule(by=processes, queue=queues)
     def declare_and_delete_queue(self, by: int, queue: str) -> None:
-        self.engines[by].declare_queue(QueueDeclaration(queue))
-        self.engines[by].delete_queue(queue)
+        self.engines[by].queues.declare(QueueDeclaration(queue))
+        self.engines[by].queues.delete(queue)
         self.bindings = {each for each in self.bindings if each[1] != queue}
 
     @rule(by=processes, name=st.sampled_from(["e", "f"]), if_unused=st.booleans())
     def delete_exchange(self, by: int, name: str, if_unused: bool) -> None:
         bound = {each for each in self.bindings if each[0] == name}
         refused = if_unused and bool(bound)
-        assert self.engines[by].delete_exchange(name, if_unused=if_unused) is not refused
+        assert self.engines[by].queues.delete_exchange(name, if_unused=if_unused) is not refused
         if not refused:
             self.kinds.pop(name, None)
             self.bindings -= bound
@@ -109,18 +109,20 @@ class Tables(RuleBasedStateMachine):
         engine = self.engines[by]
         if name not in self.kinds:
             with pytest.raises(ExchangeNotFound):
-                engine.route(name, key)
+                engine.inspect.route(name, key)
             return
         expected = {
             queue
             for exchange, queue, binding in self.bindings
             if exchange == name and reaches(self.kinds[name], binding, key)
         }
-        reached = engine.publish([Publication(name, key, b"")])[0] if publishes else engine.route(name, key)
+        reached = (
+            engine.publisher.publish([Publication(name, key, b"")])[0] if publishes else engine.inspect.route(name, key)
+        )
         assert sorted(reached) == sorted(expected)
 
     def teardown(self) -> None:
-        assert set(self.bench.engine.bindings()) == self.bindings
+        assert set(self.bench.engine.inspect.bindings()) == self.bindings
         self.bench.clean()
 
 

@@ -36,7 +36,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["", ":memory:"])
 def test_no_file_at_all(path: str) -> None:
-    open_and_fail(path, "Give it a path")
+    open_and_fail(path, "Give the path")
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_applications_own_database(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "db.sqlite3") as connection:
         connection.execute("CREATE TABLE auth_user (id INTEGER)")
     connection.close()
-    open_and_fail(tmp_path / "db.sqlite3", "belongs to another program.*file of its own")
+    open_and_fail(tmp_path / "db.sqlite3", "belongs to another program.*its own file")
 
 
 def test_a_damaged_database(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_binding_newer_than_the_library(copied_binding: Path) -> None:
     needs_library()
     (copied_binding / "fdb" / "apiversion.py").write_text("LATEST_API_VERSION = 99900\n")
     line = opened_with(copied_binding, "/nowhere")
-    assert "don't fit" in line
+    assert "don't match" in line
     assert "pip install 'foundationdb==7." in line
 
 

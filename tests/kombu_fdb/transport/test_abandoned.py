@@ -77,7 +77,7 @@ def collect() -> None:
 
 
 def placed(engine: Engine, queue: str = "q") -> tuple[int, int]:
-    counts = engine.counts(queue)
+    counts = engine.inspect.counts(queue)
     return counts.ready, counts.leased
 
 
@@ -212,9 +212,13 @@ class TestCollected:
             drain(connection)
 
         forget()
-        assert engine.queue("passing")
+        assert engine.inspect.queue("passing")
         assert placed(engine, "single") == (0, 3)
-        until(lambda: collect() is None and engine.queue("passing") is None and engine.queue("own") is None)
+        until(
+            lambda: (
+                collect() is None and engine.inspect.queue("passing") is None and engine.inspect.queue("own") is None
+            )
+        )
         received: list[Any] = []
         with watcher.Consumer([single], on_message=received.append):
             until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 3)
@@ -267,14 +271,14 @@ class TestCollected:
         client = forget()
         if store != "answers":
             monkeypatch.setattr(errands, "RETRY_S", 0.01)
-            delete, failures = client.engine.delete_queue, [1, 2]
+            delete, failures = client.engine.queues.delete, [1, 2]
 
             def away_for_a_while(*args: Any, **given: Any) -> Any:
                 return _unavailable(failures.pop()) if failures else delete(*args, **given)
 
-            monkeypatch.setattr(client.engine, "delete_queue", away_for_a_while)
+            monkeypatch.setattr(client.engine.queues, "delete", away_for_a_while)
         until(lambda: collect() is None and client._opened is None)
-        assert engine.queue("own") is None
+        assert engine.inspect.queue("own") is None
         assert placed(engine) == (1, 0)
         until(lambda: not any(thread.name == "kombu-fdb-errands" for thread in threading.enumerate()))
 
@@ -428,7 +432,7 @@ class TestUndrained:
             until(lambda: placed(engine) == (0, 5))
             own = connection.default_channel.engine
             with monkeypatch.context() as patch:
-                patch.setattr(own, "release", _unavailable)
+                patch.setattr(own.messages, "release", _unavailable)
                 until(lambda: connection.transport.receiver.failed)
             until(lambda: placed(engine) == (4, 1))
 
@@ -557,5 +561,5 @@ class TestPrograms:
             drain(connection)
 
         forget()
-        assert engine.queue("reply")
-        until(lambda: collect() is None and engine.queue("reply") is None)
+        assert engine.inspect.queue("reply")
+        until(lambda: collect() is None and engine.inspect.queue("reply") is None)

@@ -40,8 +40,10 @@ def test_all_at_once_at_the_end(producer: Producer) -> None:
 def test_one_transaction(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     engine = producer.channel.engine
-    publish = engine.publish
-    monkeypatch.setattr(engine, "publish", lambda messages, **_: (calls.append(len(messages)), publish(messages))[1])
+    publish = engine.publisher.publish
+    monkeypatch.setattr(
+        engine.publisher, "publish", lambda messages, **_: (calls.append(len(messages)), publish(messages))[1]
+    )
     with producer.batch():
         for number in range(100):
             producer.publish(number, routing_key="q")
@@ -119,7 +121,7 @@ def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.
     with pytest.raises(BatchPublishError), producer.batch() as batch:
         producer.publish(1, routing_key="q")
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "publish", fail)
+            patch.setattr(engine.publisher, "publish", fail)
             with pytest.raises(BatchPublishError) as caught:
                 batch.flush()
             assert isinstance(caught.value.__cause__, CommitUnknown)
@@ -133,7 +135,7 @@ def test_delays_and_priorities(producer: Producer) -> None:
         producer.publish("low", routing_key="q", priority=1)
         producer.publish("high", routing_key="q", priority=9)
     assert [producer.channel.basic_get("q").payload for _ in range(2)] == ["high", "low"]
-    assert producer.channel.engine.counts("q").delayed == 1
+    assert producer.channel.engine.inspect.counts("q").delayed == 1
 
 
 def test_unroutable(connection: Connection) -> None:

@@ -71,13 +71,13 @@ class TestDeclare:
 
     def test_exchange_type_of_the_delay_plugin(self, channel: Any) -> None:
         channel.exchange_declare("e", "x-delayed-message", arguments={"x-delayed-type": "topic"})
-        assert channel.engine.exchange("e").type == "topic"
+        assert channel.engine.inspect.exchange("e").type == "topic"
 
     def test_a_queues_name_has_amqps_longest_length(self, channel: Any) -> None:
         channel.queue_declare("q" * 255)
         with pytest.raises(PreconditionFailed, match="name is too long"):
             channel.queue_declare("q" * 256)
-        assert channel.engine.queue("q" * 256) is None
+        assert channel.engine.inspect.queue("q" * 256) is None
 
     def test_unknown_exchange_type(self, channel: Any) -> None:
         with pytest.raises(PreconditionFailed):
@@ -86,11 +86,11 @@ class TestDeclare:
     def test_redeclare_updates(self, channel: Any) -> None:
         channel.queue_declare("q", arguments={"x-message-ttl": 1000})
         channel.queue_declare("q", arguments={"x-message-ttl": 2000})
-        assert channel.engine.queue("q").arguments == {"x-message-ttl": 2000}
+        assert channel.engine.inspect.queue("q").arguments == {"x-message-ttl": 2000}
 
     def test_queue_options_become_arguments(self, channel: Any) -> None:
         Queue("q", expires=10, message_ttl=5, max_length=7, max_priority=9)(channel).declare()
-        assert channel.engine.queue("q").arguments == {
+        assert channel.engine.inspect.queue("q").arguments == {
             "x-expires": 10_000,
             "x-message-ttl": 5000,
             "x-max-length": 7,
@@ -211,7 +211,7 @@ class TestPublish:
     def test_unroutable_is_dropped(self, channel: Any) -> None:
         channel.exchange_declare("e", "direct")
         Producer(channel).publish(1, exchange="e", routing_key="k")
-        assert channel.engine.queues() == {}
+        assert channel.engine.inspect.queues() == {}
 
     def test_unroutable_is_returned(self, connection: Connection) -> None:
         returned = []
@@ -233,7 +233,7 @@ class TestPublish:
         with pytest.raises(PreconditionFailed, match="too large") as caught:
             connection.Producer().publish("x" * 3000, routing_key="q")
         assert isinstance(caught.value, connection.channel_errors)
-        assert connection.default_channel.engine.queues() == {}
+        assert connection.default_channel.engine.inspect.queues() == {}
 
     def test_a_body_that_is_no_body(self, channel: Any) -> None:
         with pytest.raises(TypeError):
@@ -264,20 +264,20 @@ class TestGet:
         Producer(channel).publish(1, routing_key="q")
         message = channel.basic_get("q", no_ack=True)
         assert message.payload == 1
-        assert channel.engine.counts("q").leased == 0
+        assert channel.engine.inspect.counts("q").leased == 0
         assert len(channel.qos) == 0
 
     def test_malformed(self, channel: Any) -> None:
-        channel.engine.publish([Publication("", "q", b"nonsense")])
+        channel.engine.publisher.publish([Publication("", "q", b"nonsense")])
         Producer(channel).publish(1, routing_key="q")
         assert channel.basic_get("q").payload == 1
-        assert channel.engine.counts("q.dead").ready == 1
+        assert channel.engine.inspect.counts("q.dead").ready == 1
 
 
 class TestDelay:
     def seconds_left(self, channel: Any, **publish: Any) -> int:
         Producer(channel).publish(1, routing_key="q", **publish)
-        counts = channel.engine.counts("q")
+        counts = channel.engine.inspect.counts("q")
         assert channel.basic_get("q") is None
         return counts.delayed
 

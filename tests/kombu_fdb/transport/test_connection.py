@@ -172,20 +172,20 @@ class TestLostConnection:
         engine = watcher.default_channel.engine
         self.consume(connection, held, until)
         until(lambda: connection.drain_events(timeout=5) or len(held) == 2)
-        until(lambda: engine.counts("q").leased == 4)
+        until(lambda: engine.inspect.counts("q").leased == 4)
         with outage(connection):
             connection.collect()
         # Two were not handed out: back at once. Two are being worked on: still ours.
-        until(lambda: engine.counts("q").leased == 2)
-        assert engine.counts("q").ready == 2
+        until(lambda: engine.inspect.counts("q").leased == 2)
+        assert engine.inspect.counts("q").ready == 2
         again: list[Any] = []
         self.consume(connection, again, until)
         until(lambda: connection.drain_events(timeout=5) or len(again) == 2)
         assert [message.payload for message in again] == [2, 3]
         for message in [*held, *again]:
             message.ack()
-        until(lambda: engine.counts("q").leased == 0)
-        assert engine.counts("q").ready == 0
+        until(lambda: engine.inspect.counts("q").leased == 0)
+        assert engine.inspect.counts("q").ready == 0
         assert connection.default_channel.client.lost_acks == 0
 
     def test_what_nobody_refers_to_goes_back(self, connection: Connection, connect: Any, until: Any) -> None:
@@ -198,12 +198,12 @@ class TestLostConnection:
         until(lambda: connection.drain_events(timeout=5) or len(held) == 3)
         kept = held[1]
         connection.collect()
-        assert engine.counts("q").leased == 3
+        assert engine.inspect.counts("q").leased == 3
         held.clear()
         gc.collect()
-        until(lambda: engine.counts("q").ready == 2)
+        until(lambda: engine.inspect.counts("q").ready == 2)
         kept.ack()
-        until(lambda: engine.counts("q").leased == 0)
+        until(lambda: engine.inspect.counts("q").leased == 0)
 
     def test_acks_in_an_outage_are_kept(self, connection: Connection, connect: Any, until: Any) -> None:
         held: list[Any] = []
@@ -216,8 +216,8 @@ class TestLostConnection:
             held[0].ack()
             until(lambda: connection.transport.receiver.failed)
             connection.collect()
-        until(lambda: engine.counts("q").leased == 0)
-        assert engine.counts("q").ready == 0
+        until(lambda: engine.inspect.counts("q").leased == 0)
+        assert engine.inspect.counts("q").ready == 0
 
     def test_close_in_an_outage(self, connect: Any, until: Any) -> None:
         """Nothing raises, nothing stays; the store gets the messages back when it answers, or after the TTL."""
@@ -228,7 +228,7 @@ class TestLostConnection:
         until(lambda: connection.drain_events(timeout=5) or len(held) == 1)
         with outage(connection):
             connection.close()
-        until(lambda: watcher.default_channel.engine.counts("q").ready == 1)
+        until(lambda: watcher.default_channel.engine.inspect.counts("q").ready == 1)
 
     def test_close_has_one_deadline(self, connect: Any, monkeypatch: pytest.MonkeyPatch, until: Any) -> None:
         """However many channels and consumers there are: after the first call that ran into it, nobody asks again."""
@@ -274,7 +274,7 @@ class TestSharing:
         other.close()
         assert client._membership is None
         with connect() as again:
-            assert again.default_channel.engine.beats() == []
+            assert again.default_channel.engine.sessions.beats() == []
 
     def test_no_thread_stays(self, connect: Any, until: Any) -> None:
         connection = connect()
@@ -324,9 +324,9 @@ class TestFork:
             self.in_child(child)
             held[0].ack()
             engine = connection.default_channel.engine
-            until(lambda: engine.counts("q").leased == 0)
-            assert engine.counts("q").ready == 0
-            assert engine.counts("other").leased == engine.counts("other").ready == 0
+            until(lambda: engine.inspect.counts("q").leased == 0)
+            assert engine.inspect.counts("q").ready == 0
+            assert engine.inspect.counts("other").leased == engine.inspect.counts("other").ready == 0
 
     def test_inherited_consumer_is_a_connection_error(self, connection: Connection) -> None:
         with connection.Consumer([Queue("q")]):

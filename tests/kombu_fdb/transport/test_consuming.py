@@ -46,13 +46,13 @@ class TestPrefetch:
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=prefetch):
             drain_all(connection)
-            assert len(held) == prefetch == engine.counts("q").leased
+            assert len(held) == prefetch == engine.inspect.counts("q").leased
             seen = prefetch
             while seen < 20:
                 held.pop(0).ack()
                 until(lambda: drain_all(connection) is None and len(held) == prefetch)
                 seen += 1
-                assert engine.counts("q").leased <= prefetch + 1, "one acked, not flushed yet"
+                assert engine.inspect.counts("q").leased <= prefetch + 1, "one acked, not flushed yet"
         assert [message.payload for message in held] == list(range(20 - prefetch, 20))
 
     def test_claimed_ahead_counts(self, connection: Connection, until: Any) -> None:
@@ -60,9 +60,9 @@ class TestPrefetch:
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=4):
             connection.drain_events(timeout=5)
-            until(lambda: engine.counts("q").leased == 4)
+            until(lambda: engine.inspect.counts("q").leased == 4)
             drain_all(connection)
-            assert engine.counts("q").leased == 4
+            assert engine.inspect.counts("q").leased == 4
 
     def test_unlimited_is_bounded_by_the_window(self, connect: Any, until: Any) -> None:
         connection = connect(claim_window=10)
@@ -70,8 +70,8 @@ class TestPrefetch:
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=lambda _: None):
             connection.drain_events(timeout=5)
-            until(lambda: engine.counts("q").leased >= 10)
-            assert engine.counts("q").leased == 10, "nobody drains"
+            until(lambda: engine.inspect.counts("q").leased >= 10)
+            assert engine.inspect.counts("q").leased == 10, "nobody drains"
             assert connection.default_channel.qos.can_consume_max_estimate() is None
 
     def test_per_channel(self, connection: Connection, until: Any) -> None:
@@ -109,7 +109,7 @@ class TestPrefetch:
         held: list[Any] = []
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=8) as consumer:
             connection.drain_events(timeout=5)
-            until(lambda: connection.default_channel.engine.counts("q").leased == 8)
+            until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 8)
             consumer.qos(prefetch_count=1)
             held.pop().ack()
             for expected in range(1, 8):
@@ -160,10 +160,10 @@ class TestSettle:
             channel.close()
             channel.close()
         assert "Restoring 2 unacknowledged message(s)" in caplog.text
-        counts = connection.default_channel.engine.counts("q")
+        counts = connection.default_channel.engine.inspect.counts("q")
         assert (counts.ready, counts.leased) == (3, 0)
         held[0].ack()  # late: nothing happens
-        assert connection.default_channel.engine.counts("q").ready == 3
+        assert connection.default_channel.engine.inspect.counts("q").ready == 3
 
     def test_close_without_connection(self, connection: Connection) -> None:
         channel = connection.channel()
@@ -178,7 +178,7 @@ class TestSettle:
             connection.drain_events(timeout=5)
             held[0].ack()
             started = time.monotonic()
-            until(lambda: engine.counts("q").leased == 0)
+            until(lambda: engine.inspect.counts("q").leased == 0)
             assert time.monotonic() - started < 10
 
     def test_rejected_go_to_the_dead(self, connection: Connection, channel: Any) -> None:
@@ -254,8 +254,8 @@ class TestCancel:
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=5)
-            until(lambda: engine.counts("q").leased == 10)
-        counts = engine.counts("q")
+            until(lambda: engine.inspect.counts("q").leased == 10)
+        counts = engine.inspect.counts("q")
         assert (counts.ready, counts.leased) == (9, 1)
         held[0].ack()
         assert connection.default_channel.basic_get("q").payload == 1
@@ -274,8 +274,8 @@ class TestCancel:
         connection.drain_events(timeout=5)
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.05)
-        until(lambda: engine.counts("q").leased == 0)
-        assert engine.counts("q").ready == 9
+        until(lambda: engine.inspect.counts("q").leased == 0)
+        assert engine.inspect.counts("q").ready == 9
 
     def test_ack_after_cancel(self, connection: Connection, until: Any) -> None:
         """A worker's warm shutdown: cancel, then the pool ends its tasks."""
@@ -285,8 +285,8 @@ class TestCancel:
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=5)
         held[0].ack()
-        until(lambda: engine.counts("q").leased == 0)
-        assert engine.counts("q").ready == 0
+        until(lambda: engine.inspect.counts("q").leased == 0)
+        assert engine.inspect.counts("q").ready == 0
 
     def test_consume_again(self, connection: Connection, until: Any) -> None:
         received: list[Any] = []
@@ -306,8 +306,8 @@ class TestNoAck:
         with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
             connection.drain_events(timeout=5)
             connection.drain_events(timeout=5)
-        until(lambda: engine.counts("q").leased == 0)
-        assert (len(received), engine.counts("q").ready) == (2, 8)
+        until(lambda: engine.inspect.counts("q").leased == 0)
+        assert (len(received), engine.inspect.counts("q").ready) == (2, 8)
 
     def test_prefetch_does_not_count(self, connection: Connection, until: Any) -> None:
         fill(connection, 10)
@@ -320,7 +320,7 @@ class TestNoAck:
         with connection.Consumer([queue], on_message=received.append, no_ack=True):
             fill(connection, 10)
             until(lambda: drain_all(connection) is None and len(received) == 10)
-            assert connection.default_channel.engine.counts("q").leased == 0
+            assert connection.default_channel.engine.inspect.counts("q").leased == 0
 
 
 class TestDrain:
@@ -378,9 +378,9 @@ def test_cancel_from_a_signal_handler(connection: Connection, until: Any) -> Non
     consumer = connection.Consumer([Queue("q")], on_message=lambda _: None)
     consumer.consume()
     connection.drain_events(timeout=5)
-    until(lambda: engine.counts("q").leased == 3)
+    until(lambda: engine.inspect.counts("q").leased == 3)
     with connection.transport.receiver.reception.dispatch._lock:  # interrupted here
         started = time.monotonic()
         consumer.cancel()
         assert time.monotonic() - started < 5
-    until(lambda: engine.counts("q").ready == 2)
+    until(lambda: engine.inspect.counts("q").ready == 2)

@@ -137,7 +137,7 @@ def test_nothing_is_stored_of_it(channel: Any) -> None:
     for odd in ODD:
         with pytest.raises(InvalidArgument):
             channel.basic_publish(odd, "", "q")
-    counts = channel.engine.counts("q")
+    counts = channel.engine.inspect.counts("q")
     assert (counts.ready, counts.delayed) == (0, 0)
 
 
@@ -194,7 +194,7 @@ def test_a_prefetch_count(channel: Any, count: Any) -> None:
 
 def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any, channel: Any) -> None:
     """A consumer is no judge of somebody else's options: only what would end a worker is (``tasks.py``)."""
-    channel.engine.publish([Publication("", "q", payload_of(odd, "", "q")) for odd in ODD])
+    channel.engine.publisher.publish([Publication("", "q", payload_of(odd, "", "q")) for odd in ODD])
     Producer(channel).publish("good", routing_key="q")
     seen: list[Any] = []
     with Consumer(channel, [Queue("q")], on_message=seen.append, accept=["json"]):

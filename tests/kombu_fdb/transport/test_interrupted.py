@@ -21,7 +21,7 @@ import kombu_fdb.api.queue
 import kombu_fdb.api.taking
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.facade import working
+from kombu_fdb.engine.facade import messages, publisher
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import attempt, client, errands, membership
@@ -35,7 +35,7 @@ from kombu_fdb.transport.holding import held as holding
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
-MODULES = (*API, attempt, channel, client, errands, holding, membership, retry, store_tokens, working)
+MODULES = (*API, attempt, channel, client, errands, holding, membership, retry, store_tokens, messages, publisher)
 WATCHED = {str(each.__file__) for each in MODULES}
 MOST_LINES = 400
 
@@ -105,7 +105,7 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         settle_down(broker)
         assert held(broker) == 0
         assert queue.stats().ready == 3
-        assert not broker._connection.held
+        assert not broker.connection.held
         assert not broker._client.membership().known
 
     assert each_line(lambda: how(broker), look) > 20
@@ -233,7 +233,7 @@ def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> No
         engine, stored = broker._engine, 0
 
         def put() -> None:
-            engine.publish([Publication("", "q", b"%d" % stored)])
+            engine.publisher.publish([Publication("", "q", b"%d" % stored)])
 
         def look() -> None:
             nonlocal stored
@@ -274,13 +274,13 @@ def test_threads_claim_side_by_side(broker: Broker, monkeypatch: pytest.MonkeyPa
     """BOUNDED: with a lock around it, the last of ten would wait for nine timeouts of the store."""
     queue, together = broker.queue("q"), threading.Barrier(10, timeout=10)
     assert queue.take(timeout=0) is None
-    claim = broker._engine.claim
+    claim = broker._engine.messages.claim
 
     def claim_together(*args: Any, **given: Any) -> Any:
         together.wait()
         return claim(*args, **given)
 
-    monkeypatch.setattr(broker._engine, "claim", claim_together)
+    monkeypatch.setattr(broker._engine.messages, "claim", claim_together)
     threads = [threading.Thread(target=lambda: queue.take(timeout=0), daemon=True) for _ in range(10)]
     for thread in threads:
         thread.start()

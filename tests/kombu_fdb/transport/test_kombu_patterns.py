@@ -164,7 +164,7 @@ def test_collect_replies_and_itermessages(connect):
     messages = itermessages(connection, channel, queue, limit=1, timeout=10, no_ack=True)
     assert [body for body, _ in messages] == [0], "and what was claimed beyond the limit is not lost"
     assert list(collect_replies(connection, channel, queue, limit=2, timeout=10)) == [1, 2]
-    assert channel.engine.queue("answers") is None, "kombu deletes a reply queue"
+    assert channel.engine.inspect.queue("answers") is None, "kombu deletes a reply queue"
 
 
 # -- connections -------------------------------------------------------------------------------------------------------

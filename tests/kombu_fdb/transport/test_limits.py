@@ -61,7 +61,7 @@ class Listener:
 
     @property
     def active(self) -> bool:
-        found = self.connection.default_channel.engine.active_consumer("q")
+        found = self.connection.default_channel.engine.inspect.active_consumer("q")
         return found is not None and found[1] in self.consumer._active_tags.values()
 
 
@@ -119,7 +119,7 @@ class TestArguments:
         ready_at = connection.transport.now_ms()
         until(lambda: connection.transport.now_ms() > ready_at + 10)
         publish(connection, "high", priority=9)
-        assert engine.control("q").ageing == 0.001
+        assert engine.inspect.control("q").ageing == 0.001
         assert Listener(connection).bodies == ["low", "high"]
 
 
@@ -194,9 +194,9 @@ class TestSingleActiveConsumer:
         two, armed = Listener(other), threading.Event()
         assert two.bodies == []  # it has drained
         until(lambda: other.transport.receiver.reception.idle)
-        claims, arm = [], engine.arm
-        engine.claim = lambda *arguments, **_: claims.append(arguments) or []
-        engine.arm = lambda *arguments: armed.set() or arm(*arguments)
+        claims, arm = [], engine.messages.arm
+        engine.messages.claim = lambda *arguments, **_: claims.append(arguments) or []
+        engine.messages.arm = lambda *arguments: armed.set() or arm(*arguments)
         publish(connection, *range(50))
         until(lambda: one.bodies == [0])
         one.held[0].ack()
@@ -222,7 +222,7 @@ class TestSingleActiveConsumer:
         publish(connection, 0)
         until(lambda: one.bodies == [0])
         client = connection.default_channel.client
-        client.engine.close_session(client.membership().session_id)
+        client.engine.sessions.close(client.membership().session_id)
         until(lambda: one.bodies == [0, 0])
         assert one.active
 
@@ -253,7 +253,7 @@ class TestTimeToRun:
         until(lambda: fast.bodies == ["task"])
         assert fast.held[0].headers["x-delivery-count"] == 1
         fast.held[0].ack()
-        until(lambda: fast.connection.default_channel.engine.counts("q").leased == 0)
+        until(lambda: fast.connection.default_channel.engine.inspect.counts("q").leased == 0)
         slow.held[0].ack()
         assert caplog.text.count("was settled after its time to run") == 1
         assert slow.connection.default_channel.client.lost_acks == 0
@@ -264,7 +264,7 @@ class TestTimeToRun:
         publish(connection, "other")
         listener = Listener(connection)
         until(lambda: listener.bodies == ["task", "other", "task"])
-        assert connection.default_channel.engine.counts("q").leased == 2
+        assert connection.default_channel.engine.inspect.counts("q").leased == 2
 
     @pytest.mark.parametrize("header", [None, 0])
     def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
@@ -282,7 +282,7 @@ class TestTimeToRun:
             assert 1 <= len(timers) <= 3
             listener.held.pop(0).ack()
         until(lambda: not timers)
-        assert connection.default_channel.engine.counts("q").ready == 0
+        assert connection.default_channel.engine.inspect.counts("q").ready == 0
 
     def test_an_ack_counts_although_the_store_does_not_answer(
         self, connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
@@ -292,14 +292,14 @@ class TestTimeToRun:
         listener = Listener(connection)
         until(lambda: listener.bodies == ["in time", "late"])
         client = connection.default_channel.client
-        release, refused = client.engine.release, []
+        release, refused = client.engine.messages.release, []
 
         def fail(*arguments: Any, **options: Any) -> Any:
             refused.append(arguments)
             raise StoreUnavailable("for a test")
 
-        monkeypatch.setattr(client.engine, "release", fail)
-        monkeypatch.setattr(client.engine, "ack", fail)
+        monkeypatch.setattr(client.engine.messages, "release", fail)
+        monkeypatch.setattr(client.engine.messages, "ack", fail)
         monkeypatch.setattr(client, "flush_acks", lambda: None)
         listener.held[0].ack()
         timers = client._overdue._timers
@@ -308,11 +308,11 @@ class TestTimeToRun:
         listener.held[1].ack()
         assert not timers, "its hand-back, which failed, is not tried again"
         monkeypatch.undo()
-        assert client.engine.release == release
+        assert client.engine.messages.release == release
         client.flush_acks()
         assert client.lost_acks == 0
-        until(lambda: connection.default_channel.engine.counts("q").leased == 0)
-        assert connection.default_channel.engine.counts("q").ready == 0
+        until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 0)
+        assert connection.default_channel.engine.inspect.counts("q").ready == 0
 
     def test_late_messages_keep_their_room(self, connection: Connection, until: Any) -> None:
         """A consumer that hangs gets no other messages, to be late with them as well."""
@@ -321,7 +321,7 @@ class TestTimeToRun:
         publish(connection, "first", "second")
         until(lambda: listener.bodies == ["first"])
         engine = connection.default_channel.engine
-        until(lambda: engine.counts("q").ready == 2)
+        until(lambda: engine.inspect.counts("q").ready == 2)
         assert listener.bodies == ["first"]
         for settle in (listener.held[0].requeue, listener.held[0].ack):
             settle() if not listener.held[0].acknowledged else None
@@ -335,7 +335,7 @@ class TestTimeToRun:
         engine = connection.default_channel.engine
         publish(connection, 0, 1, 2)
         connection.drain_events(timeout=5)
-        until(lambda: engine.counts("q").leased == 0)
+        until(lambda: engine.inspect.counts("q").leased == 0)
         dispatch = connection.transport.receiver.reception.dispatch
         assert dispatch.stalled, "nothing is claimed for it until it drains again"
         other = Listener(connect(**ANOTHER_PROCESS))
@@ -352,16 +352,16 @@ class TestTimeToRun:
     def test_a_direct_get_has_one_too(self, connection: Connection, until: Any) -> None:
         publish(connection, "task", headers={"x-ttr": 50})
         message = connection.default_channel.basic_get("q")
-        until(lambda: connection.default_channel.engine.counts("q").ready == 1)
+        until(lambda: connection.default_channel.engine.inspect.counts("q").ready == 1)
         message.ack()
-        assert connection.default_channel.engine.counts("q").ready == 1
+        assert connection.default_channel.engine.inspect.counts("q").ready == 1
 
     def test_past_the_delivery_limit_it_is_a_dead_letter(self, connection: Connection, until: Any) -> None:
         declare(connection, consumer_timeout=30, delivery_limit=1)
         listener = Listener(connection)
         publish(connection, "poison")
         engine = connection.default_channel.engine
-        until(lambda: listener.bodies and engine.counts("q.dead").ready)
+        until(lambda: listener.bodies and engine.inspect.counts("q.dead").ready)
         assert listener.bodies == ["poison"] * 2
         (death,) = connection.default_channel.basic_get("q.dead").headers["x-death"]
         assert (death["reason"], death["error"]) == ("delivery_limit", "its time to run (ttr) has passed")

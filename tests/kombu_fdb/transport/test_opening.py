@@ -155,7 +155,7 @@ def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) ->
     client.attach(user, timeout_s=DEADLINE_S)
     away = Store(unavailable)
     with monkeypatch.context() as patch:
-        patch.setattr(client.engine, "open_session", away)
+        patch.setattr(client.engine.sessions, "open", away)
         threads, outcomes = together(client.membership)
         wait_for(THREADS, client._joining)
         away.answers.set()
@@ -165,7 +165,7 @@ def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) ->
     threads, outcomes = together(client.membership)
     end(threads)
     assert len(set(outcomes)) == 1
-    assert len(client.engine.beats()) == 1
+    assert len(client.engine.sessions.beats()) == 1
 
 
 def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempt
     publish(channel, "5")
     before_ms = connection.transport.now_ms()
     work(connection)
-    (resting,) = channel.engine.delayed("q", 10)
+    (resting,) = channel.engine.inspect.delayed("q", 10)
     assert len(attempts) == 1
     assert resting.due_ms >= before_ms + poison.FIRST_PAUSE_MS
     assert resting.redeliveries == 1, "the attempt counts"
@@ -67,11 +67,11 @@ def test_one_traceback_and_then_a_line_for_each_attempt(
 ):
     monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 1)
     publish(channel, "5")
-    (stored,) = channel.engine.peek("q", 1)
+    (stored,) = channel.engine.inspect.peek("q", 1)
     with caplog.at_level(logging.ERROR, "kombu_fdb.transport.worker.poison"):
         for _ in range(4):
             work(connection)
-    (letter,) = until(lambda: channel.engine.peek("q.dead", 2))
+    (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
     assert letter.deaths[0].reason == "delivery_limit"
     assert "not what Celery expects" in letter.deaths[0].details["traceback"]
     told = [record for record in caplog.records if record.name == "kombu_fdb.transport.worker.poison"]
@@ -92,7 +92,7 @@ def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, chann
     publish(channel, json.dumps([[], {}, {}]), GOOD)
     work(connection)
     assert [message.payload for message in attempts] == [[[], {}, {}]]
-    (letter,) = until(lambda: channel.engine.peek("q.dead", 2))
+    (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
     assert letter.deaths[0].reason == "malformed"
     assert "body" in letter.deaths[0].details["error"]
 

@@ -101,7 +101,7 @@ def test_the_last_connection_is_dropped_in_between(
     with Connection(url) as connection:
         connection.Producer(auto_declare=False).publish("x", routing_key="q")
         stores.store(name).land_late_commits()
-        assert connection.default_channel.engine.counts("q").ready == 1
+        assert connection.default_channel.engine.inspect.counts("q").ready == 1
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def publication(text: str, **fields: Any) -> Publication:
 
 
 def publish(bench: Bench, *texts: str) -> list[list[str]]:
-    return bench.engine.publish([publication(text) for text in texts])
+    return bench.engine.publisher.publish([publication(text) for text in texts])
 
 
 def stored(bench: Bench) -> list[str]:
@@ -140,7 +140,7 @@ def test_cut_into_other_batches(bench: Bench, faults: Faults, lands_s: float | N
     assert publish(bench, "c", "d") == [["q"], ["q"]]
     assert publish(bench, "a", "b") == [["q"], ["q"]]
     assert stored(bench) == ["a", "b", "c", "d"]
-    assert not bench.engine.doubts
+    assert not bench.engine.publisher.doubts
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
@@ -154,7 +154,7 @@ def test_beside_another_that_fails(bench: Bench, faults: Faults, lands_s: float 
         publish(bench, "a")
     faults.at_commits(None, Fault.COMMIT_LATE) if lands_s != 0.0 else lose(faults, None)
     with pytest.raises(KombuFDBError):
-        bench.engine.publish([publication("a"), other])
+        bench.engine.publisher.publish([publication("a"), other])
     faults.stop()
     assert publish(bench, "a", "b") == [["q"], ["q"]]
     assert stored(bench) == ["a", "b"]
@@ -174,9 +174,9 @@ def test_equal_messages_are_as_many_as_were_published(bench: Bench, faults: Faul
 def test_a_delay_is_reckoned_anew(bench: Bench, faults: Faults, lands_s: float | None) -> None:
     lose(faults, lands_s)
     with pytest.raises(CommitUnknown):
-        bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
+        bench.engine.publisher.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
     bench.clock.advance(0.5)
-    bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
+    bench.engine.publisher.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
     stored(bench)
     assert bench.counts() == (0, 1, 0)
 
@@ -214,7 +214,7 @@ def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
     bench.clock.advance(LONGEST_DOUBT_S + 1)
     publish(bench, "x")
     assert stored(bench) == ["x", "x"]
-    assert not bench.engine.doubts
+    assert not bench.engine.publisher.doubts
 
 
 def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,18 +223,20 @@ def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monke
         lose(faults, None)
         with pytest.raises(CommitUnknown):
             publish(bench, str(number))
-    assert len(bench.engine.doubts) == 3
+    assert len(bench.engine.publisher.doubts) == 3
 
 
 def test_what_differs_is_another_message(bench: Bench, faults: Faults) -> None:
     lose(faults, 0.0)
     with pytest.raises(CommitUnknown):
         publish(bench, "x")
-    bench.engine.publish([publication("x", key="k"), publication("x", priority=3), publication("x", ttl_ms=60_000)])
-    bench.engine.publish([publication("x", due_ms=bench.clock.wall_ms() + 1)])
+    bench.engine.publisher.publish(
+        [publication("x", key="k"), publication("x", priority=3), publication("x", ttl_ms=60_000)]
+    )
+    bench.engine.publisher.publish([publication("x", due_ms=bench.clock.wall_ms() + 1)])
     assert bench.counts() == (4, 1, 0)
 
 
 def test_nothing_is_paid_for_it_while_all_goes_well(bench: Bench) -> None:
     publish(bench, "x")
-    assert not bench.engine.doubts
+    assert not bench.engine.publisher.doubts

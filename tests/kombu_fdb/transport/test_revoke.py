@@ -114,7 +114,7 @@ def test_a_body_that_the_app_does_not_accept_is_not_decoded(app, broker, monkeyp
     sent = app.tasks["send"].apply_async((1,), serializer="pickle")
     assert app.control.cancel(sent.id) == 1
     assert sent.state == "REVOKED"
-    assert "a chord is not told" in caplog.text
+    assert "its chord is not updated" in caplog.text
 
 
 def test_a_message_that_is_no_task_has_no_result(app, broker):

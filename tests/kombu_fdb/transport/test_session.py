@@ -28,18 +28,18 @@ def take_for_dead(connection: Connection) -> None:
     """What another process does to a session that is silent for too long."""
     client = connection.default_channel.client
     session_id = client.membership().session_id
-    client.engine.close_session(session_id)
+    client.engine.sessions.close(session_id)
 
 
 def beats_of(engine: Engine) -> dict[bytes, bytes]:
-    return {session_id: beat for session_id, beat, _ttl_s in engine.beats()}
+    return {session_id: beat for session_id, beat, _ttl_s in engine.sessions.beats()}
 
 
 def test_the_heartbeat_tells_which_queues_are_consumed(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     hold(connection, 1, until)
     client = connection.default_channel.client
-    until(lambda: client.engine.consumers("q") == [client.membership().session_id])
+    until(lambda: client.engine.inspect.consumers("q") == [client.membership().session_id])
 
 
 def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
@@ -54,7 +54,7 @@ def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> N
     waited.wait()
     assert beats_of(engine)[connection.default_channel.client.membership().session_id] != first
     held[0].ack()
-    until(lambda: engine.counts("q").leased == 0)
+    until(lambda: engine.inspect.counts("q").leased == 0)
     assert connection.default_channel.client.lost_acks == 0
 
 
@@ -65,8 +65,10 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     held = hold(silent, 1, until)
     client = silent.default_channel.client
     lost = client.membership()
-    beat = client.engine.beat
-    monkeypatch.setattr(client.engine, "beat", lambda session: True if session == lost.session_id else beat(session))
+    beat = client.engine.sessions.beat
+    monkeypatch.setattr(
+        client.engine.sessions, "beat", lambda session: True if session == lost.session_id else beat(session)
+    )
     again: list[Any] = []
     other.Consumer([Queue("q")], on_message=again.append).consume()
     until(lambda: other.drain_events(timeout=5) or again)
@@ -74,14 +76,14 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     held[0].ack()
     until(lambda: client.lost_acks == 1)
     again[0].ack()
-    until(lambda: other.default_channel.engine.counts("q").leased == 0)
-    assert other.default_channel.engine.counts("q").ready == 0
+    until(lambda: other.default_channel.engine.inspect.counts("q").leased == 0)
+    assert other.default_channel.engine.inspect.counts("q").ready == 0
 
 
 def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) -> None:
     held = hold(connection, 3, until, prefetch_count=3)
     take_for_dead(connection)
-    until(lambda: "taken for dead" in caplog.text)
+    until(lambda: "declared dead" in caplog.text)
     held[0].ack()  # its room is free, its lease is lost
     until(lambda: connection.drain_events(timeout=5) or len(held) == 4)
     assert held[3].payload == held[0].payload
@@ -108,20 +110,20 @@ def test_claims_of_unknown_outcome_are_recovered(
         connection.Producer(auto_declare=False).publish(number, routing_key="q")
     held = channel.basic_get("q")
     engine = channel.engine
-    claim = engine.claim
+    claim = engine.messages.claim
 
     def claim_and_forget(*arguments: Any, **options: Any) -> Any:
         claim(*arguments, **options)
         raise CommitUnknown(in_flight=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "claim", claim_and_forget)
+        patch.setattr(engine.messages, "claim", claim_and_forget)
         with pytest.raises(connection.connection_errors):
             channel.basic_get("q")
-    until(lambda: engine.counts("q").leased == 1)  # without another claim: a consumer that is full makes none
+    until(lambda: engine.inspect.counts("q").leased == 1)  # without another claim: a consumer that is full makes none
     assert channel.basic_get("q").payload == 1, "it was put back to its place"
     held.ack()
-    assert engine.counts("q").leased == 1
+    assert engine.inspect.counts("q").leased == 1
 
 
 def test_exit_hands_back(url: str, connect: Any) -> None:
@@ -135,8 +137,8 @@ message = connection.default_channel.basic_get("q")
 """
     subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
     engine = connect().default_channel.engine
-    assert (engine.counts("q").ready, engine.counts("q").leased) == (1, 0)
-    assert engine.beats() == []
+    assert (engine.inspect.counts("q").ready, engine.inspect.counts("q").leased) == (1, 0)
+    assert engine.sessions.beats() == []
 
 
 def test_exit_of_a_multiprocessing_child(url: str, connect: Any) -> None:
@@ -154,4 +156,4 @@ process.join()
 sys.exit(process.exitcode)
 """
     subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
-    assert connect().default_channel.engine.counts("q").ready == 1
+    assert connect().default_channel.engine.inspect.counts("q").ready == 1

@@ -101,8 +101,8 @@ def _complete(entry: LogEntry, text: str) -> None:
 
 #: Without the project's Celery app.
 UNTOLD = (
-    "Whoever waits for a result, or for a chord, is not told: no Celery app is known here. "
-    "Set CELERY_FDB['APP'] to have results become REVOKED."
+    "Results and chords are not updated, because no Celery app is known here. "
+    "Set CELERY_FDB['APP'] so that results become REVOKED."
 )
 
 
@@ -163,7 +163,7 @@ def _tell(app: Celery | None, gone: Sequence[Peeked]) -> str:
             tell(app, each)
         except NotTold as error:
             failures.append(f"{str(error).rstrip('.')}.")
-    return " ".join(failures) or "Results that were waited for became REVOKED."
+    return " ".join(failures) or "Their results, if any, became REVOKED."
 
 
 def _discard(broker: Broker, request: Request) -> Outcome:
@@ -172,7 +172,7 @@ def _discard(broker: Broker, request: Request) -> Outcome:
 
 def _outcome(text: str, missed: int) -> Outcome:
     if missed:
-        text += f" {_messages(missed, 'message')} had moved meanwhile and was left alone."
+        text += f" Left alone: {_messages(missed, 'message')} that had moved meanwhile."
     return Outcome(text, missed)
 
 
@@ -188,10 +188,20 @@ def _names(request: Request, spots: Sequence[Spot]) -> str:
 ACTIONS = {
     action.name: action
     for action in (
-        Action("pause", "Pause", "Hand out no more messages of {target}? What is in work goes on.", _pause),
-        Action("resume", "Resume", "Hand out messages of {target} again?", _resume),
-        Action("replay", "Replay", "Bring {number} back to the queue where it died?", _replay, selects=True),
-        Action("replay_all", "Replay all", "Bring all dead letters of {target} back to where they died?", _replay_all),
+        Action(
+            "pause",
+            "Pause",
+            "Stop delivering messages of {target}? Messages that workers hold are not affected.",
+            _pause,
+        ),
+        Action("resume", "Resume", "Deliver messages of {target} again?", _resume),
+        Action("replay", "Replay", "Replay {number}, each to the queue it died in?", _replay, selects=True),
+        Action(
+            "replay_all",
+            "Replay all",
+            "Replay all dead letters of {target}, each to the queue it died in?",
+            _replay_all,
+        ),
         Action(
             "discard_all",
             "Discard all",
@@ -210,7 +220,7 @@ ACTIONS = {
         Action(
             "cancel",
             "Cancel",
-            "Delete {number} of {target} for good? A worker that runs one already goes on, and may store its result. "
+            "Delete {number} of {target} for good? A worker that already runs one goes on, and may store its result. "
             "{told}",
             _cancel,
             selects=True,

@@ -93,7 +93,7 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
     model = DeadLetter if is_dead else Queue
     if listed is None:
         return render(
-            request, site, "moved", model, {"title": "It is no longer there", **urls_of(site, name)}, status=404
+            request, site, "moved", model, {"title": "The message is no longer here", **urls_of(site, name)}, status=404
         )
     row = row_of(listed, SystemClock().wall_ms())
     may_see = conf.read().show_bodies and allows(request, VIEW_BODY)
@@ -146,7 +146,7 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
     spots = [_spot(token) for token in request.POST.getlist("selected")[:MOST_SELECTED]]
     back = _back(request, site, name)
     if action is None or (action.selects and not spots):
-        messages.warning(request, "Choose an action and select what it is for. Nothing was changed.")
+        messages.warning(request, "Choose an action and select the messages for it. Nothing was changed.")
         return HttpResponseRedirect(back)
     app = conf.app_of_broker(conf.read())
     asked = Request(name, spots, request.POST.get("key"), _names(broker, name, spots), app)
@@ -172,7 +172,7 @@ def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
 
 def _ask(request: HttpRequest, site: AdminSite, action: Action, asked: Request, back: str) -> HttpResponse:
     number = f"{len(asked.spots)} message{'' if len(asked.spots) == 1 else 's'}"
-    told = UNTOLD if asked.app is None else "Results that are waited for become REVOKED."
+    told = UNTOLD if asked.app is None else "Their results, if any, become REVOKED."
     context = {
         "title": "Are you sure?",
         "action": action,

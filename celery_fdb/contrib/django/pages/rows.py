@@ -184,20 +184,20 @@ class Body(NamedTuple):
 def body_of(row: Row) -> Body:
     """Only for those who may see it."""
     if row.envelope is None:
-        return Body("", "It was not published through Kombu, so nobody knows what its bytes mean.")
+        return Body("", "It was not published through Kombu, so the format of its bytes is unknown.")
     kind, raw = str(row.envelope.content_type or ""), row.envelope.body
     if row.envelope.headers.get("compression"):
-        return Body("", "It is compressed.")
+        return Body("", "The body is compressed.")
     if kind != "application/json" and not kind.startswith("text/"):
         return Body(
-            "", f"Its content type is {kind or 'unknown'}: only JSON and text are shown, pickle is never loaded."
+            "", f"Its content type is {kind or 'unknown'}: only JSON and text are shown, and pickle is never loaded."
         )
     try:
         text = raw.decode()
         if kind == "application/json":
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return Body("", f"It is not the {kind} it says it is.")
+        return Body("", f"The body is not valid {kind}.")
     return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
 
 

@@ -69,7 +69,7 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
     try:
         (view,) = overview.look(broker, queues=[name]).queues
     except QueueNotFound:
-        messages.warning(request, f"There is no queue “{name}”. Perhaps it was deleted.")
+        messages.warning(request, f"There is no queue “{name}”. It may have been deleted.")
         return HttpResponseRedirect(reverse("admin:celery_fdb_queue_changelist", current_app=site.name))
     keys = overview.look_at_keys(broker, name, top=TOP_KEYS + 1)
     context = {

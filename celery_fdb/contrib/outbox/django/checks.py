@@ -21,8 +21,8 @@ def check_table(**_: Any) -> list[CheckMessage]:
         if TABLE in connection.introspection.table_names():
             return []
     except DatabaseError as error:
-        return [_error(f"The outbox's database does not answer: {error}.", "Start it, or mend DATABASES.")]
-    return [_error("The outbox has no table.", "Run manage.py migrate celery_outbox.")]
+        return [_error(f"The outbox's database does not answer: {error}.", "Start it, or correct DATABASES.")]
+    return [_error("The outbox's table is missing.", "Run manage.py migrate celery_outbox.")]
 
 
 def _error(text: str, hint: str) -> CheckMessage:

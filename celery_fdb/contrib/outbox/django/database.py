@@ -51,7 +51,7 @@ def _outbox(app: Celery, using: str) -> DjangoOutbox:
 class DjangoOutbox(Outbox):
     """``using``: the database's alias."""
 
-    how_to_make_it = 'put "celery_fdb.contrib.outbox.django" into INSTALLED_APPS, and run `manage.py migrate`'
+    how_to_make_it = 'add "celery_fdb.contrib.outbox.django" to INSTALLED_APPS, and run `manage.py migrate`'
 
     def __init__(self, app: Celery, using: str) -> None:
         super().__init__(app, partial(connections.__getitem__, using), _MARK)
@@ -83,9 +83,9 @@ class DjangoOutbox(Outbox):
                 self.relay_some(rows, len(ids), ids)
         except OperationalError as error:
             self._quiet_until = self._clock.monotonic() + QUIET_S
-            logger.warning("the broker does not answer, tasks are left to fdb_relay: %s", error)
+            logger.warning("the broker does not answer, fdb_relay will publish the tasks: %s", error)
         except Exception:
-            logger.exception("tasks are left to fdb_relay")
+            logger.exception("fdb_relay will publish the tasks")
 
     @contextmanager
     def opened(self) -> Iterator[Rows]:

@@ -37,7 +37,7 @@ def envelope(headers: Any = None, properties: Any = None, body: bytes = b"[[], {
 
 
 def publish(broker: Broker, payload: bytes = b"x", **options: Any) -> None:
-    broker._engine.publish([Publication("", "q", payload, **options)])
+    broker._engine.publisher.publish([Publication("", "q", payload, **options)])
 
 
 def ok(client: Any, url: str, **query: str) -> str:
@@ -74,7 +74,7 @@ def audit() -> list[str]:
 
 def test_a_queue_without_a_name(broker: Broker, operator: Any) -> None:
     """A message without a routing key makes it."""
-    broker._engine.publish([Publication("", "", envelope({"task": "shop.charge"}))])
+    broker._engine.publisher.publish([Publication("", "", envelope({"task": "shop.charge"}))])
     page = ok(operator, at("queue_changelist"))
     (url,) = re.findall(r'<th scope="row"><a href="([^"]+)"', page)
     for view in ("change", "keys", "messages", "history"):
@@ -150,7 +150,7 @@ def test_a_dead_letter_exchange_of_any_kind(broker: Broker, operator: Any, excha
     publish(broker)
     arguments = {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": exchange}
     row = QueueDeclaration("q", arguments=arguments).encode()
-    broker._engine._write(lambda work: work.tr.set(broker._engine.keys.queue("q"), row))
+    broker._engine.transactions.write(lambda work: work.tr.set(broker._engine.keys.queue("q"), row))
     ok(operator, at("deadletter_changelist"))
 
 
@@ -163,7 +163,7 @@ def test_what_is_too_long_for_a_key_of_the_store(broker: Broker, viewer: Any) ->
 def test_rows_that_nobody_can_read_are_a_page_that_says_so(broker: Broker, viewer: Any) -> None:
     publish(broker)
     engine = broker._engine
-    engine._write(lambda work: work.tr.set(engine.keys.control("q"), b"\xff"))
+    engine.transactions.write(lambda work: work.tr.set(engine.keys.control("q"), b"\xff"))
     answer = viewer.get(at("queue_change", "q"))
     assert 400 <= answer.status_code < 500
     assert "be read" in answer.content.decode()
@@ -185,7 +185,7 @@ def test_an_entry_of_the_audit_always_ends(
 
     publish(broker)
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # xdist can't hand on what is not UTF-8
-    monkeypatch.setattr(type(broker._engine), "change_control", fail)
+    monkeypatch.setattr(type(broker._engine.queues), "change_control", fail)
     with suppress(type(error)):
         act(operator, "q", action="pause")
     (told,) = audit()
@@ -252,7 +252,7 @@ def test_secrets_are_masked_wherever_they_stand(broker: Broker, operator: Any) -
     assert hidden not in ok(operator, message, body="1")
     error = {"error": f"token={hidden}", "traceback": f"connect('amqp://a:{hidden}@h')", "env": {"secret": hidden}}
     (lease,) = (each._delivery.lease for each in broker.queue("q").take_many(1, 10))
-    broker._engine.reject([lease], **error, attempts=[{"time": "", "error": f"password: {hidden}"}])
+    broker._engine.messages.reject([lease], **error, attempts=[{"time": "", "error": f"password: {hidden}"}])
     (message,) = links(operator, at("queue_messages", "q.dead"))
     assert hidden not in ok(operator, message, body="1")
     assert "token=" in ok(operator, message)

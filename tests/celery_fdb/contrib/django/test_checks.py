@@ -49,7 +49,7 @@ def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -
         ({"OPTIONS": []}, "dict"),
         (["PAGE_SIZE"], "CELERY_FDB = {}"),
         ({"APP": "nowhere.celery:app"}, "package.module:name"),
-        ({"APP": "os.path:join"}, "no Celery app"),
+        ({"APP": "os.path:join"}, "not a Celery app"),
     ],
 )
 def test_unusable_settings(configure: Configure, settings: Any, says: str) -> None:

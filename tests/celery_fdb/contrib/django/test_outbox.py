@@ -21,7 +21,7 @@ from django.test import TestCase
 from celery_fdb import install
 from celery_fdb.contrib.outbox import MOST_ATTEMPTS, django, sending
 from celery_fdb.contrib.published import BrokerInTest, Published
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.publisher import Publisher
 
 ROOT = Path(__file__).parents[4]
 
@@ -93,9 +93,9 @@ def test_all_tasks_of_a_transaction_are_one_transaction_of_the_broker(
     charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    publish = Engine.publish
+    publish = Publisher.publish
     monkeypatch.setattr(
-        Engine, "publish", lambda self, some, **kw: sizes.append(len(some)) or publish(self, some, **kw)
+        Publisher, "publish", lambda self, some, **kw: sizes.append(len(some)) or publish(self, some, **kw)
     )
     with transaction.atomic():
         for number in range(5):

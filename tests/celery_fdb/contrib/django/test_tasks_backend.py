@@ -164,7 +164,7 @@ def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, ta
     assert broker.queue("default").stats().delayed == 1
     assert tasks.add.get_result(later.id).status is TaskResultStatus.READY
     ids = [tasks.mail.using(priority=priority).enqueue("a").id for priority in (0, -100, 100, 50, -50)]
-    listed = broker._engine.page("mail", View("ready"), 10).messages
+    listed = broker._engine.inspect.page("mail", View("ready"), 10).messages
     order = [(each.message.task_id, each.priority) for each in listed]
     assert order == [(ids[2], 9), (ids[3], 6), (ids[0], 4), (ids[4], 2), (ids[1], 0)]
 

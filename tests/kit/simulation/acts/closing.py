@@ -48,7 +48,7 @@ def close(world: World, frame: Frame) -> None:
     session = process.session
     process.duties.stop()
     world.note(f"{process.name} closes")
-    process.engine.close_session(session)
+    process.engine.sessions.close(session)
     if process.busy == {"close"} and process in world.processes.values():
         world.kill(process)
 

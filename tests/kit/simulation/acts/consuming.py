@@ -7,7 +7,6 @@ from dataclasses import replace
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Dice, Frame, Process
-from kit.simulation.verbs import ConnectedEngine
 from kit.simulation.violation import Violation
 from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
@@ -43,7 +42,6 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         membership, duties = process.membership, process.duties
         process.turns = Turns(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
-    assert isinstance(process.engine, ConnectedEngine)
     client = SimulatedClient(process.engine, process.link, options, join)
     transport = SimulatedTransport(
         client, world.clock.monotonic, Dice(world.frames), rng.choice([1, 2, 3, 5]), process.clock.wall_ms

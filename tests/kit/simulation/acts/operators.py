@@ -33,7 +33,7 @@ def limit(world: World, frame: Frame) -> None:
         ]
     )
     world.note(f"limits of {key!r} in {queue}: {limits}")
-    frame.actor.engine.limit(queue, key, limits)
+    frame.actor.engine.queues.limit(queue, key, limits)
 
 
 def pause(world: World, frame: Frame) -> None:
@@ -43,12 +43,12 @@ def pause(world: World, frame: Frame) -> None:
     newcomer = frame.rng.choice(["next", "next", "current", "first"])
     control = QueueControl(paused=frame.rng.random() < 0.3, newcomer=newcomer, every_key=every_key)
     world.note(f"control of {queue}: {control}")
-    frame.actor.engine.set_control(queue, control)
+    frame.actor.engine.queues.set_control(queue, control)
 
 
 def purge(world: World, frame: Frame) -> None:
     queue = frame.rng.choice([*world.profile.queues])
-    world.note(f"purge {queue}: {frame.actor.engine.purge(queue)}")
+    world.note(f"purge {queue}: {frame.actor.engine.queues.purge(queue)}")
 
 
 def delete(world: World, frame: Frame) -> None:
@@ -57,13 +57,13 @@ def delete(world: World, frame: Frame) -> None:
     if rows:
         queue, message_id = frame.rng.choice(rows)
         world.note(f"delete {message_id.hex()[:6]} of {queue}")
-        frame.actor.engine.delete(queue, message_id)
+        frame.actor.engine.messages.delete(queue, message_id)
 
 
 def replay(world: World, frame: Frame) -> None:
     """Bring dead letters back."""
     queue = frame.rng.choice([*world.profile.queues])
-    world.note(f"replay {queue}: {frame.actor.engine.replay(queue, frame.rng.choice([1, 3]))}")
+    world.note(f"replay {queue}: {frame.actor.engine.dead_letters.replay(queue, frame.rng.choice([1, 3]))}")
 
 
 def garble(world: World, frame: Frame) -> None:
@@ -84,8 +84,8 @@ def garble(world: World, frame: Frame) -> None:
 def drop(world: World, frame: Frame) -> None:
     """Delete a queue and declare it anew."""
     queue = frame.rng.choice([*world.profile.queues])
-    world.note(f"drop {queue}: {frame.actor.engine.delete_queue(queue)}")
-    frame.actor.engine.declare_queue(world.declaration(queue))
+    world.note(f"drop {queue}: {frame.actor.engine.queues.delete(queue)}")
+    frame.actor.engine.queues.declare(world.declaration(queue))
 
 
 def cancel(world: World, frame: Frame) -> None:
@@ -93,30 +93,30 @@ def cancel(world: World, frame: Frame) -> None:
     tasks = sorted({row.record.task_id for row in world.ledger.rows.values() if row.record.task_id})
     if tasks:
         task_id = frame.rng.choice(tasks)
-        taken = frame.actor.engine.take_back(task_id)
+        taken = frame.actor.engine.messages.take_back(task_id)
         world.note(f"cancel {task_id}: {[each.queue for each in taken]}")
 
 
 def move(world: World, frame: Frame) -> None:
     """Some messages from one queue to the end of another."""
     source, target = frame.rng.sample([*world.profile.queues], 2)
-    moved = frame.actor.engine.move(source, target, frame.rng.choice([1, 3, None]))
+    moved = frame.actor.engine.messages.move(source, target, frame.rng.choice([1, 3, None]))
     world.note(f"move {moved} from {source} to {target}")
 
 
 def walk(world: World, frame: Frame) -> None:
     """Through a queue of dead letters, part by part, to replay them."""
-    _walk(world, frame, lambda engine, *part: engine.replay_part(*part))
+    _walk(world, frame, lambda engine, *part: engine.dead_letters.replay_part(*part))
 
 
 def discard(world: World, frame: Frame) -> None:
     """The same, to delete them."""
-    _walk(world, frame, lambda engine, *part: engine.discard_part(*part))
+    _walk(world, frame, lambda engine, *part: engine.dead_letters.discard_part(*part))
 
 
 def _walk(world: World, frame: Frame, verb: Callable[[Engine, Walk, bytes, int], Moved]) -> None:
     engine, dead = frame.actor.engine, frame.rng.choice([*world.profile.queues]) + DEAD_SUFFIX
-    through, cursor, total = engine.walk(dead), b"", 0
+    through, cursor, total = engine.dead_letters.walk(dead), b"", 0
     while True:
         moved, cursor = verb(engine, through, cursor, frame.rng.choice([1, 2]))
         total += moved

@@ -29,7 +29,7 @@ def publish(world: World, frame: Frame) -> None:
     world.note(f"{process.name} publishes {', '.join(sorted(names))} to {sorted({p.routing_key for p in batch})}")
     judge = world.ledger.judge
     try:
-        process.engine.publish(batch)
+        process.engine.publisher.publish(batch)
     except CommitUnknown:
         raise
     except (StoreError, CapacityExceeded):
@@ -67,7 +67,7 @@ def insist(world: World, frame: Frame) -> None:
     world.note(f"{process.name} insists on {name}")
     for pause_s in frame.rng.choices([0.0, 0.5, 2.0, 4.0], k=4):
         try:
-            process.engine.publish([message])
+            process.engine.publisher.publish([message])
         except (StoreError, Interrupted):
             world.pass_time(pause_s)
             continue
@@ -87,7 +87,7 @@ def repeat(world: World, frame: Frame) -> None:
     window = judge.window(once)
     for _ in range(frame.rng.choice([1, 2, 4])):
         try:
-            process.engine.publish([message])
+            process.engine.publisher.publish([message])
         except StoreError:
             continue
         if not judge.was_stored(once):
@@ -118,7 +118,7 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
     session = process.session
     frame.no_ack = world.profile.no_ack > 0 and frame.rng.random() < world.profile.no_ack
     no_ack = queues if frame.no_ack else ()
-    contention = process.engine._contention_of(queues)
+    contention = process.engine.messages._contention_of(queues)
     contention._rivals = max(contention._rivals, world.profile.rivalry)
     try:
         taken = process.membership.claim(
@@ -147,19 +147,19 @@ def settle_again(frame: Frame) -> None:
     while process.unsettled:
         frame.verb, leases = process.unsettled[0]
         if frame.verb == "ack":
-            process.engine.ack(leases)
+            process.engine.messages.ack(leases)
         else:
-            process.engine.release(leases, counted=False)
+            process.engine.messages.release(leases, counted=False)
         process.unsettled.pop(0)
     frame.verb = verb
 
 
 def ack(world: World, frame: Frame) -> None:
-    _settle(world, frame, frame.actor.engine.ack)
+    _settle(world, frame, frame.actor.engine.messages.ack)
 
 
 def reject(world: World, frame: Frame) -> None:
-    _settle(world, frame, frame.actor.engine.reject)
+    _settle(world, frame, frame.actor.engine.messages.reject)
 
 
 def release(world: World, frame: Frame) -> None:
@@ -167,7 +167,7 @@ def release(world: World, frame: Frame) -> None:
     process, rng = frame.actor, frame.rng
     frame.counted = rng.random() < 0.6
     due_ms = rng.choice([0, 0, process.clock.wall_ms() + 3_000])
-    _settle(world, frame, lambda leases: process.engine.release(leases, counted=frame.counted, due_ms=due_ms))
+    _settle(world, frame, lambda leases: process.engine.messages.release(leases, counted=frame.counted, due_ms=due_ms))
 
 
 def _settle(world: World, frame: Frame, verb: Callable[[list[Lease]], list[bool]]) -> None:
@@ -199,7 +199,7 @@ def wait(world: World, frame: Frame) -> None:
     process = frame.actor
     process.stop_waiting()
     queues = [*world.profile.queues]
-    watches = process.engine.arm(queues, process.session, consumers_of(world, process, queues))
+    watches = process.engine.messages.arm(queues, process.session, consumers_of(world, process, queues))
     if watches is None:
         return
     process.watches, process.woken = watches, False
@@ -216,7 +216,7 @@ def beat(world: World, frame: Frame) -> None:
     process = frame.actor
     session = process.session
     turns = process.turns
-    alive = process.engine.beat(session, ttl_s=SESSION_TTL_S) if turns is None else turns.beat()
+    alive = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S) if turns is None else turns.beat()
     process.last_beat = world.clock.monotonic()
     if not alive:
         lose_session(world, process, session)
@@ -261,12 +261,12 @@ def sweep(world: World, frame: Frame) -> None:
     process = frame.actor
     ended = [session for session in world.ledger.beats if session not in world.ledger.sessions]
     if ended:
-        process.engine.release_session(frame.rng.choice(ended[-3:]))
+        process.engine.sessions.release(frame.rng.choice(ended[-3:]))
 
 
 def promote(_world: World, frame: Frame) -> None:
     """A second promoter, that believes to hold the role."""
-    frame.actor.engine.promote()
+    frame.actor.engine.upkeep.promote()
 
 
 def start(_world: World, _frame: Frame) -> None:
@@ -285,15 +285,15 @@ def consume(world: World, frame: Frame) -> None:
     process = frame.actor
     queue = frame.rng.choice([queue for queue, given in world.profile.queues.items() if "x-expires" in given])
     declaration = world.declaration(queue)
-    process.engine.declare_queue(declaration)
-    process.engine.add_consumer(process.session, queue, "tag")
+    process.engine.queues.declare(declaration)
+    process.engine.queues.add_consumer(process.session, queue, "tag")
     world.note(f"{process.name} consumes from {queue}")
 
 
 def leave(world: World, frame: Frame) -> None:
     process = frame.actor
     queue = frame.rng.choice([queue for queue, given in world.profile.queues.items() if "x-expires" in given])
-    process.engine.remove_consumer(process.session, queue, "tag")
+    process.engine.queues.remove_consumer(process.session, queue, "tag")
 
 
 def resign(world: World, frame: Frame) -> None:
@@ -301,7 +301,7 @@ def resign(world: World, frame: Frame) -> None:
     process = frame.actor
     for queue, tag in sorted(consumers_of(world, process, world.profile.queues).items()):
         world.note(f"{process.name} resigns from {queue}")
-        process.engine.remove_consumer(process.session, queue, tag)
+        process.engine.queues.remove_consumer(process.session, queue, tag)
 
 
 def consumers_of(world: World, process: Process, queues: Iterable[str]) -> dict[str, str]:
@@ -312,4 +312,4 @@ def consumers_of(world: World, process: Process, queues: Iterable[str]) -> dict[
 def tidy(world: World, frame: Frame) -> None:
     """Forget dedup ids whose window is over, as by a clock that is as far ahead as it may be."""
     own_ms = 2000 * world.profile.most_off_s if "jump" in world.profile.weights else 0
-    frame.actor.engine.clear_dedup(kept_ms=own_ms)
+    frame.actor.engine.upkeep.clear_dedup(kept_ms=own_ms)

@@ -121,11 +121,11 @@ def _open_everything(world: World) -> None:
     with world.acting(Step("open", "limit", 0, 1)):
         engine = next(iter(world.processes.values())).engine
         for queue in world.profile.queues:
-            if engine.control(queue).paused or engine.control(queue).limited:
-                engine.change_control(queue, paused=False)
+            if engine.inspect.control(queue).paused or engine.inspect.control(queue).limited:
+                engine.queues.change_control(queue, paused=False)
             for key in world.profile.keys if queue.startswith("fair") else ():
-                engine.limit(queue, key, None)
-            engine.change_control(queue, every_key={"max_in_flight": None})
+                engine.queues.limit(queue, key, None)
+            engine.queues.change_control(queue, every_key={"max_in_flight": None})
 
 
 def _consume(world: World) -> None:
@@ -158,7 +158,7 @@ def _turn(world: World, process: Process, queues: list[str]) -> None:
         settle_again(world.frames[-1])
         if take(world, world.frames[-1], queues, 50, list(process.held)):
             return
-        watches = process.engine.arm(queues, process.session, consumers_of(world, process, queues))
+        watches = process.engine.messages.arm(queues, process.session, consumers_of(world, process, queues))
         if watches is not None:
             process.watches, process.woken = watches, False
             for watch in watches:

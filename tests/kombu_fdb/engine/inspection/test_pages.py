@@ -46,7 +46,7 @@ def walk(bench: Bench, state: str, limit: int = 3, queue: str = "q", **options: 
     """All pages, one after the other."""
     found, after = [], b""
     while True:
-        page = bench.engine.page(queue, View(state, after=after, **options), limit)
+        page = bench.engine.inspect.page(queue, View(state, after=after, **options), limit)
         assert len(page.messages) <= limit
         found += page.messages
         if page.following is None:
@@ -118,7 +118,7 @@ def test_a_page_reads_the_first_chunk_of_a_large_payload_and_a_position_all_of_i
     bench.put(payload)
     (listed,) = walk(bench, "ready")
     assert (listed.message.payload, listed.size) == (payload[:CHUNK_BYTES], len(payload))
-    whole = bench.engine.read_at("q", "ready", listed.position)
+    whole = bench.engine.inspect.read_at("q", "ready", listed.position)
     assert whole is not None
     assert whole.message.payload == payload
 
@@ -131,11 +131,11 @@ def test_a_message_is_deleted_where_it_stands_and_nowhere_else(bench: Bench, sta
         bench.take()
     listed = next(each for each in walk(bench, state) if each.size > 5)
     delete = (listed.position, listed.message.message_id)
-    assert not bench.engine.delete_at("q", state, listed.position, bytes(16))
-    assert not bench.engine.delete_at("q2", state, *delete)
-    assert bench.engine.delete_at("q", state, *delete)
-    assert not bench.engine.delete_at("q", state, *delete)
-    assert bench.engine.read_at("q", state, listed.position) is None
+    assert not bench.engine.messages.delete_at("q", state, listed.position, bytes(16))
+    assert not bench.engine.messages.delete_at("q2", state, *delete)
+    assert bench.engine.messages.delete_at("q", state, *delete)
+    assert not bench.engine.messages.delete_at("q", state, *delete)
+    assert bench.engine.inspect.read_at("q", state, listed.position) is None
     assert sum(bench.counts()) == 1
 
 
@@ -143,8 +143,8 @@ def test_a_message_that_moved_is_not_where_it_was(bench: Bench) -> None:
     bench.put(b"a")
     (listed,) = walk(bench, "ready")
     bench.take()
-    assert bench.engine.read_at("q", "ready", listed.position) is None
-    assert not bench.engine.delete_at("q", "ready", listed.position, listed.message.message_id)
+    assert bench.engine.inspect.read_at("q", "ready", listed.position) is None
+    assert not bench.engine.messages.delete_at("q", "ready", listed.position, listed.message.message_id)
 
 
 def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
@@ -153,7 +153,7 @@ def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
         bench.put(b"mine", queue=queue, task_id="t", **properties)
         bench.put(b"other", queue=queue, task_id="u", **properties)
     bench.take(9, "leased")
-    listed = bench.engine.list_task("t")
+    listed = bench.engine.inspect.list_task("t")
     assert sorted((each.message.queue, each.message.state, each.message.key) for each in listed) == [
         ("leased", "leased", "b"),
         ("q", "ready", ""),
@@ -161,21 +161,21 @@ def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
         ("r", "delayed", ""),
     ]
     for each in listed:
-        found = bench.engine.read_at(each.message.queue, each.message.state, each.position)
+        found = bench.engine.inspect.read_at(each.message.queue, each.message.state, each.position)
         assert found is not None
         assert found.message.payload == b"mine"
-    assert bench.engine.list_task("nobody's") == []
+    assert bench.engine.inspect.list_task("nobody's") == []
 
 
 @pytest.mark.parametrize("key", ["", "a"])
 def test_a_dead_letter_is_replayed_from_where_it_stands(bench: Bench, key: str) -> None:
     bench.put(b"a", b"b", key=key)
-    bench.engine.reject([each.lease for each in bench.take()])
+    bench.engine.messages.reject([each.lease for each in bench.take()])
     first, second = walk(bench, "ready", queue="q.dead")
     replay = (first.position, first.message.message_id)
-    assert bench.engine.replay_at("q.dead", second.position, first.message.message_id) is None
-    assert bench.engine.replay_at("q.dead", *replay) == "q"
-    assert bench.engine.replay_at("q.dead", *replay) is None
+    assert bench.engine.dead_letters.replay_at("q.dead", second.position, first.message.message_id) is None
+    assert bench.engine.dead_letters.replay_at("q.dead", *replay) == "q"
+    assert bench.engine.dead_letters.replay_at("q.dead", *replay) is None
     assert payloads(walk(bench, "ready")) == [b"a"]
     assert payloads(walk(bench, "ready", queue="q.dead")) == [b"b"]
     (delivery,) = bench.take()
@@ -187,7 +187,7 @@ def test_what_never_died_is_not_replayed(bench: Bench) -> None:
     bench.put(b"a")
     (listed,) = walk(bench, "ready")
     with pytest.raises(QueueError, match="not a dead letter"):
-        bench.engine.replay_at("q", listed.position, listed.message.message_id)
+        bench.engine.dead_letters.replay_at("q", listed.position, listed.message.message_id)
     assert bench.counts() == (1, 0, 0)
 
 
@@ -197,8 +197,8 @@ def test_a_position_nobody_gave_out_leads_nowhere(bench: Bench, state: str, posi
     fill(bench)
     bench.put(b"another queue's", queue="r")
     bench.take(1, "r")
-    assert bench.engine.read_at("q", state, position) is None
-    page = bench.engine.page("q", View(state, after=position), 3)
+    assert bench.engine.inspect.read_at("q", state, position) is None
+    page = bench.engine.inspect.page("q", View(state, after=position), 3)
     assert all(each.message.queue == "q" for each in page.messages)
 
 
@@ -208,7 +208,7 @@ def test_what_nobody_can_read_is_shown_as_its_bytes(bench: Bench) -> None:
     (broken,) = (each for each in walk(bench, "ready") if each.message.payload == b"urgent")
     key, old = (
         keys.at("q", broken.position),
-        bench.engine._read(lambda work: work.tr.get(keys.at("q", broken.position))),
+        bench.engine.transactions.read(lambda work: work.tr.get(keys.at("q", broken.position))),
     )
     bench.write(lambda tr: tr.set(key, b"garbage"))
     assert b"garbage" in payloads(walk(bench, "ready"))
@@ -231,16 +231,18 @@ def test_every_page_costs_the_same_in_a_queue_of_any_length(
     for state, due_ms in (("ready", 0), ("delayed", 2**41)):
         for start in range(0, backlog, 2_000):
             number = min(2_000, backlog - start)
-            bench.engine.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * number)
-        first, last = (bench.engine.page("q", View(state, reverse=reverse), 50) for reverse in (False, True))
+            bench.engine.publisher.publish([Publication("", "q", b"%d" % start, due_ms=due_ms)] * number)
+        first, last = (bench.engine.inspect.page("q", View(state, reverse=reverse), 50) for reverse in (False, True))
         middle = first
         for reverse, after in ((False, b""), (False, first.following), (False, last.following), (True, last.following)):
             assert after is not None
-            paid = cost(counted, lambda s=state, a=after, r=reverse: bench.engine.page("q", View(s, None, a, r), 50))
+            paid = cost(
+                counted, lambda s=state, a=after, r=reverse: bench.engine.inspect.page("q", View(s, None, a, r), 50)
+            )
             assert (paid.rows, paid.point_reads, paid.conflict_keys, paid.writes) == (51, 0, 0, 0) or (
                 after == last.following and not reverse and paid.rows == 49
             )
         position = middle.messages[-1].position
-        paid = cost(counted, lambda s=state, p=position: bench.engine.read_at("q", s, p))
+        paid = cost(counted, lambda s=state, p=position: bench.engine.inspect.read_at("q", s, p))
         assert (paid.point_reads, paid.rows, paid.round_trips) == (1, 0, 2)
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")

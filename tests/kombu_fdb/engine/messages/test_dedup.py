@@ -25,7 +25,7 @@ def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
     bench: Bench, counted: CountingDatabase
 ) -> None:
     for number in range(3):
-        bench.engine.publish([Publication("", "q", b"a", dedup_id=str(number), dedup_window_ms=1)])
+        bench.engine.publisher.publish([Publication("", "q", b"a", dedup_id=str(number), dedup_window_ms=1)])
     bench.later(1)
     looked: list[int] = []
     counted.reset()

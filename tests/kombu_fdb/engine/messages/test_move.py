@@ -9,7 +9,6 @@ from kit.conformance.invariants import check_counts, check_whereabouts, messages
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.facade.transfer import Transfer
 from kombu_fdb.engine.messages import move as module
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, StoredMessage
@@ -53,24 +52,24 @@ def during(bench: Bench, first: Callable[[], object], second: Callable[[], objec
 
 def fill(bench: Bench, number: int = 3) -> None:
     for key in ("", "alice"):
-        bench.engine.publish(
+        bench.engine.publisher.publish(
             [Publication("", "q", b"%d" % each, key=key, task_id=f"{key}{each}") for each in range(number)]
         )
-    bench.engine.publish([Publication("", "q", b"later", due_ms=2**41, key="alice", task_id="later")])
+    bench.engine.publisher.publish([Publication("", "q", b"later", due_ms=2**41, key="alice", task_id="later")])
 
 
 @pytest.mark.parametrize("faults", LOST)
 def test_a_move_whose_answer_is_lost_happens_once(bench, faults):
     fill(bench)
     bench.database.faults.at_commits(*faults)
-    assert bench.engine.move("q", "other") == 7
+    assert bench.engine.messages.move("q", "other") == 7
     assert len(messages(bench.engine)) == 7
     assert bench.counts("other") == (6, 1, 0)
 
 
 @pytest.mark.parametrize("faults", LOST)
 def test_a_restore_whose_answer_is_lost_happens_once(bench, faults):
-    transfer = Transfer(bench.engine)
+    transfer = bench.engine.migrate
     bench.database.faults.at_commits(*faults)
     assert transfer.restore(IMPORT, [stored(number) for number in range(4)]) == 4
     assert transfer.restore(IMPORT, [stored(number) for number in range(6)]) == 2
@@ -80,8 +79,12 @@ def test_a_restore_whose_answer_is_lost_happens_once(bench, faults):
 def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
     fill(bench)
     other, taken = bench.another(), []
-    session = other.open_session({})
-    during(bench, lambda: bench.engine.move("q", "other"), lambda: taken.extend(other.claim(session, ["q"], 1)))
+    session = other.sessions.open({})
+    during(
+        bench,
+        lambda: bench.engine.messages.move("q", "other"),
+        lambda: taken.extend(other.messages.claim(session, ["q"], 1)),
+    )
     assert len(taken) == 1
     assert bench.counts("other")[0] == 5
     assert len(messages(bench.engine)) == 7
@@ -90,45 +93,45 @@ def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
 def test_two_moves_at_once_move_each_message_once(bench):
     fill(bench)
     rival = bench.another()
-    during(bench, lambda: bench.engine.move("q", "here", 2), lambda: rival.move("q", "there", 2))
+    during(bench, lambda: bench.engine.messages.move("q", "here", 2), lambda: rival.messages.move("q", "there", 2))
     assert bench.counts("here")[0] == bench.counts("there")[0] == 2
     assert len(messages(bench.engine)) == 7
 
 
 def test_two_restores_at_once_store_each_message_once(bench):
     batch = [stored(number) for number in range(4)]
-    rival = Transfer(bench.another())
-    assert (
-        during(bench, lambda: Transfer(bench.engine).restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
-    )
+    rival = bench.another().migrate
+    assert during(bench, lambda: bench.engine.migrate.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
     assert bench.counts() == (2, 2, 0)
 
 
 def test_a_message_moved_into_itself_is_refused(bench):
     with pytest.raises(QueueError):
-        bench.engine.move("q", "q")
+        bench.engine.messages.move("q", "q")
 
 
 def test_a_moved_message_is_found_and_cancelled_by_its_task(bench):
     fill(bench)
-    bench.engine.move("q", "other")
-    assert {each.queue for each in bench.engine.find_task("alice1") + bench.engine.find_task("later")} == {"other"}
-    assert len(bench.engine.take_back("later")) == 1
+    bench.engine.messages.move("q", "other")
+    assert {
+        each.queue for each in bench.engine.inspect.find_task("alice1") + bench.engine.inspect.find_task("later")
+    } == {"other"}
+    assert len(bench.engine.messages.take_back("later")) == 1
 
 
 def test_a_key_that_was_emptied_by_a_move_has_its_turn_again(bench):
     fill(bench)
     (first,) = bench.take(1)
-    bench.engine.move("q", "other")
-    bench.engine.publish([Publication("", "q", b"new", key="alice")])
+    bench.engine.messages.move("q", "other")
+    bench.engine.publisher.publish([Publication("", "q", b"new", key="alice")])
     assert [each.payload for each in bench.take(5)] == [b"new"]
-    assert bench.engine.ack([first.lease]) == [True]
+    assert bench.engine.messages.ack([first.lease]) == [True]
 
 
 def test_a_move_takes_as_much_as_a_transaction_holds(bench, monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 10)
     fill(bench)
-    assert bench.engine.move("q", "other") == 7
+    assert bench.engine.messages.move("q", "other") == 7
 
 
 @pytest.mark.parametrize("backlog", [0, 1_000])
@@ -136,9 +139,9 @@ def test_what_a_move_costs_does_not_grow_with_the_queues(backlog):
     counted = CountingDatabase(MemoryDatabase())
     bench = Bench(counted)
     for queue in ("q", "other"):
-        bench.engine.publish([Publication("", queue, b"x")] * (backlog + 1))
+        bench.engine.publisher.publish([Publication("", queue, b"x")] * (backlog + 1))
     counted.reset()
-    assert bench.engine.move("q", "other", 1) == 1
+    assert bench.engine.messages.move("q", "other", 1) == 1
     paid = counted.total()
     assert (paid.range_reads, paid.point_reads, paid.conflict_keys, paid.conflict_ranges) == (3, 0, 2, 0)
     assert paid.round_trips == 3
@@ -147,19 +150,19 @@ def test_what_a_move_costs_does_not_grow_with_the_queues(backlog):
 def test_dump_and_restore_give_the_same_order_back(bench):
     for number in range(60):
         key = ["", "zoe", "adam"][number % 3]
-        bench.engine.publish([Publication("", "q", b"%d" % number, key=key, priority=number % 2)])
-    before = list(Transfer(bench.engine).dump("q"))
-    bench.engine.purge("q")
-    Transfer(bench.engine).restore(IMPORT, [(each.message_id, each) for each in before])
-    assert list(Transfer(bench.engine).dump("q")) == before
+        bench.engine.publisher.publish([Publication("", "q", b"%d" % number, key=key, priority=number % 2)])
+    before = list(bench.engine.migrate.dump("q"))
+    bench.engine.queues.purge("q")
+    bench.engine.migrate.restore(IMPORT, [(each.message_id, each) for each in before])
+    assert list(bench.engine.migrate.dump("q")) == before
 
 
 def test_a_finished_import_leaves_no_marks_however_often_it_is_finished(bench):
-    transfer = Transfer(bench.engine)
+    transfer = bench.engine.migrate
     assert transfer.finished(IMPORT) is None
     transfer.restore(IMPORT, [stored(number) for number in range(4)])
     for _ in range(2):
         transfer.finish(IMPORT, {"messages": 4})
     assert transfer.finished(IMPORT) == {"messages": 4}
     keys = bench.engine.keys
-    assert bench.engine._read(lambda work: work.tr.get_range(*keys.all_imported(IMPORT))) == []
+    assert bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_imported(IMPORT))) == []

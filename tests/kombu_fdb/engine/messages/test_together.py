@@ -41,67 +41,67 @@ def test_all_in_one_transaction(bench: Bench) -> None:
     counted = CountingDatabase(bench.database)
     engine = Bench(counted).engine
     counted.reset()
-    with engine.atomically(mark):
-        assert engine.publish([Publication("", "q", b"a")]) == [["q"]]
-        engine.publish([Publication("", "r", b"b")])
+    with engine.publisher.atomically(mark):
+        assert engine.publisher.publish([Publication("", "q", b"a")]) == [["q"]]
+        engine.publisher.publish([Publication("", "r", b"b")])
         assert sum(cost.commits for cost in counted.transactions) == 0
     assert [cost.commits for cost in counted.transactions if cost.commits] == [1]
-    assert engine.counts("q").ready == engine.counts("r").ready == 1
+    assert engine.inspect.counts("q").ready == engine.inspect.counts("r").ready == 1
 
 
 def test_nothing_after_an_exception_in_the_block(bench: Bench) -> None:
-    with pytest.raises(ZeroDivisionError), bench.engine.atomically(mark):
+    with pytest.raises(ZeroDivisionError), bench.engine.publisher.atomically(mark):
         bench.put(b"a")
         raise ZeroDivisionError
     assert not marked(bench)
-    assert bench.engine.counts("q").ready == 0
+    assert bench.engine.inspect.counts("q").ready == 0
 
 
 def test_nothing_if_the_verb_refuses(bench: Bench) -> None:
     def refuse(_: Transaction) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), bench.engine.atomically(refuse):
+    with pytest.raises(ZeroDivisionError), bench.engine.publisher.atomically(refuse):
         bench.put(b"a")
-    assert bench.engine.counts("q").ready == 0
+    assert bench.engine.inspect.counts("q").ready == 0
     bench.put(b"b")
-    assert bench.engine.counts("q").ready == 1
+    assert bench.engine.inspect.counts("q").ready == 1
 
 
 def test_a_block_that_publishes_nothing_runs_the_verb(bench: Bench) -> None:
-    with bench.engine.atomically(mark):
+    with bench.engine.publisher.atomically(mark):
         pass
     assert marked(bench)
 
 
 @pytest.mark.parametrize("fault", [Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT])
 def test_a_lost_answer_changes_nothing(bench: Bench, faults: Faults, fault: Fault) -> None:
-    with bench.engine.atomically(mark):
+    with bench.engine.publisher.atomically(mark):
         bench.put(b"a")
         faults.at_commits(fault)
     assert marked(bench)
-    assert bench.engine.counts("q").ready == 1
+    assert bench.engine.inspect.counts("q").ready == 1
 
 
 def test_a_message_that_is_too_large_is_refused_at_once(bench: Bench) -> None:
-    with bench.engine.atomically(mark):
+    with bench.engine.publisher.atomically(mark):
         with pytest.raises(MessageTooLarge):
             bench.put(b"a" * (bench.policy.max_message_size + 1))
         bench.put(b"b")
-    assert bench.engine.counts("q").ready == 1
+    assert bench.engine.inspect.counts("q").ready == 1
 
 
 def test_others_are_not_gathered(bench: Bench) -> None:
     """Another thread, another engine, a block inside of the block."""
     other = bench.another()
-    with bench.engine.atomically(mark):
+    with bench.engine.publisher.atomically(mark):
         thread = threading.Thread(target=bench.put, args=(b"thread",))
         thread.start()
         thread.join()
-        other.publish([Publication("", "q", b"engine")])
-        with bench.engine.atomically(lambda tr: None):
+        other.publisher.publish([Publication("", "q", b"engine")])
+        with bench.engine.publisher.atomically(lambda tr: None):
             bench.put(b"inner")
-        assert bench.engine.counts("q").ready == 3
+        assert bench.engine.inspect.counts("q").ready == 3
         assert not marked(bench)
     assert marked(bench)
 

@@ -40,17 +40,17 @@ def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
 
 
 def declare_two_graves(bench: Bench, **arguments: object) -> None:
-    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for queue in ("one", "two"):
-        bench.engine.bind(queue, "dlx", "")
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx", **arguments}))
+        bench.engine.queues.bind(queue, "dlx", "")
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx", **arguments}))
 
 
 @pytest.mark.parametrize("faults", LOST)
 class TestOnce:
     def test_publish(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         lose(bench, faults)
-        bench.engine.publish([Publication("", "q", b"a"), Publication("", "q", b"b", due_ms=2**41)])
+        bench.engine.publisher.publish([Publication("", "q", b"a"), Publication("", "q", b"b", due_ms=2**41)])
         assert bench.counts() == (1, 1, 0)
         assert len(messages(bench.engine)) == 2
 
@@ -60,46 +60,46 @@ class TestOnce:
         taken = bench.take(2)
         assert [delivery.payload for delivery in taken] == [b"a", b"b"]
         assert bench.counts() == (1, 0, 2)
-        assert bench.engine.ack([delivery.lease for delivery in taken]) == [True, True]
+        assert bench.engine.messages.ack([delivery.lease for delivery in taken]) == [True, True]
 
     def test_ack(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a")
         (delivery,) = bench.take()
         lose(bench, faults)
-        assert bench.engine.ack([delivery.lease]) == [True]
+        assert bench.engine.messages.ack([delivery.lease]) == [True]
         assert bench.counts() == (0, 0, 0)
 
     def test_release(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a")
         (delivery,) = bench.take()
         lose(bench, faults)
-        assert bench.engine.release([delivery.lease]) == [True]
+        assert bench.engine.messages.release([delivery.lease]) == [True]
         assert [delivery.redeliveries for delivery in bench.take()] == [1]
 
     def test_reject(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a")
         (delivery,) = bench.take()
         lose(bench, faults)
-        assert bench.engine.reject([delivery.lease]) == [True]
+        assert bench.engine.messages.reject([delivery.lease]) == [True]
         assert bench.counts("q.dead") == (1, 0, 0)
 
     def test_replay(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", b"b")
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
         lose(bench, faults)
-        assert bench.engine.replay("q", 10) == 2
+        assert bench.engine.dead_letters.replay("q", 10) == 2
         assert (bench.counts(), bench.counts("q.dead")) == ((2, 0, 0), (0, 0, 0))
 
     def test_discard(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", b"b")
-        bench.engine.reject([each.lease for each in bench.take()])
+        bench.engine.messages.reject([each.lease for each in bench.take()])
         lose(bench, faults)
-        assert bench.engine.discard_part(bench.engine.walk("q.dead"), b"", 1).moved == 1
+        assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 1).moved == 1
         assert bench.counts("q.dead") == (1, 0, 0)
 
     def test_bury_copy(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         lose(bench, faults)
-        bench.engine.bury_copy("q", Publication("", "q", b"a"))
+        bench.engine.publisher.bury_copy("q", Publication("", "q", b"a"))
         assert bench.counts("q.dead") == (1, 0, 0)
         bench.check()
 
@@ -107,43 +107,43 @@ class TestOnce:
         """Whichever of its transactions the answer of which is lost."""
         declare_two_graves(bench)
         lose(bench, faults * 2)
-        bench.engine.bury_copy("q", Publication("", "q", b"x" * 6_000_000))
+        bench.engine.publisher.bury_copy("q", Publication("", "q", b"x" * 6_000_000))
         assert [len(bench.take(9, queue)[0].payload) for queue in ("one", "two")] == [6_000_000] * 2
         bench.check()
-        assert bench.engine.rows(bench.engine.keys.all_copies) == []
+        assert bench.engine.upkeep.rows(bench.engine.keys.all_copies) == []
 
     def test_promote(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
         lose(bench, faults)
-        assert bench.engine.promote() == (1, None)
+        assert bench.engine.upkeep.promote() == (1, None)
         assert bench.counts() == (1, 0, 0)
 
     def test_sweep(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        session = bench.engine.open_session({})
+        session = bench.engine.sessions.open({})
         bench.put(b"a")
         bench.take(session=session)
-        bench.engine.fence(session, bench.beats()[session])
+        bench.engine.sessions.fence(session, bench.beats()[session])
         lose(bench, faults)
-        assert bench.engine.release_session(session) == 1
+        assert bench.engine.sessions.release(session) == 1
         assert [delivery.redeliveries for delivery in bench.take()] == [1]
 
     def test_open_session(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         lose(bench, faults)
-        assert bench.engine.beat(bench.engine.open_session({}))
+        assert bench.engine.sessions.beat(bench.engine.sessions.open({}))
 
     def test_purge_counts_each_message_once(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         bench.put(b"a", b"b")
         lose(bench, faults)
-        assert bench.engine.purge("q") == 2
+        assert bench.engine.queues.purge("q") == 2
 
     @pytest.mark.parametrize(
         "declare",
         [
-            lambda bench: bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 5})),
-            lambda bench: bench.engine.declare_exchange(Exchange("x", "fanout")),
-            lambda bench: bench.engine.bind("q", "amq.fanout", ""),
-            lambda bench: bench.engine.add_consumer(bench.session, "q", "tag"),
+            lambda bench: bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 5})),
+            lambda bench: bench.engine.queues.declare_exchange(Exchange("x", "fanout")),
+            lambda bench: bench.engine.queues.bind("q", "amq.fanout", ""),
+            lambda bench: bench.engine.queues.add_consumer(bench.session, "q", "tag"),
         ],
         ids=["queue", "exchange", "binding", "consumer"],
     )
@@ -178,7 +178,7 @@ def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: 
     database.faults.at_commits(*[None] * copied_in, Fault.COMMIT_LATE)
     database.faults.at_landings(lands_s)
     with pytest.raises(CommitUnknown):
-        bench.engine.bury_copy("q", burial)
+        bench.engine.publisher.bury_copy("q", burial)
     return database
 
 
@@ -192,8 +192,8 @@ def test_a_burial_that_is_tried_again_happens_once(
     burial = Burial(Publication("", "q", b"x" * size, task_id="t"))
     database = lose_burial(clocked, burial, lands_s, copied_in)
     lose(clocked, (Fault.ANSWER_LOST_APPLIED,))
-    clocked.engine.bury_copy("q", burial)
-    clocked.engine.bury_copy("q", burial)
+    clocked.engine.publisher.bury_copy("q", burial)
+    clocked.engine.publisher.bury_copy("q", burial)
     database.land_late_commits()
     assert [[len(each.payload) for each in clocked.take(9, queue)] for queue in ("one", "two")] == [[size]] * 2
     clocked.check()
@@ -205,10 +205,10 @@ def test_what_nobody_can_tell_any_more_is_buried_as_another_message(clocked: Ben
     lose_burial(clocked, burial, 0.0).land_late_commits()
     clocked.later(LONGEST_DOUBT_S + 1)
     lose_burial(clocked, burial, None)
-    clocked.engine.bury_copy("q", burial)
+    clocked.engine.publisher.bury_copy("q", burial)
     one, other = clocked.take(9, "q.dead")
-    clocked.engine.ack([one.lease])
-    clocked.engine.release([other.lease])
+    clocked.engine.messages.ack([one.lease])
+    clocked.engine.messages.release([other.lease])
     assert [len(each.payload) for each in clocked.take(9, "q.dead")] == [INLINE_BYTES * 3]
 
 
@@ -218,9 +218,9 @@ def lose_claim(bench: Bench, lands_s: float | None) -> int:
     assert isinstance(database, MemoryDatabase)
     lose(bench, (Fault.COMMIT_LATE,))
     database.faults.at_landings(lands_s)
-    first = bench.engine.reserve()
+    first = bench.engine.messages.reserve()
     with pytest.raises(CommitUnknown):
-        bench.engine.claim(bench.session, ["q"], 1, terms=ClaimTerms(first=first))
+        bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(first=first))
     return first
 
 
@@ -234,21 +234,21 @@ def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | No
     (known,) = bench.take(1)
     first = lose_claim(bench, lands_s)
     clock.advance(1.0)
-    bench.engine.recover(bench.session, first)
+    bench.engine.sessions.recover(bench.session, first)
     clock.advance(5.0)
-    assert [each.payload for each in bench.engine.claim(bench.session, ["q"], 5)] == [b"b", b"c"]
+    assert [each.payload for each in bench.engine.messages.claim(bench.session, ["q"], 5)] == [b"b", b"c"]
     assert bench.counts() == (0, 0, 3)
-    assert bench.engine.holds([known.lease]) == [True]
+    assert bench.engine.messages.holds([known.lease]) == [True]
 
 
 def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
     """The late commit would overwrite the token of the transaction that reused the key."""
-    tokens = {key for key, _ in bench.engine.tokens()}
+    tokens = {key for key, _ in bench.engine.upkeep.tokens()}
     lose(bench, (Fault.COMMIT_LATE,))
     with pytest.raises(CommitUnknown):
         bench.put(b"a")
     bench.put(b"b")
-    assert {key for key, _ in bench.engine.tokens()} - tokens
+    assert {key for key, _ in bench.engine.upkeep.tokens()} - tokens
 
 
 def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +269,8 @@ def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monk
 
     monkeypatch.setattr(copies, "take", taken)
     with pytest.raises(StoreUnavailable):
-        bench.engine.publish([Publication("", "q", b"x" * 2_000_000)])
+        bench.engine.publisher.publish([Publication("", "q", b"x" * 2_000_000)])
     assert len(runs) == 3
-    assert not bench.engine.doubts
-    bench.engine.publish([Publication("", "q", b"x" * 2_000_000)])
+    assert not bench.engine.publisher.doubts
+    bench.engine.publisher.publish([Publication("", "q", b"x" * 2_000_000)])
     assert [bench.counts(queue) for queue in ("one", "two")] == [(1, 0, 0)] * 2

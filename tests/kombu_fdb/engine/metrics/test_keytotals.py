@@ -48,9 +48,11 @@ def bench(database):
 
 def assert_sums_are_right(bench):
     """All messages of these tests have a key."""
-    bench.engine.add_totals()
-    for queue, keys in bench.engine.key_totals().items():
-        of_queue = {event: number for event, number in bench.engine.totals()[queue].items() if event != CONFLICTS}
+    bench.engine.metrics.flush()
+    for queue, keys in bench.engine.metrics.key_totals().items():
+        of_queue = {
+            event: number for event, number in bench.engine.metrics.totals()[queue].items() if event != CONFLICTS
+        }
         assert sums(keys) == of_queue, queue
 
 
@@ -62,7 +64,7 @@ def sums(keys):
 
 
 def publish(bench, *keys, queue="q", engine=None):
-    (engine or bench.engine).publish([Publication("", queue, b"x", key=key) for key in keys])
+    (engine or bench.engine).publisher.publish([Publication("", queue, b"x", key=key) for key in keys])
 
 
 def test_a_beaten_claim_is_counted_for_the_keys_it_wanted(bench, monkeypatch):
@@ -75,27 +77,30 @@ def test_a_beaten_claim_is_counted_for_the_keys_it_wanted(bench, monkeypatch):
         found = wanted(*args, **options)
         if not claims:
             claims.append(1)
-            claims.append(rival.claim(bench.session, ["q"], 2))
+            claims.append(rival.messages.claim(bench.session, ["q"], 2))
         return found
 
     monkeypatch.setattr(claim, "claim", beaten_once)
-    assert bench.engine.claim(bench.session, ["q"], 2) == []
-    bench.engine.add_totals()
-    assert bench.engine.totals()["q"][CONFLICTS] == 1
-    assert {key: events[CONTESTED] for key, events in bench.engine.key_totals()["q"].items()} == {"a": 1, "b": 1}
+    assert bench.engine.messages.claim(bench.session, ["q"], 2) == []
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.totals()["q"][CONFLICTS] == 1
+    assert {key: events[CONTESTED] for key, events in bench.engine.metrics.key_totals()["q"].items()} == {
+        "a": 1,
+        "b": 1,
+    }
 
 
 def test_what_happens_to_a_message_is_counted_for_its_key(bench):
     publish(bench, *["a"] * 5, "b")
     done, back, poison, *_ = [each.lease for each in bench.take() if each.key == "a"]
-    bench.engine.ack([done])
-    bench.engine.release([back])
-    bench.engine.reject([poison])
+    bench.engine.messages.ack([done])
+    bench.engine.messages.release([back])
+    bench.engine.messages.reject([poison])
     beat = bench.beats()[bench.session]
-    assert bench.engine.fence(bench.session, beat)
-    bench.engine.release_session(bench.session)
-    bench.engine.add_totals()
-    assert bench.engine.key_totals()["q"] == {
+    assert bench.engine.sessions.fence(bench.session, beat)
+    bench.engine.sessions.release(bench.session)
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals()["q"] == {
         "a": {PUBLISHED: 5, CLAIMED: 5, ACKED: 1, RETURNED: 1 + 2, DEAD: 1, LOST: 2},
         "b": {PUBLISHED: 1, CLAIMED: 1, RETURNED: 1, LOST: 1},
     }
@@ -103,25 +108,25 @@ def test_what_happens_to_a_message_is_counted_for_its_key(bench):
 
 def test_a_queue_without_keys_has_no_totals_of_keys(bench):
     bench.put(b"a")
-    bench.engine.add_totals()
-    assert bench.engine.key_totals() == {}
-    assert bench.engine.totals() == {"q": {PUBLISHED: 1}}
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals() == {}
+    assert bench.engine.metrics.totals() == {"q": {PUBLISHED: 1}}
 
 
 def test_messages_without_a_key_are_not_among_the_others(bench):
     bench.put(b"a", queue="mixed")
     publish(bench, "k", queue="mixed")
-    bench.engine.ack([each.lease for each in bench.take(2, "mixed")])
-    bench.engine.add_totals()
-    assert bench.engine.key_totals().pop("mixed") == {"k": {PUBLISHED: 1, CLAIMED: 1, ACKED: 1}}
-    bench.engine.delete_queue("mixed")
+    bench.engine.messages.ack([each.lease for each in bench.take(2, "mixed")])
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals().pop("mixed") == {"k": {PUBLISHED: 1, CLAIMED: 1, ACKED: 1}}
+    bench.engine.queues.delete("mixed")
 
 
 def test_a_flood_of_keys_makes_few_rows_and_the_busy_key_keeps_its_name(bench):
     for start in range(0, 2000, 500):
         publish(bench, *(f"k{number}" for number in range(start, start + 500)), *["busy"] * 10)
-    bench.engine.add_totals()
-    found = bench.engine.key_totals()["q"]
+    bench.engine.metrics.flush()
+    found = bench.engine.metrics.key_totals()["q"]
     assert len(found) == NAMES_PER_QUEUE + 1
     assert found["busy"] == {PUBLISHED: 40}
     assert found[OTHERS] == {PUBLISHED: 2000 - (NAMES_PER_QUEUE - 1)}
@@ -130,33 +135,37 @@ def test_a_flood_of_keys_makes_few_rows_and_the_busy_key_keeps_its_name(bench):
 def test_a_process_names_so_many_keys_of_all_queues_together(bench):
     for queue in range(NAMES // NAMES_PER_QUEUE + 2):
         publish(bench, *(f"k{number}" for number in range(NAMES_PER_QUEUE)), queue=f"q{queue}")
-    bench.engine.add_totals()
-    assert sum(key != OTHERS for keys in bench.engine.key_totals().values() for key in keys) == NAMES
+    bench.engine.metrics.flush()
+    assert sum(key != OTHERS for keys in bench.engine.metrics.key_totals().values() for key in keys) == NAMES
 
 
 def test_a_key_that_becomes_busy_has_its_name_when_names_are_given_anew(bench):
     publish(bench, *(f"k{number}" for number in range(NAMES_PER_QUEUE)))
-    bench.engine.add_totals()
+    bench.engine.metrics.flush()
     publish(bench, *["late"] * 3, "k0")
-    bench.engine.add_totals()
-    assert "late" not in bench.engine.key_totals()["q"]
+    bench.engine.metrics.flush()
+    assert "late" not in bench.engine.metrics.key_totals()["q"]
     bench.later(NAMES_S)
     publish(bench, *["late"] * 3)
-    bench.engine.add_totals()
-    found = bench.engine.key_totals()["q"]
+    bench.engine.metrics.flush()
+    found = bench.engine.metrics.key_totals()["q"]
     assert (found["late"], found["k0"], found[OTHERS]) == ({PUBLISHED: 3}, {PUBLISHED: 2}, {PUBLISHED: 3})
 
 
 def test_the_duties_keep_the_keys_that_grew_most(bench, monkeypatch):
     monkeypatch.setattr(keytotals, "KEYS_KEPT", 2)
     publish(bench, *["old"] * 9, *["steady"] * 5, "once", "twice", "twice")
-    bench.engine.add_totals()
-    bench.engine.trim_totals()
-    assert len(bench.engine.key_totals()["q"]) == 4, "the first look only remembers"
+    bench.engine.metrics.flush()
+    bench.engine.metrics.trim()
+    assert len(bench.engine.metrics.key_totals()["q"]) == 4, "the first look only remembers"
     publish(bench, *["new"] * 3, "steady", "steady")
-    bench.engine.add_totals()
-    bench.engine.trim_totals()
-    assert bench.engine.key_totals()["q"] == {"new": {PUBLISHED: 3}, "steady": {PUBLISHED: 7}, OTHERS: {PUBLISHED: 12}}
+    bench.engine.metrics.flush()
+    bench.engine.metrics.trim()
+    assert bench.engine.metrics.key_totals()["q"] == {
+        "new": {PUBLISHED: 3},
+        "steady": {PUBLISHED: 7},
+        OTHERS: {PUBLISHED: 12},
+    }
 
 
 def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
@@ -164,13 +173,13 @@ def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
     duties.run_once()
     for number in range(2 * KEYS_KEPT // NAMES_PER_QUEUE):
         publish(bench, *(f"k{number}-{each}" for each in range(NAMES_PER_QUEUE)))
-        bench.engine.add_totals()
+        bench.engine.metrics.flush()
         bench.later(NAMES_S)
     for _ in range(2):
         bench.later(LEFT_INTERVAL_S)
-        bench.engine.beat(bench.session)
+        bench.engine.sessions.beat(bench.session)
         duties.run_once()
-    found = bench.engine.key_totals()["q"]
+    found = bench.engine.metrics.key_totals()["q"]
     assert len(found) == KEYS_KEPT + 1
     assert sums(found) == {PUBLISHED: 2 * KEYS_KEPT}
 
@@ -178,41 +187,41 @@ def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
 def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
     monkeypatch.setattr(keytotals, "KEYS_KEPT", 1)
     publish(bench, "a", "b", "c")
-    bench.engine.add_totals()
+    bench.engine.metrics.flush()
     others = [bench.another() for _ in range(3)]
     for engine in others:
-        engine.trim_totals()
-    seen = bench.engine.key_totals()
+        engine.metrics.trim()
+    seen = bench.engine.metrics.key_totals()
     for engine in others:
-        monkeypatch.setattr(engine, "key_totals", lambda: seen)
-        engine.trim_totals()
-    assert bench.engine.key_totals()["q"] == {"a": {PUBLISHED: 1}, OTHERS: {PUBLISHED: 2}}
+        monkeypatch.setattr(engine.metrics, "key_totals", lambda: seen)
+        engine.metrics.trim()
+    assert bench.engine.metrics.key_totals()["q"] == {"a": {PUBLISHED: 1}, OTHERS: {PUBLISHED: 2}}
 
 
 def test_what_is_added_during_a_fold_is_not_lost(bench, database):
     publish(bench, "a", "b")
-    bench.engine.add_totals()
+    bench.engine.metrics.flush()
     if isinstance(database, MemoryDatabase):
 
         def once():
             database.before_commit = None
             publish(bench, "a")
-            bench.engine.add_totals()
+            bench.engine.metrics.flush()
 
         database.before_commit = once
     else:
         publish(bench, "a")
-    bench.engine._fold_totals("q", ["a"])
-    bench.engine.add_totals()
-    found = sums(bench.engine.key_totals()["q"])
+    bench.engine.metrics._fold("q", ["a"])
+    bench.engine.metrics.flush()
+    found = sums(bench.engine.metrics.key_totals()["q"])
     assert found == {PUBLISHED: 3}
 
 
 def test_the_totals_of_a_queues_keys_go_with_it(bench):
     publish(bench, "a")
-    bench.engine.add_totals()
-    bench.engine.delete_queue("q")
-    assert bench.engine.key_totals() == {}
+    bench.engine.metrics.flush()
+    bench.engine.queues.delete("q")
+    assert bench.engine.metrics.key_totals() == {}
 
 
 # -- what it costs, in the process ------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ def test_the_totals_of_a_queues_keys_go_with_it(bench):
 
 def test_what_waits_to_be_written_is_bounded_and_complete():
     bench = Bench(MemoryDatabase())
-    counted = bench.engine._totals
+    counted = bench.engine.transactions.totals
     for number in range(3 * KINDS_PENDING):
         counted.note({("q", PUBLISHED): 1, ("q", PUBLISHED, f"k{number}"): 1})
     share = counted.share()
@@ -232,7 +241,7 @@ def test_what_waits_to_be_written_is_bounded_and_complete():
 
 def test_keys_take_no_room_from_queues(monkeypatch):
     monkeypatch.setattr(totals, "MOST_PENDING", 3)
-    counted = Bench(MemoryDatabase()).engine._totals
+    counted = Bench(MemoryDatabase()).engine.transactions.totals
     counted.share()
     for queue in "abcd":
         counted.note({(queue, PUBLISHED): 1, **{(queue, PUBLISHED, f"k{number}"): 1 for number in range(9)}})
@@ -247,7 +256,7 @@ def test_a_key_costs_a_transaction_nothing_between_the_shares_and_no_read_with_o
     publish(bench, "k")
     paid = []
     for next_s in (bench.clock.monotonic() + totals.INTERVAL_S, 0.0):
-        bench.engine._totals._next_s = next_s
+        bench.engine.transactions.totals._next_s = next_s
         counted.reset()
         publish(bench, "k")
         paid.append(counted.total())

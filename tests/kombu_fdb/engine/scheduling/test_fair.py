@@ -74,7 +74,7 @@ def test_one_consumer_sees_exactly_the_order_of_queue_by(history: list[str | int
 
 
 def test_a_flood_of_one_key_delays_another_by_one_turn(bench: Bench) -> None:
-    bench.engine.publish([Publication("", "q", b"%d" % n, key="noisy") for n in range(1000)])
+    bench.engine.publisher.publish([Publication("", "q", b"%d" % n, key="noisy") for n in range(1000)])
     assert take(bench, 5) == [("noisy", n) for n in range(5)]
     put(bench, "quiet", 0)
     assert ("quiet", 0) in take(bench, 2)
@@ -92,23 +92,23 @@ def test_priority_is_strict_across_keys(bench: Bench) -> None:
 def test_released_messages_return_to_their_place_in_their_key(bench: Bench) -> None:
     put(bench, "a", 1, 2, 3)
     first = bench.take(1)
-    bench.engine.release([first[0].lease])
+    bench.engine.messages.release([first[0].lease])
     assert take(bench) == [("a", 1), ("a", 2), ("a", 3)]
 
 
 def test_delayed_and_dead_messages_keep_their_key(bench: Bench) -> None:
     put(bench, "a", 1, due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
-    bench.engine.promote()
+    bench.engine.upkeep.promote()
     (delivery,) = bench.take()
     assert keyed(delivery) == ("a", 1)
-    bench.engine.reject([delivery.lease])
+    bench.engine.messages.reject([delivery.lease])
     assert [each.key for each in bench.take(1, "q.dead")] == ["a"]
 
 
 @pytest.mark.parametrize(("newcomer", "order"), [("next", "bcabcn"), ("current", "bcnabc"), ("first", "nbcabc")])
 def test_newcomers(bench: Bench, newcomer: str, order: str) -> None:
-    bench.engine.set_control("q", QueueControl(newcomer=newcomer))
+    bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
     for key in "abc":
         put(bench, key, 1, 2, 3, 4)
     take(bench, 4)  # one round, and a's turn in the second
@@ -117,7 +117,7 @@ def test_newcomers(bench: Bench, newcomer: str, order: str) -> None:
 
 
 def test_weights(bench: Bench) -> None:
-    bench.engine.limit("q", "a", KeyLimits(weight=3))
+    bench.engine.queues.limit("q", "a", KeyLimits(weight=3))
     for key in "ab":
         put(bench, key, *range(6))
     assert [key for key, _ in take(bench, 8)] == list("aaabaaab")
@@ -125,25 +125,25 @@ def test_weights(bench: Bench) -> None:
 
 def test_two_levels(bench: Bench) -> None:
     """A tenant with 500 users gets as many turns as one with one."""
-    bench.engine.publish([Publication("", "q", b"%d" % n, key=f"big/{n}") for n in range(500)])
+    bench.engine.publisher.publish([Publication("", "q", b"%d" % n, key=f"big/{n}") for n in range(500)])
     put(bench, "small/1", *range(50))
     served = Counter(key.split("/")[0] for _ in range(10) for key, _ in take(bench, 20))
     assert served["small"] == 50, "all of them in 200 services, although 500 keys came before"
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
 def test_in_flight_is_never_exceeded_and_an_end_frees_a_slot(bench: Bench) -> None:
-    bench.engine.limit("q", "a", KeyLimits(max_in_flight=2))
+    bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
     put(bench, "a", 1, 2, 3, 4)
     put(bench, "b", 5)
     first = bench.take()
     assert [keyed(each) for each in first] == [("a", 1), ("b", 5), ("a", 2)]
-    assert bench.engine.arm(["q"]) is not None, "a parked key must not look like work"
+    assert bench.engine.messages.arm(["q"]) is not None, "a parked key must not look like work"
     held = [each.lease for each in first if each.key == "a"]
-    for end in (bench.engine.ack, bench.engine.release, bench.engine.reject):
+    for end in (bench.engine.messages.ack, bench.engine.messages.release, bench.engine.messages.reject):
         assert end([held.pop(0)]) == [True]
         (freed,) = bench.take()
         held.append(freed.lease)
@@ -151,69 +151,69 @@ def test_in_flight_is_never_exceeded_and_an_end_frees_a_slot(bench: Bench) -> No
 
 def test_a_crash_frees_the_slots(bench: Bench) -> None:
     """KEY-LIMIT."""
-    bench.engine.limit("q", "a", KeyLimits(max_in_flight=1))
+    bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
     put(bench, "a", 1, 2)
-    dead = bench.engine.open_session({})
+    dead = bench.engine.sessions.open({})
     assert len(bench.take(session=dead)) == 1
     assert take(bench) == []
-    bench.engine.close_session(dead)
+    bench.engine.sessions.close(dead)
     assert take(bench) == [("a", 1)]
 
 
 def test_every_key_can_be_limited_at_once(bench: Bench) -> None:
     """Tarantool's utube: one at a time per sub-queue, first in, first out inside."""
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
     for key in "ab":
         put(bench, key, 1, 2)
     first = bench.take()
     assert [keyed(each) for each in first] == [("a", 1), ("b", 1)]
-    bench.engine.ack([first[1].lease])
+    bench.engine.messages.ack([first[1].lease])
     assert take(bench) == [("b", 2)]
-    bench.engine.set_control("q", QueueControl())
+    bench.engine.queues.set_control("q", QueueControl())
     assert take(bench) == [("a", 2)]
 
 
 @pytest.mark.parametrize("key", ["", "a"])
 def test_pause_and_resume(bench: Bench, key: str) -> None:
-    bench.engine.limit("q", key, KeyLimits(paused=True))
+    bench.engine.queues.limit("q", key, KeyLimits(paused=True))
     put(bench, key, 1)
     put(bench, "b", 2)
     assert take(bench) == [("b", 2)]
-    watches = bench.engine.arm(["q"])
+    watches = bench.engine.messages.arm(["q"])
     assert watches is not None
     fired: list[bool] = []
     watches[0].on_fire(lambda: fired.append(True))
-    bench.engine.limit("q", key, None)
+    bench.engine.queues.limit("q", key, None)
     assert fired
     assert take(bench) == [(key, 1)]
 
 
 def test_pause_a_queue(bench: Bench) -> None:
-    bench.engine.set_control("q", QueueControl(paused=True))
+    bench.engine.queues.set_control("q", QueueControl(paused=True))
     bench.put(b"1")
     assert bench.take() == []
-    assert bench.engine.arm(["q"]) is not None
-    bench.engine.set_control("q", QueueControl())
+    assert bench.engine.messages.arm(["q"]) is not None
+    bench.engine.queues.set_control("q", QueueControl())
     assert take(bench) == [("", 1)]
 
 
 def test_rate(bench: Bench) -> None:
     """Over all consumers, measured in the store."""
-    bench.engine.limit("q", "a", KeyLimits(rate=10, burst=2))
+    bench.engine.queues.limit("q", "a", KeyLimits(rate=10, burst=2))
     put(bench, "a", *range(200))
     put(bench, "b", 1)
     assert ("b", 1) in take(bench)
     taken = 0
     for _ in range(100):
         bench.later(0.1)
-        bench.engine.promote()
+        bench.engine.upkeep.promote()
         taken += len(bench.take())
     assert 95 <= taken <= 105
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
 
 
 def test_key_priority(bench: Bench) -> None:
-    bench.engine.limit("q", "vip", KeyLimits(priority=9))
+    bench.engine.queues.limit("q", "vip", KeyLimits(priority=9))
     put(bench, "a", 1, priority=5)
     put(bench, "vip", 2)
     assert take(bench) == [("vip", 2), ("a", 1)]
@@ -224,15 +224,15 @@ def test_key_priority(bench: Bench) -> None:
 )
 def test_senseless_limits(bench: Bench, limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        bench.engine.limit("q", "a", KeyLimits(**limits))
+        bench.engine.queues.limit("q", "a", KeyLimits(**limits))
 
 
 def test_keys_are_counted(bench: Bench) -> None:
     put(bench, "a", 1, 2)
     put(bench, "b", 3)
     bench.take(1)
-    bench.engine.limit("q", "c", KeyLimits(paused=True))
-    found = bench.engine.keys_of("q")
+    bench.engine.queues.limit("q", "c", KeyLimits(paused=True))
+    found = bench.engine.inspect.keys_of("q")
     assert {key: (counts.ready, counts.leased) for key, counts in found.items()} == {
         "a": (1, 1),
         "b": (1, 0),
@@ -254,9 +254,9 @@ def paid(counted: CountingDatabase, verb: Callable[[], object]) -> int:
 def test_round_trips_do_not_grow_with_keys_or_messages(others: int) -> None:
     counted = CountingDatabase(MemoryDatabase())
     bench = Bench(counted)
-    bench.engine.publish([Publication("", "q", b"0", key=f"k{number % 1500}") for number in range(others)])
+    bench.engine.publisher.publish([Publication("", "q", b"0", key=f"k{number % 1500}") for number in range(others)])
     for _ in range(others // 200):
-        bench.engine.release([each.lease for each in bench.take(1)])
+        bench.engine.messages.release([each.lease for each in bench.take(1)])
     put(bench, "a", 1, 2)
     assert paid(counted, lambda: put(bench, "a", 3)) == 2
     bench.take(1)
@@ -267,26 +267,26 @@ def test_a_parked_key_costs_nothing(bench: Bench) -> None:
     counted = CountingDatabase(bench.database)
     bench.database = counted
     engine = bench.another()
-    engine.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
+    engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
     for key in range(50):
         put(bench, f"k{key}", 1, 2)
-    while engine.claim(bench.session, ["q"], 100):
+    while engine.messages.claim(bench.session, ["q"], 100):
         pass
     counted.reset()
-    assert engine.claim(bench.session, ["q"], 100) == []
+    assert engine.messages.claim(bench.session, ["q"], 100) == []
     assert counted.total().rows <= 1
 
 
 def test_capacity(bench: Bench) -> None:
     """A full key refuses; the others don't notice; a paused one accepts up to its capacity."""
-    bench.engine.limit("q", "a", KeyLimits(capacity=2, paused=True))
+    bench.engine.queues.limit("q", "a", KeyLimits(capacity=2, paused=True))
     put(bench, "a", 1, 2)
     with pytest.raises(CapacityExceeded) as caught:
         put(bench, "a", 3)
     assert (caught.value.current_size, caught.value.capacity) == (2, 2)
     assert "raise the key's capacity" in str(caught.value)
     with pytest.raises(CapacityExceeded):
-        bench.engine.publish([Publication("", "q", b"4", key="b"), Publication("", "q", b"5", key="a")])
+        bench.engine.publisher.publish([Publication("", "q", b"4", key="b"), Publication("", "q", b"5", key="a")])
     put(bench, "b", 6)
     assert take(bench) == [("b", 6)]
 
@@ -302,17 +302,17 @@ def test_a_blocked_keys_large_message_takes_no_room_in_a_claim(bench: Bench) -> 
     for key in "axpb":
         bench.put(*[b"p" * 8_000_000] if key == "p" else [b"1", b"2"], key=key)
     bench.take(1)
-    bench.engine.limit("q", "p", KeyLimits(paused=True))
+    bench.engine.queues.limit("q", "p", KeyLimits(paused=True))
     assert "".join(each.key for each in bench.take(5)) == "xbaxb"
 
 
 def test_a_key_whose_priority_is_changed_joins_the_round_of_its_new_rank(bench: Bench) -> None:
     for _ in range(30):  # the old rank's rounds are far ahead
         bench.put(b"x", key="a")
-        bench.engine.ack([each.lease for each in bench.take()])
+        bench.engine.messages.ack([each.lease for each in bench.take()])
     bench.put(*[b"x"] * 4, key="a")
     bench.take(1)
-    bench.engine.limit("q", "a", KeyLimits(priority=7))
+    bench.engine.queues.limit("q", "a", KeyLimits(priority=7))
     bench.take(1)
     for key in "vw":
         bench.put(*[b"x"] * 40, key=key, priority=7)

@@ -115,13 +115,13 @@ class Ring(RuleBasedStateMachine):
     @rule(number=st.integers(0, 20))
     def ack(self, number: int) -> None:
         if self.held:
-            assert self.bench.engine.ack([self.held.pop(number % len(self.held)).lease]) == [True]
+            assert self.bench.engine.messages.ack([self.held.pop(number % len(self.held)).lease]) == [True]
 
     @rule(number=st.integers(0, 20))
     def release(self, number: int) -> None:
         if self.held:
             back = self.held.pop(number % len(self.held))
-            assert self.bench.engine.release([back.lease], counted=False) == [True]
+            assert self.bench.engine.messages.release([back.lease], counted=False) == [True]
             self.waiting[back.key] = sorted([*self.waiting[back.key], int(back.payload)])
             self.reference = None
 
@@ -132,7 +132,7 @@ class Ring(RuleBasedStateMachine):
 
     @rule(key=keys, given=st.one_of(st.none(), limits))
     def limit(self, key: str, given: KeyLimits | None) -> None:
-        self.bench.engine.limit("q", key, given)
+        self.bench.engine.queues.limit("q", key, given)
         self.limits.pop(key, None)
         if given is not None:
             self.limits[key] = given
@@ -140,7 +140,7 @@ class Ring(RuleBasedStateMachine):
 
     @rule(given=controls)
     def change_control(self, given: QueueControl) -> None:
-        self.bench.engine.set_control("q", given)
+        self.bench.engine.queues.set_control("q", given)
         self.control, self.reference = given, None
 
     @rule(every_key=st.sampled_from([KeyLimits(paused=True), KeyLimits(max_in_flight=1)]), limit=st.integers(1, 5))
@@ -162,12 +162,12 @@ class Ring(RuleBasedStateMachine):
     @rule()
     def empty(self) -> None:
         """Without limits everything comes; then the ring begins anew."""
-        self.bench.engine.set_control("q", QueueControl())
+        self.bench.engine.queues.set_control("q", QueueControl())
         for key in [*self.limits]:
-            self.bench.engine.limit("q", key, None)
+            self.bench.engine.queues.limit("q", key, None)
         self.limits, self.control, self.reference = {}, QueueControl(), None
         self.take(1_000)
-        self.bench.engine.ack([each.lease for each in self.held])
+        self.bench.engine.messages.ack([each.lease for each in self.held])
         self.held = []
         assert not any(self.waiting.values())
         self.reference = QueueBy()

@@ -109,7 +109,7 @@ class Turns(RuleBasedStateMachine):
         self.held: list[tuple[Delivery, int, int]] = []
         self.priorities: dict[int, int] = {}
         self.bench.put(b"0", key="a")  # so that the queue is a fair one from here on
-        self.bench.engine.ack([each.lease for each in self.bench.take()])
+        self.bench.engine.messages.ack([each.lease for each in self.bench.take()])
         self.order.rounds[0] = 1
 
     def _named(self, key: str, priority: int, due_ms: int = 0) -> int:
@@ -139,7 +139,7 @@ class Turns(RuleBasedStateMachine):
     def promote(self) -> None:
         """In the order of their moments, the more urgent first."""
         self.bench.later(1)
-        self.bench.engine.promote()
+        self.bench.engine.upkeep.promote()
         due = sorted(each for each in self.order.delayed if each[0] <= self.bench.clock.wall_ms())
         self.order.delayed = [each for each in self.order.delayed if each not in due]
         for _due, _rank, name, key, priority in due:
@@ -159,24 +159,24 @@ class Turns(RuleBasedStateMachine):
         """To its old place."""
         if self.held:
             delivery, stamp, priority = self.held.pop(number % len(self.held))
-            self.bench.engine.release([delivery.lease], counted=False)
+            self.bench.engine.messages.release([delivery.lease], counted=False)
             self.order.arrive(delivery.key, priority, stamp)
 
     @rule()
     def ack(self) -> None:
-        self.bench.engine.ack([each.lease for each, _, _ in self.held])
+        self.bench.engine.messages.ack([each.lease for each, _, _ in self.held])
         self.held = []
 
     @rule(key=keys, weight=st.integers(1, 3), priority=st.sampled_from([None, None, 0, 7]))
     def limit(self, key: str, weight: int, priority: int | None) -> None:
         limits = KeyLimits(weight=weight, priority=priority)
         self.order.limit(key, limits)
-        self.bench.engine.limit("q", key, limits)
+        self.bench.engine.queues.limit("q", key, limits)
 
     @rule(newcomer=st.sampled_from(["next", "current", "first"]))
     def change_newcomers(self, newcomer: str) -> None:
         self.order.newcomer = newcomer
-        self.bench.engine.set_control("q", QueueControl(newcomer=newcomer))
+        self.bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
 
     def teardown(self) -> None:
         self.bench.clean()
@@ -225,17 +225,17 @@ def test_rivals_take_the_head_too(key: str) -> None:
 
     def put(number: int) -> None:
         names = (f"k{number % 50}" if key == "many" else key for number in range(number))
-        bench.engine.publish([Publication("", "q", b"", key=name) for name in names])
+        bench.engine.publisher.publish([Publication("", "q", b"", key=name) for name in names])
 
     bench.put(b"head", key="k0" if key == "many" else key)
     put(50)
     rival = bench.another()
     for _claim in range(400):
         for _ in range(4):
-            rival._contention_of(["q"]).lost()
+            rival.messages._contention_of(["q"]).lost()
         put(2)
-        found = rival.claim(bench.session, ["q"], 1)
-        rival.ack([each.lease for each in found])
+        found = rival.messages.claim(bench.session, ["q"], 1)
+        rival.messages.ack([each.lease for each in found])
         if any(each.payload == b"head" for each in found):
             return
     raise AssertionError("nobody took it")
@@ -248,7 +248,7 @@ def test_no_newcomer_is_always_the_last() -> None:
     bench.put(b"here", key=next(name for name in names if crc32(name.encode()) % BUCKETS == BUCKETS - 1))
     for _claim in range(100):
         flood = [next(name for name in names if crc32(name.encode()) % BUCKETS < 250) for _ in range(DOORS + 10)]
-        bench.engine.publish([Publication("", "q", b"", key=name) for name in flood])
+        bench.engine.publisher.publish([Publication("", "q", b"", key=name) for name in flood])
         bench.take(1)
         if not any(_doors(bench, BUCKETS - 1)):
             return
@@ -257,6 +257,6 @@ def test_no_newcomer_is_always_the_last() -> None:
 
 def _doors(bench: Bench, bucket: int) -> list[Any]:
     keys_ = bench.engine.keys
-    return bench.engine._read(
+    return bench.engine.transactions.read(
         lambda work: work.tr.get_range(keys_.doors_from("q", bucket), keys_.doors("q")[1], snapshot=True)
     )

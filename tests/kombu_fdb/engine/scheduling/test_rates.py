@@ -29,8 +29,8 @@ class Fleet:
         for clock, skew_s in zip(self.clocks, [*skews_s, promoter_s], strict=True):
             clock.jump_wall(skew_s)
         *self.consumers, self.promoter = [self._engine(clock) for clock in self.clocks]
-        self.sessions = [engine.open_session({}) for engine in self.consumers]
-        self.bench.engine.limit("q", "a", limits)
+        self.sessions = [engine.sessions.open({}) for engine in self.consumers]
+        self.bench.engine.queues.limit("q", "a", limits)
         self.passed_s = 0.0
         #: When a message was served, in true seconds.
         self.served: list[float] = []
@@ -45,7 +45,7 @@ class Fleet:
         )
 
     def put(self, number: int) -> None:
-        self.bench.engine.publish([Publication("", "q", b"", key="a")] * number)
+        self.bench.engine.publisher.publish([Publication("", "q", b"", key="a")] * number)
 
     def later(self, seconds: float) -> None:
         """What a quiet fleet does in this time: the promoter looks when it has to, and who is woken claims."""
@@ -209,7 +209,7 @@ def test_a_rate_and_a_limit_in_flight_both_count() -> None:
     assert fleet.claim(0) == 2
     fleet.later(10)
     assert fleet.claim(0) == 0
-    assert fleet.bench.engine.keys_of("q")["a"].leased == 2
+    assert fleet.bench.engine.inspect.keys_of("q")["a"].leased == 2
 
 
 def test_a_damaged_bucket_keeps_nobody_from_being_promoted() -> None:
@@ -218,7 +218,9 @@ def test_a_damaged_bucket_keeps_nobody_from_being_promoted() -> None:
     database = MemoryDatabase()
     bench = Bench(database)
     row = bench.engine.keys.bucket("q", "a"), rates.encode(rates.Bucket(0.0, last_ms))
-    bench.engine.limit("q", "a", KeyLimits(rate=1, burst=1))
+    bench.engine.queues.limit("q", "a", KeyLimits(rate=1, burst=1))
     bench.write(lambda tr: tr.set(*row))
     bench.work(lambda work: rates.credit(work, [rates.Seen(row, now_ms)]))
-    assert dict(bench.engine.rows(bench.engine.keys.all_buckets))[row[0]] == rates.encode(rates.Bucket(1.0, last_ms))
+    assert dict(bench.engine.upkeep.rows(bench.engine.keys.all_buckets))[row[0]] == rates.encode(
+        rates.Bucket(1.0, last_ms)
+    )

@@ -27,11 +27,11 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def limit_every_key(bench: Bench) -> None:
-    bench.engine.set_control("q", QueueControl(every_key=ONE))
+    bench.engine.queues.set_control("q", QueueControl(every_key=ONE))
 
 
 def limit_no_key(bench: Bench) -> None:
-    bench.engine.limit("q", "", ONE)
+    bench.engine.queues.limit("q", "", ONE)
 
 
 # -- KEY-LIMIT ---------------------------------------------------------------------------------------------------------
@@ -43,22 +43,22 @@ def test_what_was_leased_from_a_plain_queue_counts(bench: Bench, limit: Callable
     held = bench.take(10)
     limit(bench)
     assert bench.take() == [], "ten are in flight at a limit of one"
-    assert bench.engine.keys_of("q")[""].leased == 10
+    assert bench.engine.inspect.keys_of("q")[""].leased == 10
     for each in held[:-1]:
-        bench.engine.ack([each.lease])
+        bench.engine.messages.ack([each.lease])
         assert bench.take() == []
-    bench.engine.release([held[-1].lease])
+    bench.engine.messages.release([held[-1].lease])
     assert len(bench.take()) == 1
     bench.check()
 
 
 def test_a_crash_frees_the_slots_of_what_was_leased_before_the_limit(bench: Bench) -> None:
     bench.put(b"1", b"2")
-    dead = bench.engine.open_session({})
+    dead = bench.engine.sessions.open({})
     assert len(bench.take(1, session=dead)) == 1
     limit_every_key(bench)
     assert bench.take() == []
-    bench.engine.close_session(dead)
+    bench.engine.sessions.close(dead)
     assert [each.payload for each in bench.take()] == [b"1"]
 
 
@@ -68,13 +68,13 @@ def test_leases_of_other_queues_and_of_keys_are_counted_once(bench: Bench) -> No
     bench.put(b"5", b"6")
     held = bench.take(3) + bench.take(2, "other")
     limit_every_key(bench)
-    found = bench.engine.keys_of("q")
+    found = bench.engine.inspect.keys_of("q")
     assert {key: counts.leased for key, counts in found.items()} == {
         key: sum(each.queue == "q" and each.key == key for each in held) for key in ("", "a")
     }
-    bench.engine.ack([each.lease for each in held])
-    assert all(counts.leased == 0 for counts in bench.engine.keys_of("q").values())
-    assert bench.engine.keys_of("other").get("") is None
+    bench.engine.messages.ack([each.lease for each in held])
+    assert all(counts.leased == 0 for counts in bench.engine.inspect.keys_of("q").values())
+    assert bench.engine.inspect.keys_of("other").get("") is None
 
 
 def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> None:
@@ -83,7 +83,7 @@ def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> N
     bench.take(1)
     seen: list[list[Delivery]] = []
     other = bench.another()
-    session, original = other.open_session({}), other._retry
+    session, original = other.sessions.open({}), other.transactions.retry
 
     class Once:
         """Lets the limit be set between the first try's reads and its commit."""
@@ -103,8 +103,8 @@ def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> N
 
     if isinstance(bench.database, SqliteDatabase):
         pytest.skip("SQLite has one writer at a time: there is no such moment")
-    other._retry = once = Once()  # type: ignore[assignment]  # in its place, for one claim
-    seen.append(other.claim(session, ["q"], 1))
+    other.transactions.retry = once = Once()  # type: ignore[assignment]  # in its place, for one claim
+    seen.append(other.messages.claim(session, ["q"], 1))
     assert once.tries == 2
     assert seen == [[]]
 
@@ -113,11 +113,11 @@ def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench: Bench, monkeypa
     """Until it is known what is in flight, nothing more is."""
     bench.put(b"1", b"2")
     (held,) = bench.take(1)
-    monkeypatch.setattr(bench.engine, "follow_limits", lambda _queue: None)
+    monkeypatch.setattr(bench.engine.queues, "follow_limits", lambda _queue: None)
     limit_every_key(bench)
     monkeypatch.undo()
     assert bench.take() == []
-    bench.engine.ack([held.lease])
+    bench.engine.messages.ack([held.lease])
     assert bench.take() == [], "one was leased from the plain queue: it is not known whether more were"
     bench.duties().run_once()
     assert [each.payload for each in bench.take()] == [b"2"]
@@ -126,15 +126,15 @@ def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench: Bench, monkeypa
 def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relimit, "LEASES_PER_PART", 3)
     monkeypatch.setattr(relimit, "MARKS_PER_PART", 2)
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
     for key in "abcdefg":
         bench.put(b"1", key=key)
     assert bench.take() == []
     bench.put(*[b"%d" % number for number in range(20)], queue="r")
     bench.take(10, "r")
-    bench.engine.limit("r", "", ONE)
-    assert bench.engine.keys_of("r")[""].leased == 10
-    bench.engine.set_control("q", QueueControl())
+    bench.engine.queues.limit("r", "", ONE)
+    assert bench.engine.inspect.keys_of("r")[""].leased == 10
+    bench.engine.queues.set_control("q", QueueControl())
     assert sorted(each.key for each in bench.take()) == list("abcdefg")
 
 
@@ -144,11 +144,11 @@ def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
 def parked(keys: int) -> tuple[Bench, CountingDatabase]:
     counted = CountingDatabase(MemoryDatabase())
     bench = Bench(counted)
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
     for start in range(0, keys, 1000):
         batch = [Publication("", "q", b"", key=f"k{number}") for number in range(start, min(start + 1000, keys))]
-        bench.engine.publish(batch)
-    while bench.engine.arm(["q"]) is None:
+        bench.engine.publisher.publish(batch)
+    while bench.engine.messages.arm(["q"]) is None:
         assert bench.take() == []
     return bench, counted
 
@@ -157,9 +157,9 @@ def test_limiting_every_key_is_one_small_transaction_however_many_there_are() ->
     paid = []
     for keys in (0, 3_000):
         bench, counted = parked(keys)
-        bench.engine.follow_limits = lambda _queue: None  # type: ignore[method-assign]  # only what must be at once
+        bench.engine.queues.follow_limits = lambda _queue: None  # type: ignore[method-assign]  # only what must be at once
         counted.reset()
-        bench.engine.set_control("q", QueueControl(every_key=ONE))
+        bench.engine.queues.set_control("q", QueueControl(every_key=ONE))
         paid.append(counted.total())
         paid[-1].bytes_written = 0  # ids have other digits
     assert paid[0] == paid[1]
@@ -170,7 +170,7 @@ def test_limiting_every_key_is_one_small_transaction_however_many_there_are() ->
 def test_all_parked_keys_go_on() -> None:
     bench, counted = parked(3_000)
     counted.reset()
-    bench.engine.set_control("q", QueueControl())
+    bench.engine.queues.set_control("q", QueueControl())
     assert counted.worst().rows <= relimit.MARKS_PER_PART + 1
     served = []
     while found := bench.take(100):
@@ -182,7 +182,7 @@ def test_it_conflicts_with_no_work_of_the_keys() -> None:
     """Claims, publishes and acks of busy keys don't make it start again."""
     bench, counted = parked(2_000)
     counted.reset()
-    bench.engine.set_control("q", QueueControl(every_key=ONE))
+    bench.engine.queues.set_control("q", QueueControl(every_key=ONE))
     assert counted.total().conflict_ranges == 0
     assert counted.total().conflict_keys <= 3 * counted.total().commits
 
@@ -191,4 +191,4 @@ def test_nothing_is_left_of_it(bench: Bench) -> None:
     bench.put(b"1")
     bench.take()
     limit_every_key(bench)
-    assert bench.engine._read(lambda work: work.tr.get_range(*bench.engine.keys.all_relimits)) == []
+    assert bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_relimits)) == []

@@ -31,100 +31,100 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def crowd(bench: Bench, **properties: Any) -> None:
     """A tenant with many users, each with a message; all of them have their turns in the ring."""
     users = [Publication("", "q", b"", key=f"big/{n}", task_id=f"t{n}", **properties) for n in range(USERS)]
-    bench.engine.publish(users)
-    bench.engine.publish([Publication("", "q", b"", key=key) for key in ("a", "b")] * 10)
+    bench.engine.publisher.publish(users)
+    bench.engine.publisher.publish([Publication("", "q", b"", key=key) for key in ("a", "b")] * 10)
     for _ in range(4):
-        bench.engine.ack([each.lease for each in bench.take(2)])
+        bench.engine.messages.ack([each.lease for each in bench.take(2)])
 
 
 def purged(bench: Bench) -> None:
     crowd(bench)
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
 
 
 def cancelled(bench: Bench) -> None:
     crowd(bench)
     for number in range(USERS):
-        bench.engine.take_back(f"t{number}")
+        bench.engine.messages.take_back(f"t{number}")
 
 
 def deleted(bench: Bench) -> None:
     crowd(bench)
     for number in range(USERS):
-        for each in bench.engine.find_task(f"t{number}"):
-            assert bench.engine.delete("q", each.message_id)
+        for each in bench.engine.inspect.find_task(f"t{number}"):
+            assert bench.engine.messages.delete("q", each.message_id)
 
 
 def moved(bench: Bench) -> None:
     crowd(bench)
-    bench.engine.move("q", "elsewhere")
+    bench.engine.messages.move("q", "elsewhere")
 
 
 def moved_by_key(bench: Bench) -> None:
     crowd(bench)
     for number in range(USERS):
-        bench.engine.move("q", "elsewhere", key=f"big/{number}")
+        bench.engine.messages.move("q", "elsewhere", key=f"big/{number}")
 
 
 def overflown(bench: Bench) -> None:
     crowd(bench)
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 1}))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
     bench.later(2)
     for _ in range(8):
         bench.put(b"", key="a")
-    bench.engine.trim_full()
-    bench.engine.declare_queue(QueueDeclaration("q"))
+    bench.engine.upkeep.trim_full()
+    bench.engine.queues.declare(QueueDeclaration("q"))
     bench.later(2)
 
 
 def paused_one_by_one(bench: Bench) -> None:
     crowd(bench)
     for number in range(USERS):
-        bench.engine.limit("q", f"big/{number}", KeyLimits(paused=True))
+        bench.engine.queues.limit("q", f"big/{number}", KeyLimits(paused=True))
 
 
 def paused_together(bench: Bench) -> None:
     """All but the two that have limits of their own, and the one that comes."""
     for key in ("a", "b", "big/new"):
-        bench.engine.limit("q", key, KeyLimits())
+        bench.engine.queues.limit("q", key, KeyLimits())
     crowd(bench)
-    bench.engine.change_control("q", every_key={"paused": True})
+    bench.engine.queues.change_control("q", every_key={"paused": True})
 
 
 def paused_as_the_others(bench: Bench) -> None:
     """They lose their own limits, by which they were not paused."""
     for key in ("a", "b", "big/new", *[f"big/{number}" for number in range(USERS)]):
-        bench.engine.limit("q", key, KeyLimits())
-    bench.engine.change_control("q", every_key={"paused": True})
+        bench.engine.queues.limit("q", key, KeyLimits())
+    bench.engine.queues.change_control("q", every_key={"paused": True})
     crowd(bench)
     for number in range(USERS):
-        bench.engine.limit("q", f"big/{number}", None)
+        bench.engine.queues.limit("q", f"big/{number}", None)
 
 
 def served(bench: Bench) -> None:
     crowd(bench)
     while found := bench.take(50):
-        bench.engine.ack([each.lease for each in found])
+        bench.engine.messages.ack([each.lease for each in found])
 
 
 def crashed(bench: Bench) -> None:
     crowd(bench)
-    session = bench.engine.open_session({})
+    session = bench.engine.sessions.open({})
     while bench.take(50, session=session):
         pass
-    bench.engine.close_session(session)
-    bench.engine.purge("q")
+    bench.engine.sessions.close(session)
+    bench.engine.queues.purge("q")
 
 
 def dead(bench: Bench) -> None:
     crowd(bench)
     while found := bench.take(50):
-        bench.engine.reject([each.lease for each in found])
+        bench.engine.messages.reject([each.lease for each in found])
 
 
 def queue_deleted(bench: Bench) -> None:
     crowd(bench)
-    bench.engine.delete_queue("q")
+    bench.engine.queues.delete("q")
 
 
 WAYS = [
@@ -147,8 +147,8 @@ WAYS = [
 def wait_of(bench: Bench, key: str, others: int = 60) -> int:
     """How many messages are served before one of this key that comes now, while two keys always have some."""
     for _ in range(others):
-        bench.engine.publish([Publication("", "q", b"", key=each) for each in ("a", "b")])
-    bench.engine.publish([Publication("", "q", b"new", key=key)])
+        bench.engine.publisher.publish([Publication("", "q", b"", key=each) for each in ("a", "b")])
+    bench.engine.publisher.publish([Publication("", "q", b"new", key=key)])
     for number in range(2 * others):
         (delivery,) = _next(bench)
         if delivery.payload == b"new":
@@ -159,7 +159,7 @@ def wait_of(bench: Bench, key: str, others: int = 60) -> int:
 def _next(bench: Bench) -> list[Any]:
     """A claim may find turns of nobody only; then the next one goes on."""
     while not (found := bench.take(1)):
-        assert bench.engine.arm(["q"]) is None
+        assert bench.engine.messages.arm(["q"]) is None
     return found
 
 
@@ -167,12 +167,12 @@ def _next(bench: Bench) -> list[Any]:
 def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: Callable[[Bench], None]) -> None:
     way(bench)
     assert wait_of(bench, "big/new") <= 2 + 2  # two active keys, and the round that has begun
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
 
 
 @pytest.mark.parametrize("newcomer", ["next", "current", "first"])
 def test_whatever_newcomers_get(bench: Bench, newcomer: str) -> None:
-    bench.engine.set_control("q", QueueControl(newcomer=newcomer))
+    bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
     purged(bench)
     assert wait_of(bench, "big/new") <= 4
 
@@ -181,13 +181,13 @@ def test_a_tenant_waits_for_the_turns_it_has(bench: Bench) -> None:
     """Of 300 users 290 are gone: a new one waits for ten of its own, and as many rounds of the two others."""
     crowd(bench)
     for number in range(10, USERS):
-        bench.engine.take_back(f"t{number}")
+        bench.engine.messages.take_back(f"t{number}")
     assert wait_of(bench, "big/new") <= 3 * (10 + 2)
 
 
 def test_a_message_that_comes_back_is_not_lost_with_its_turn(bench: Bench) -> None:
     crowd(bench)
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
     for number in range(10):
         bench.put(b"%d" % number, key=f"big/{number}", priority=number % 2)
     served = set()
@@ -200,15 +200,15 @@ def test_tenants_leave_no_rows(bench: Bench) -> None:
     """Nor a wrong number: at the end each tenant has none in the ring."""
     crowd(bench)
     for number in range(0, USERS, 3):
-        bench.engine.take_back(f"t{number}")
+        bench.engine.messages.take_back(f"t{number}")
     for number in range(1, USERS, 3):
-        bench.engine.limit("q", f"big/{number}", KeyLimits(paused=True))
+        bench.engine.queues.limit("q", f"big/{number}", KeyLimits(paused=True))
     bench.take(20)
     for number in range(1, USERS, 3):
-        bench.engine.limit("q", f"big/{number}", None)
+        bench.engine.queues.limit("q", f"big/{number}", None)
     while bench.take(50):
         pass
-    rows = bench.engine._read(lambda work: work.tr.get_range(*bench.engine.keys.fairness("q")[3]))
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.fairness("q")[3]))
     assert rows == []
 
 
@@ -222,34 +222,42 @@ def turns_of(bench: Bench, queue: str) -> tuple[int, int]:
         )
         return len(ring), len(turns)
 
-    return bench.engine._read(body)
+    return bench.engine.transactions.read(body)
 
 
 def replayed(bench: Bench) -> None:
-    assert bench.engine.replay("q", LETTERS) == LETTERS
+    assert bench.engine.dead_letters.replay("q", LETTERS) == LETTERS
 
 
 def replayed_to_another(bench: Bench) -> None:
-    assert bench.engine.replay_part(bench.engine.walk("q.dead"), b"", LETTERS, to="r").moved == LETTERS
+    assert (
+        bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS, to="r").moved
+        == LETTERS
+    )
 
 
 def replayed_to_itself(bench: Bench) -> None:
     """They have no turns in the ring until somebody claims again."""
-    assert bench.engine.replay_part(bench.engine.walk("q.dead"), b"", LETTERS, to="q.dead").moved == LETTERS
+    assert (
+        bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS, to="q.dead").moved
+        == LETTERS
+    )
 
 
 def replayed_one_by_one(bench: Bench) -> None:
-    for each in bench.engine.page("q.dead", View("ready"), LETTERS).messages:
-        assert bench.engine.replay_at("q.dead", each.position, each.message.message_id) == "q"
+    for each in bench.engine.inspect.page("q.dead", View("ready"), LETTERS).messages:
+        assert bench.engine.dead_letters.replay_at("q.dead", each.position, each.message.message_id) == "q"
 
 
 def discarded(bench: Bench) -> None:
-    assert bench.engine.discard_part(bench.engine.walk("q.dead"), b"", LETTERS).moved == LETTERS
+    assert (
+        bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS).moved == LETTERS
+    )
 
 
 def trimmed(bench: Bench) -> None:
     bench.later(2)
-    assert bench.engine.trim_dead() == LETTERS
+    assert bench.engine.dead_letters.trim() == LETTERS
 
 
 @pytest.mark.parametrize(
@@ -260,10 +268,12 @@ def trimmed(bench: Bench) -> None:
 def test_dead_letters_of_tenants_take_their_turns_with_them(bench: Bench, way: Callable[[Bench], None]) -> None:
     for queue in ("q", "r"):
         bench.put(b"", queue=queue)  # so that it is there
-    bench.engine.publish([Publication("", "q.dead", b"", key=f"big/{n}", ttl_ms=1000) for n in range(LETTERS)])
-    bench.engine.publish([Publication("", "q.dead", b"", key="z")])
+    bench.engine.publisher.publish(
+        [Publication("", "q.dead", b"", key=f"big/{n}", ttl_ms=1000) for n in range(LETTERS)]
+    )
+    bench.engine.publisher.publish([Publication("", "q.dead", b"", key="z")])
     (first,) = bench.take(1, "q.dead")
-    bench.engine.release([first.lease])
+    bench.engine.messages.release([first.lease])
     assert turns_of(bench, "q.dead")[1] == 1
     way(bench)
     assert turns_of(bench, "q.dead") == (1, 0)
@@ -272,10 +282,10 @@ def test_dead_letters_of_tenants_take_their_turns_with_them(bench: Bench, way: C
 def test_keys_that_are_paused_together_leave_the_ring_at_once(bench: Bench) -> None:
     """In parts, and those with limits of their own stay."""
     crowd(bench)
-    bench.engine.limit("q", "big/7", KeyLimits(weight=2))
-    bench.engine.change_control("q", every_key={"paused": True})
+    bench.engine.queues.limit("q", "big/7", KeyLimits(weight=2))
+    bench.engine.queues.change_control("q", every_key={"paused": True})
     assert turns_of(bench, "q") == (1 + 2, 1)  # big/7, and a and b, which have no tenant and go with their rounds
-    bench.engine.change_control("q", every_key={"paused": False})
+    bench.engine.queues.change_control("q", every_key={"paused": False})
     served = set()
     while found := bench.take(1000):  # each answers some of the bells
         served |= {each.key for each in found}
@@ -285,12 +295,12 @@ def test_keys_that_are_paused_together_leave_the_ring_at_once(bench: Bench) -> N
 def test_a_key_of_another_priority_takes_its_place_in_that_ones_rounds(bench: Bench) -> None:
     """The round of the rank where the messages are says nothing about the rank where the key's turns are."""
     for key in "ab":
-        bench.engine.publish([Publication("", "q", b"", key=key)] * 200)
+        bench.engine.publisher.publish([Publication("", "q", b"", key=key)] * 200)
     for _ in range(200):
         bench.take(2)  # a hundred rounds and more of priority 0
     for key in "ab":
-        bench.engine.publish([Publication("", "q", b"", key=key, priority=9)] * 60)
-    bench.engine.limit("q", "vip", KeyLimits(priority=9))
+        bench.engine.publisher.publish([Publication("", "q", b"", key=key, priority=9)] * 60)
+    bench.engine.queues.limit("q", "vip", KeyLimits(priority=9))
     bench.take(4)
     bench.put(b"new", key="vip")
     waits = [each.payload for each in bench.take(8)].index(b"new")
@@ -299,10 +309,10 @@ def test_a_key_of_another_priority_takes_its_place_in_that_ones_rounds(bench: Be
 
 def test_dead_turns_cost_claims_no_service(bench: Bench) -> None:
     """Keys without a tenant: their turns stay until their round, and a claim passes over them all."""
-    bench.engine.publish([Publication("", "q", b"", key=f"k{n}") for n in range(1000)])
+    bench.engine.publisher.publish([Publication("", "q", b"", key=f"k{n}") for n in range(1000)])
     for _ in range(6):
         bench.take(1)
-    bench.engine.purge("q")
+    bench.engine.queues.purge("q")
     bench.put(b"new", key="new")
     claims = 0
     while not any(each.payload == b"new" for each in bench.take(1)):

@@ -16,18 +16,18 @@ GRAVES = ("one", "two", "three")
 def test_a_copy_that_was_cut_short_is_begun_anew() -> None:
     """The message is acknowledged between two parts of its copy; its id comes again, from outside of the store."""
     bench = Bench(MemoryDatabase())
-    bench.engine.declare_exchange(Exchange("dlx", "fanout"))
+    bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for grave in GRAVES:
-        bench.engine.declare_queue(QueueDeclaration(grave))
-        bench.engine.bind(grave, "dlx", "")
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+        bench.engine.queues.declare(QueueDeclaration(grave))
+        bench.engine.queues.bind(grave, "dlx", "")
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
     publication = Publication("", "q", random.Random(1).randbytes(4_000_000), message_id=b"m" * 16)
-    bench.engine.publish([publication])
+    bench.engine.publisher.publish([publication])
     (held,) = bench.take(1)
     acknowledge_at_commit(bench, 2, held.lease)
-    assert bench.engine.reject([held.lease]) == [False]
-    assert len(bench.engine.rows(bench.engine.keys.all_copies)) == 2
-    bench.engine.bury_copy("q", publication)
+    assert bench.engine.messages.reject([held.lease]) == [False]
+    assert len(bench.engine.upkeep.rows(bench.engine.keys.all_copies)) == 2
+    bench.engine.publisher.bury_copy("q", publication)
     for grave in GRAVES:
         (letter,) = bench.take(9, grave)
         assert letter.payload == publication.payload
@@ -41,6 +41,6 @@ def acknowledge_at_commit(bench: Bench, number: int, lease: Lease) -> None:
         left[0] -= 1
         if not left[0]:
             database.before_commit = None
-            assert other.ack([lease]) == [True]
+            assert other.messages.ack([lease]) == [True]
 
     database.before_commit = hook

@@ -43,33 +43,33 @@ class Counters(RuleBasedStateMachine):
 
     @rule(key=keys, limits=st.sampled_from([None, KeyLimits(paused=True), KeyLimits(max_in_flight=1)]))
     def limit(self, key: str, limits: KeyLimits | None) -> None:
-        self.bench.engine.limit("q", key, limits)
+        self.bench.engine.queues.limit("q", key, limits)
 
     @rule()
     def promote(self) -> None:
         self.bench.later(1)
-        self.bench.engine.promote()
+        self.bench.engine.upkeep.promote()
 
     @rule()
     def purge(self) -> None:
-        self.bench.engine.purge("q")
+        self.bench.engine.queues.purge("q")
 
     @rule(number=st.integers(1, 30))
     def cancel(self, number: int) -> None:
-        self.bench.engine.take_back((b"%d" % number).hex())
+        self.bench.engine.messages.take_back((b"%d" % number).hex())
 
     @rule(queue=st.sampled_from(["q", "r", "q.dead"]), limit=st.integers(1, 4))
     def move(self, queue: str, limit: int) -> None:
-        self.bench.engine.move(queue, "r" if queue == "q" else "q", limit)
+        self.bench.engine.messages.move(queue, "r" if queue == "q" else "q", limit)
 
     @rule(limit=st.integers(1, 4))
     def replay(self, limit: int) -> None:
-        self.bench.engine.replay("q", limit)
+        self.bench.engine.dead_letters.replay("q", limit)
 
     @invariant()
     def counters_equal_a_scan(self) -> None:
         self.bench.check()
-        leased = sum(counts.leased for counts in self.bench.engine.keys_of("q").values())
+        leased = sum(counts.leased for counts in self.bench.engine.inspect.keys_of("q").values())
         assert leased <= len(self.held)
 
     def teardown(self) -> None:

@@ -44,7 +44,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def rows(bench: Bench) -> Counter[str]:
     """How many rows there are of each kind."""
     keys = bench.engine.keys
-    found = bench.engine._read(lambda work: work.tr.get_range(*range_of(keys.prefix), snapshot=True))
+    found = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.prefix), snapshot=True))
     return Counter(str(keys.unpack(key)[0]) for key, _ in found)
 
 
@@ -55,7 +55,7 @@ def run_through(bench: Bench, end: Callable[[list[Any]], object], **properties: 
             Publication("", "q", b"", key=_key(number), task_id=f"t{number}", priority=number % 10, **properties)
             for number in range(start, start + 500)
         ]
-        bench.engine.publish(batch)
+        bench.engine.publisher.publish(batch)
         drain(bench, end)
 
 
@@ -69,11 +69,11 @@ def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
     while True:
         if found := bench.take(100):
             end([each.lease for each in found])
-        elif bench.engine.arm(["q"]) is not None:
-            if not bench.engine.counts("q").ready:
+        elif bench.engine.messages.arm(["q"]) is not None:
+            if not bench.engine.inspect.counts("q").ready:
                 return
             bench.later(1)
-            bench.engine.promote()
+            bench.engine.upkeep.promote()
 
 
 def tidy(bench: Bench) -> None:
@@ -81,7 +81,7 @@ def tidy(bench: Bench) -> None:
     duties = bench.duties()
     for _ in range(20):
         bench.later(200)
-        bench.engine.beat(bench.session)
+        bench.engine.sessions.beat(bench.session)
         duties.run_once()
 
 
@@ -104,65 +104,65 @@ LIMITS = {
 
 @pytest.mark.parametrize("limits", LIMITS)
 def test_of_keys_that_come_once(bench: Bench, limits: str) -> None:
-    bench.engine.set_control("q", QueueControl(every_key=LIMITS[limits]))
-    run_through(bench, bench.engine.ack)
+    bench.engine.queues.set_control("q", QueueControl(every_key=LIMITS[limits]))
+    run_through(bench, bench.engine.messages.ack)
     tidy(bench)
     assert_nothing_left(bench)
 
 
 def test_of_keys_that_used_up_their_rate(bench: Bench) -> None:
     """Each has waited for its bucket to be filled."""
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=10, burst=1)))
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=10, burst=1)))
     batch = [Publication("", "q", b"", key=f"k{number}") for number in range(500)]
-    bench.engine.publish(batch + batch)
-    drain(bench, bench.engine.ack)
+    bench.engine.publisher.publish(batch + batch)
+    drain(bench, bench.engine.messages.ack)
     assert rows(bench)["bucket"] == 500
     tidy(bench)
     assert_nothing_left(bench)
 
 
 def test_of_messages_with_a_window_and_a_time_to_live(bench: Bench) -> None:
-    run_through(bench, bench.engine.ack, ttl_ms=10**6)
+    run_through(bench, bench.engine.messages.ack, ttl_ms=10**6)
     batch = [Publication("", "q", b"", dedup_id=f"d{n}", dedup_window_ms=1000, key=f"k{n}") for n in range(ONCE)]
-    bench.engine.publish(batch)
-    drain(bench, bench.engine.ack)
+    bench.engine.publisher.publish(batch)
+    drain(bench, bench.engine.messages.ack)
     tidy(bench)
     assert_nothing_left(bench)
 
 
 def test_of_messages_that_expired(bench: Bench) -> None:
     batch = [Publication("", "q", b"", key=_key(n), task_id=f"t{n}", ttl_ms=1) for n in range(ONCE)]
-    bench.engine.publish(batch)
+    bench.engine.publisher.publish(batch)
     bench.later(1)
-    drain(bench, bench.engine.ack)
+    drain(bench, bench.engine.messages.ack)
     tidy(bench)
     assert_nothing_left(bench)
 
 
 def test_of_a_queue_that_was_purged(bench: Bench) -> None:
-    bench.engine.set_control("q", QueueControl(every_key=KeyLimits(rate=10)))
-    bench.engine.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(ONCE)])
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=10)))
+    bench.engine.publisher.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(ONCE)])
     bench.take(10)
-    bench.engine.purge("q")
-    drain(bench, bench.engine.ack)
-    bench.engine.close_session(bench.session)
-    bench.session = bench.engine.open_session({})
-    drain(bench, bench.engine.ack)
+    bench.engine.queues.purge("q")
+    drain(bench, bench.engine.messages.ack)
+    bench.engine.sessions.close(bench.session)
+    bench.session = bench.engine.sessions.open({})
+    drain(bench, bench.engine.messages.ack)
     tidy(bench)
     assert_nothing_left(bench)
 
 
 def test_of_tasks_that_were_cancelled_or_moved(bench: Bench) -> None:
-    bench.engine.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(600)])
+    bench.engine.publisher.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(600)])
     bench.take(10)
     for number in range(300):
-        bench.engine.take_back(f"t{number}")
-    bench.engine.move("q", "r")
+        bench.engine.messages.take_back(f"t{number}")
+    bench.engine.messages.move("q", "r")
     while found := bench.take(100, "r"):
-        bench.engine.ack([each.lease for each in found])
-    bench.engine.close_session(bench.session)
-    bench.session = bench.engine.open_session({})
-    drain(bench, bench.engine.ack)
+        bench.engine.messages.ack([each.lease for each in found])
+    bench.engine.sessions.close(bench.session)
+    bench.session = bench.engine.sessions.open({})
+    drain(bench, bench.engine.messages.ack)
     tidy(bench)
     found_ = rows(bench)
     surplus = {tag: number for tag, number in found_.items() if number > 2 * STANDING.get(tag, 0)}

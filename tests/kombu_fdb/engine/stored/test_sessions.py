@@ -19,10 +19,10 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_session_tells_when_it_beat_by_its_own_clock(bench: Bench) -> None:
-    other = bench.engine.open_session({"host": "b"}, ttl_s=12.5)
+    other = bench.engine.sessions.open({"host": "b"}, ttl_s=12.5)
     bench.later(5)
-    bench.engine.beat(other, ttl_s=12.5)
-    beats = {each.session_id: each for each in bench.engine.sessions()}
+    bench.engine.sessions.beat(other, ttl_s=12.5)
+    beats = {each.session_id: each for each in bench.engine.inspect.sessions()}
     assert beats[other].beat_ms == beats[bench.session].beat_ms + 5_000 == bench.clock.wall_ms()
     assert beats[other].ttl_s == 12.5
 
@@ -31,5 +31,5 @@ def test_a_beat_of_an_earlier_version_has_no_clock(bench: Bench) -> None:
     keys, old = bench.engine.keys, bytes(16)
     bench.write(lambda tr: tr.set(keys.session(old), encode_json({})))
     bench.write(lambda tr: tr.set_versionstamped_value(keys.beat(old), suffix=(30_000).to_bytes(4, "big")))
-    (session,) = (each for each in bench.engine.sessions() if each.session_id == old)
+    (session,) = (each for each in bench.engine.inspect.sessions() if each.session_id == old)
     assert (session.beat_ms, session.ttl_s) == (0, 30.0)

@@ -85,33 +85,33 @@ def everything(bench: Bench) -> list[bytes]:
 @pytest.mark.parametrize("moment", range(4))
 def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench: Bench, other: Bench, moment: int) -> None:
     """Before each transaction of the expiry, of which the first that deletes anything deletes all."""
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     bench.put(b"old")
-    ((_, last_use, _),) = bench.engine.expiring_queues()
+    ((_, last_use, _),) = bench.engine.queues.expiring()
     way = other.database
     assert isinstance(way, Interrupted)
     begun: list[bool] = []
 
     def publish() -> None:
         if len(begun) == moment:
-            bench.put(b"new" if bench.engine.queue("q") is None else b"late")
+            bench.put(b"new" if bench.engine.inspect.queue("q") is None else b"late")
         begun.append(True)
 
     way.before_begin = publish
-    assert other.engine.expire_queue("q", last_use)
+    assert other.engine.queues.expire("q", last_use)
     if len(begun) <= moment:
         bench.put(b"new")
     assert everything(bench) == [b"new"] * (moment > 0)
 
 
 def test_a_queue_that_is_used_meanwhile_does_not_expire(bench: Bench, other: Bench) -> None:
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     bench.put(b"a")
-    ((_, last_use, _),) = bench.engine.expiring_queues()
+    ((_, last_use, _),) = bench.engine.queues.expiring()
     way = other.database
     assert isinstance(way, Interrupted)
-    way.before_begin = once(lambda: bench.engine.touch("q"))
-    assert not other.engine.expire_queue("q", last_use)
+    way.before_begin = once(lambda: bench.engine.queues.touch("q"))
+    assert not other.engine.queues.expire("q", last_use)
     assert bench.payloads() == [b"a"]
 
 
@@ -122,12 +122,12 @@ def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
     bench.put(b"old", key="a")
     way = other.database
     assert isinstance(way, Interrupted)
-    interruption = once(lambda: bench.engine.publish([Publication("", "q", b"new", key="b")]))
+    interruption = once(lambda: bench.engine.publisher.publish([Publication("", "q", b"new", key="b")]))
     if "sqlite" in request.node.name:
         way.before_begin = interruption
     else:
         way.before_commit = interruption
-    deleted = other.engine.delete_queue("q")
+    deleted = other.engine.queues.delete("q")
     left = bench.counts()[0]
     assert deleted is not None
     assert deleted + left == 2

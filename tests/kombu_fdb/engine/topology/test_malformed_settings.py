@@ -38,23 +38,23 @@ def bench() -> Bench:
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=[*SETTINGS])
 def test_work_goes_on(bench: Bench, setting: Callable[[Keyspace], bytes], value: bytes) -> None:
     engine = bench.engine
-    engine.limit("q", "k", KeyLimits(weight=2))
+    engine.queues.limit("q", "k", KeyLimits(weight=2))
     bench.write(lambda tr: tr.set(setting(engine.keys), value))
     bench.put(b"1", b"2", key="k")
     bench.put(b"3", due_ms=bench.clock.wall_ms() + 1)
     first, _second = bench.take(2)
-    engine.reject([first.lease])
-    engine.arm(["q"])
+    engine.messages.reject([first.lease])
+    engine.messages.arm(["q"])
     duties = bench.duties()
     for _ in range(60):
         bench.later(5)
-        engine.beat(bench.session)
+        engine.sessions.beat(bench.session)
         duties.run_once()
     assert bench.payloads() == [b"3"]
-    engine.facts(["q"])
-    engine.sessions()
-    engine.exchanges()
-    engine.keys_of("q")
+    engine.inspect.facts(["q"])
+    engine.inspect.sessions()
+    engine.inspect.exchanges()
+    engine.inspect.keys_of("q")
     bench.check()
 
 
@@ -64,14 +64,14 @@ def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
     bench: Bench, brake: Callable[[Keyspace], bytes], value: bytes
 ) -> None:
     engine = bench.engine
-    engine.limit("q", "k", KeyLimits(weight=2))
+    engine.queues.limit("q", "k", KeyLimits(weight=2))
     bench.write(lambda tr: tr.set(brake(engine.keys), value))
     bench.put(b"1", key="k")
     assert bench.payloads() == []
     bench.duties().run_once()
-    engine.declare_queue(QueueDeclaration("q", arguments={"x-consumer-timeout": 5_000}))
-    engine.set_control("q", QueueControl())
-    engine.limit("q", "k", KeyLimits(weight=2))
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-consumer-timeout": 5_000}))
+    engine.queues.set_control("q", QueueControl())
+    engine.queues.limit("q", "k", KeyLimits(weight=2))
     assert bench.payloads() == [b"1"]
     bench.check()
 
@@ -80,33 +80,37 @@ def test_who_asks_for_settings_is_told_that_they_cannot_be_read_and_setting_them
     engine, keys = bench.engine, bench.engine.keys
     for key in (keys.control("q"), keys.limits("q", "k"), keys.queue("q")):
         bench.write(lambda tr, key=key: tr.set(key, b"\xff"))
-    for ask in (lambda: engine.control("q"), lambda: engine.limits("q", "k"), lambda: engine.queue("q")):
+    for ask in (
+        lambda: engine.inspect.control("q"),
+        lambda: engine.inspect.limits("q", "k"),
+        lambda: engine.inspect.queue("q"),
+    ):
         with pytest.raises(FormatError):
             ask()
-    engine.set_control("q", QueueControl(paused=True))
-    engine.limit("q", "k", KeyLimits(weight=2))
-    engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 3}))
-    assert engine.control("q") == QueueControl(paused=True, limited=True)
-    assert engine.limits("q", "k") == KeyLimits(weight=2)
-    assert engine.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
+    engine.queues.set_control("q", QueueControl(paused=True))
+    engine.queues.limit("q", "k", KeyLimits(weight=2))
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 3}))
+    assert engine.inspect.control("q") == QueueControl(paused=True, limited=True)
+    assert engine.inspect.limits("q", "k") == KeyLimits(weight=2)
+    assert engine.inspect.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
 
 
 def test_a_queue_whose_declaration_cannot_be_read_does_not_expire(bench: Bench) -> None:
     engine = bench.engine
-    engine.declare_queue(QueueDeclaration("q", arguments={"x-expires": 1_000}))
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1_000}))
     bench.write(lambda tr: tr.set(engine.keys.queue("q"), b"\xff"))
-    assert engine.expiring_queues() == []
+    assert engine.queues.expiring() == []
 
 
 def test_a_dead_letter_exchange_that_cannot_be_read_counts_as_not_set(bench: Bench) -> None:
     engine = bench.engine
-    engine.declare_exchange(Exchange("dlx", "fanout"))
-    engine.declare_queue(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
-    engine.bind("graves", "dlx", "")
+    engine.queues.declare_exchange(Exchange("dlx", "fanout"))
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+    engine.queues.bind("graves", "dlx", "")
     bench.write(lambda tr: tr.set(engine.keys.exchange("dlx"), b'["headers",true,false,{}]'))
     bench.put(b"x")
     (delivery,) = bench.take()
-    engine.reject([delivery.lease])
+    engine.messages.reject([delivery.lease])
     assert bench.payloads(1, "q.dead") == [b"x"]
 
 
@@ -114,15 +118,15 @@ def test_a_dead_letter_exchange_that_cannot_be_read_counts_as_not_set(bench: Ben
 def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: bytes) -> None:
     """Also where there is no delivery limit, by which it would have been looked at."""
     engine = bench.engine
-    engine.declare_queue(QueueDeclaration("q", arguments={"x-delivery-limit": -1}))
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-delivery-limit": -1}))
     bench.put(b"x")
     (delivery,) = bench.take()
     key = engine.keys.lease(*delivery.lease)
-    queue, place, _ = decode_lease(engine._read(lambda work: work.tr.get(key)) or b"")
+    queue, place, _ = decode_lease(engine.transactions.read(lambda work: work.tr.get(key)) or b"")
     bench.write(lambda tr: tr.set(key, encode_lease(queue, place, record)))
-    engine.fence(bench.session, bench.beats()[bench.session])
-    assert engine.release_session(bench.session) == 1
-    (letter,) = engine._read(
+    engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    assert engine.sessions.release(bench.session) == 1
+    (letter,) = engine.transactions.read(
         lambda work: work.tr.get_range(engine.keys.at("q", place), engine.keys.at("q", place) + b"\0")
     )
     assert letter[1] == record
@@ -131,6 +135,6 @@ def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: byte
 def test_a_lease_whose_place_is_no_place_is_kept_for_a_person_to_look_at(bench: Bench) -> None:
     engine, lease = bench.engine, bench.engine.keys.lease(bench.session, 5)
     bench.write(lambda tr: tr.set(lease, encode_lease("q", b"\x02key\x00", b"record")))
-    engine.fence(bench.session, bench.beats()[bench.session])
-    assert engine.release_session(bench.session) == 1
-    assert engine.counts("unreadable.dead").ready == 1
+    engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    assert engine.sessions.release(bench.session) == 1
+    assert engine.inspect.counts("unreadable.dead").ready == 1

@@ -32,10 +32,10 @@ class Host:
             Environment(self.clock, random_id, random.Random(1)),
             timeouts=Timeouts(call_s=30.0),
         )
-        self.session = self.engine.open_session({})
+        self.session = self.engine.sessions.open({})
 
     def once(self) -> None:
-        self.engine.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
+        self.engine.publisher.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
 
     def duties(self) -> Duties:
         return Duties(self.engine, self.clock, random.Random(1), self.session, sweep_interval_s=5.0)
@@ -55,9 +55,9 @@ def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
     publisher.once()
     for _ in range(int(WINDOW_MS / 1000 // 10) - 1):
         pass_time(hosts, 10)
-        consumer.engine.beat(consumer.session)
+        consumer.engine.sessions.beat(consumer.session)
         duties.run_once()
-        consumer.engine.clear_dedup()
+        consumer.engine.upkeep.clear_dedup()
         publisher.once()
     assert bench.counts() == (1, 0, 0)
 
@@ -71,8 +71,8 @@ def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
     one, two = hosts = [Host(bench, first_s), Host(bench, second_s)]
     one.once()
     pass_time(hosts, later_s)
-    one.engine.clear_dedup()
-    two.engine.clear_dedup()
+    one.engine.upkeep.clear_dedup()
+    two.engine.upkeep.clear_dedup()
     two.once()
     stored, apart_s = bench.counts()[0], abs(first_s - second_s)
     if later_s < WINDOW_MS / 1000 - apart_s:
@@ -89,9 +89,9 @@ def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most
     """Of several consumers the first that sees it decides."""
     bench = Bench(MemoryDatabase())
     publisher, *consumers = hosts = [Host(bench, publisher_s), *(Host(bench, each) for each in consumers_s)]
-    publisher.engine.publish([Publication("", "q", b"", ttl_ms=WINDOW_MS)])
+    publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=WINDOW_MS)])
     pass_time(hosts, later_s)
-    found = [delivery for each in consumers for delivery in each.engine.claim(each.session, ["q"], 1)]
+    found = [delivery for each in consumers for delivery in each.engine.messages.claim(each.session, ["q"], 1)]
     ahead_s = max(0, consumers_s[0] - publisher_s)
     behind_s = max(0, *(publisher_s - each for each in consumers_s))
     if later_s < WINDOW_MS / 1000 - ahead_s:
@@ -107,9 +107,9 @@ def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
 ) -> None:
     bench = Bench(MemoryDatabase())
     publisher, promoter = hosts = [Host(bench, publisher_s), Host(bench, promoter_s)]
-    publisher.engine.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])
+    publisher.engine.publisher.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])
     pass_time(hosts, later_s)
-    promoter.engine.promote()
+    promoter.engine.upkeep.promote()
     ready, apart_s = bench.counts()[0], abs(publisher_s - promoter_s)
     if later_s < WINDOW_MS / 1000 - apart_s:
         assert not ready

@@ -33,7 +33,7 @@ def bench(counted: CountingDatabase) -> Bench:
 @pytest.mark.parametrize("fleet", [20, 500])
 def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDatabase, fleet: int) -> None:
     for _ in range(fleet):
-        bench.engine.open_session({})
+        bench.engine.sessions.open({})
     duties = bench.duties()
     counted.reset()
     duties.sweep()
@@ -42,14 +42,14 @@ def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDataba
 
 def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
     """BACK-SOON, with the bound that ``ring.py`` states."""
-    dead = [bench.engine.open_session({}, ttl_s=30.0) for _ in range(200)]
-    bench.engine.publish([Publication("", "q", b"a")] * len(dead))
+    dead = [bench.engine.sessions.open({}, ttl_s=30.0) for _ in range(200)]
+    bench.engine.publisher.publish([Publication("", "q", b"a")] * len(dead))
     for session in dead:
         bench.take(1, session=session)
     duties, died_at = bench.duties(), bench.clock.monotonic()
     while bench.counts() != (200, 0, 0):
         bench.later(5)
-        bench.engine.beat(bench.session)
+        bench.engine.sessions.beat(bench.session)
         duties.sweep()
     assert bench.clock.monotonic() - died_at <= 30 + 5 * (math.log2(200 / LIVING) + 2)
     assert set(bench.beats()) == {bench.session}
@@ -57,12 +57,12 @@ def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
 
 def test_a_live_fleet_ends_nobody(bench: Bench) -> None:
     engines = [bench.another() for _ in range(30)]
-    sessions = [engine.open_session({}) for engine in engines]
+    sessions = [engine.sessions.open({}) for engine in engines]
     duties = [bench.duties(session) for session in sessions]
     for _ in range(20):
         bench.later(5)
-        assert all(engine.beat(session) for engine, session in zip(engines, sessions, strict=True))
-        assert bench.engine.beat(bench.session)
+        assert all(engine.sessions.beat(session) for engine, session in zip(engines, sessions, strict=True))
+        assert bench.engine.sessions.beat(bench.session)
         assert sum(each.sweep() for each in duties) == 0
         assert max(each._sweep._window for each in duties) <= 4 * LIVING
     assert len(bench.beats()) == 31
@@ -79,7 +79,7 @@ def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatab
     counted.reset()
     duties.clear_leftovers()
     assert len(counted.transactions) <= 15
-    assert len(bench.engine.tokens()) <= 2
+    assert len(bench.engine.upkeep.tokens()) <= 2
 
 
 def test_promotion_waits_for_one_turn_of_one_duty(
@@ -90,18 +90,20 @@ def test_promotion_waits_for_one_turn_of_one_duty(
     keys = bench.engine.keys
     bench.write(lambda tr: [tr.set(keys.dedup_end(1, "", "q", f"{number}"), b"") for number in range(10_000)])
     for queue in ("a.dead", "b.dead"):
-        bench.engine.publish([Publication("", queue, b"a", ttl_ms=1)] * 2_000)
+        bench.engine.publisher.publish([Publication("", queue, b"a", ttl_ms=1)] * 2_000)
     bench.later(1)
     order: list[str] = []
-    promote = bench.engine.due_queues
-    monkeypatch.setattr(bench.engine, "due_queues", lambda: order.append(str(len(counted.transactions))) or promote())
+    promote = bench.engine.upkeep.due_queues
+    monkeypatch.setattr(
+        bench.engine.upkeep, "due_queues", lambda: order.append(str(len(counted.transactions))) or promote()
+    )
     counted.reset()
     duties = bench.duties()
     while duties.run_once() == 0:
         pass
     looks = [0, *map(int, order)]
     assert max(later - earlier for earlier, later in pairwise(looks)) <= 2 * 5 + 10
-    assert bench.engine.rows(keys.dedup_ended(2)) == []
+    assert bench.engine.upkeep.rows(keys.dedup_ended(2)) == []
 
 
 def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
@@ -110,8 +112,8 @@ def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
     def away() -> None:
         raise StoreUnavailable
 
-    monkeypatch.setattr(bench.engine, "due_queues", away)
-    bench.engine.publish([Publication("", "a.dead", b"a", ttl_ms=1)])
+    monkeypatch.setattr(bench.engine.upkeep, "due_queues", away)
+    bench.engine.publisher.publish([Publication("", "a.dead", b"a", ttl_ms=1)])
     bench.later(1)
     duties = bench.duties()
     for _ in range(12):
@@ -122,14 +124,14 @@ def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
 
 def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: CountingDatabase) -> None:
     """Neither with each other nor with those who make room; what gives way is not more than it must be."""
-    bench.engine.declare_queue(QueueDeclaration("q", arguments={"x-max-length": 50}))
-    bench.engine.publish([Publication("", "q", b"a")] * 50)
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 50}))
+    bench.engine.publisher.publish([Publication("", "q", b"a")] * 50)
     publishers = 24
 
     def publish(number: int) -> None:
         engine = bench.another()
         for _ in range(20):
-            engine.publish([Publication("", "q", b"%d" % number)], timeout_s=60.0)
+            engine.publisher.publish([Publication("", "q", b"%d" % number)], timeout_s=60.0)
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(publishers)]
     counted.reset()
@@ -138,7 +140,7 @@ def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: Count
     for thread in threads:
         thread.join()
     assert 50 <= bench.counts()[0] <= 50 + publishers
-    bench.engine.trim_full()
+    bench.engine.upkeep.trim_full()
     assert bench.counts() == (50, 0, 0)
     bench.check()
 
@@ -177,7 +179,7 @@ def test_whoever_has_no_role_reads_little(bench: Bench, counted: CountingDatabas
     """Its neighbours at each sweep, and the role each second: a fleet of workers costs what they are."""
     holder = bench.duties()
     holder.run_once()
-    other = bench.engine.open_session({})
+    other = bench.engine.sessions.open({})
     duties = bench.duties(other)
     duties.run_once()
     holder.run_once()

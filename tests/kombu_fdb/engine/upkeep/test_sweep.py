@@ -23,13 +23,13 @@ def bench(counted: CountingDatabase) -> Bench:
 
 
 def fence(bench: Bench) -> None:
-    assert bench.engine.fence(bench.session, bench.beats()[bench.session])
+    assert bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
 
 
 def test_a_session_that_is_not_fenced_keeps_its_messages(bench: Bench) -> None:
     bench.put(b"a")
     bench.take()
-    assert bench.engine.release_session(bench.session) == 0
+    assert bench.engine.sessions.release(bench.session) == 0
     assert bench.counts() == (0, 0, 1)
 
 
@@ -41,7 +41,7 @@ def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
     bench.take()
     fence(bench)
     counted.reset()
-    assert bench.engine.release_session(bench.session) == 7
+    assert bench.engine.sessions.release(bench.session) == 7
     moving = [cost for cost in counted.transactions if cost.rows]
     assert [cost.rows for cost in moving] == [3, 3, 1]
     assert all(cost.conflict_ranges == 0 for cost in moving)
@@ -50,8 +50,8 @@ def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
 def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bench.session, 5), b"\xff"))
     fence(bench)
-    assert bench.engine.release_session(bench.session) == 1
-    (letter,) = bench.engine.peek("unreadable.dead", 1)
+    assert bench.engine.sessions.release(bench.session) == 1
+    (letter,) = bench.engine.inspect.peek("unreadable.dead", 1)
     (death,) = letter.deaths
     assert (death.queue, death.reason) == ("unreadable", "malformed")
     assert death.details["error"]

@@ -20,7 +20,7 @@ _DJANGOS = ("--settings", "--pythonpath")
 
 
 class Command(BaseCommand):
-    help = "Look into the Celery broker and work on it: manage.py fdb --help"
+    help = "Inspect and change the Celery broker: see manage.py fdb --help"
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:

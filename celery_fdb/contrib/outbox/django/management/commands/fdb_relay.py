@@ -13,20 +13,18 @@ from kombu_fdb.errors import OptionError
 
 
 class Command(BaseCommand):
-    help = "Publish the tasks of the outbox that no process has published; several may run at once"
+    help = "Publish the outbox's tasks that no process has published yet; you can run several at once"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", help="its alias; default: where the outbox is written to")
-        parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
-        parser.add_argument("--limit", type=int, default=100, help="rows of one batch (default: 100)")
-        parser.add_argument("--once", action="store_true", help="publish what is due, and end")
-        parser.add_argument(
-            "--retry-poison", action="store_true", help="first have the rows that failed for good tried again"
-        )
+        parser.add_argument("--database", help="database alias; default: the database that the outbox is written to")
+        parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
+        parser.add_argument("--limit", type=int, default=100, help="rows per batch (default: 100)")
+        parser.add_argument("--once", action="store_true", help="publish what is due and exit")
+        parser.add_argument("--retry-poison", action="store_true", help="first retry the rows that failed for good")
 
     def handle(self, *_: Any, **options: Any) -> None:
         if options["interval"] <= 0 or not 1 <= options["limit"] <= 2000:
-            raise CommandError("--interval takes more than 0 seconds, --limit 1 to 2000 rows", returncode=2)
+            raise CommandError("--interval must be more than 0 seconds, --limit 1 to 2000 rows", returncode=2)
         if not logging.getLogger("celery_fdb.contrib.outbox").hasHandlers():
             logging.basicConfig(level=logging.INFO, format=FORMAT)
         try:

@@ -1,6 +1,6 @@
-"""From store to store: the engine's verbs for an export and an import. See ``dump.py`` and ``restore.py``.
+"""Migration: from store to store, an export and an import. See ``dump.py`` and ``restore.py``.
 
-They fail as the engine's do, and each may be called again after any failure.
+They fail as the engine's verbs do, and each may be called again after any failure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.migration import dump, restore
@@ -16,62 +16,61 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.model import StoredMessage
 
-__all__ = ["MOST_BYTES", "MOST_MESSAGES", "Transfer"]
+__all__ = ["MOST_BYTES", "MOST_MESSAGES", "Migration"]
 
-#: Of one :meth:`Transfer.restore`.
+#: Of one :meth:`Migration.restore`.
 MOST_MESSAGES = restore.MESSAGES_PER_TRANSACTION
 MOST_BYTES = BATCH_BYTES
 
 DedupEntry = tuple[str, str, str, int]
 
 
-class Transfer:
+class Migration:
     """One store as the source or the target."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, run: Transactions) -> None:
+        self._run = run
 
     def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
         """Every message of a queue that rests, in the order in which to store it again.
 
         ``leased``: those under leases too, as ready ones.
         """
-        return dump.messages(self._engine._read, self._engine.keys, queue, leased=leased)
+        return dump.messages(self._run.read, self._run.keys, queue, leased=leased)
 
     def dedups(self) -> Iterator[DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
-        return dump.dedups(self._engine._read, self._engine.keys)
+        return dump.dedups(self._run.read, self._run.keys)
 
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
 
         Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
         """
-        engine = self._engine
 
         def body(work: Work) -> int:
             return restore.restore(work, import_id, messages)
 
-        return engine._write(body, engine._publish_timeout_s)
+        return self._run.write(body, self._run.timeouts.publish_s)
 
     def restore_dedups(self, entries: Sequence[DedupEntry]) -> None:
         """Open these windows here too."""
-        self._engine._write(lambda work: dedup.restore(work, entries))
+        self._run.write(lambda work: dedup.restore(work, entries))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """As it is bound in another store: in an older one, by a key that would be too long today."""
-        self._engine._write(lambda work: control.bind(work, queue, exchange, routing_key))
+        self._run.write(lambda work: control.bind(work, queue, exchange, routing_key))
 
     def finished(self, import_id: bytes) -> dict[str, Any] | None:
         """What :meth:`finish` was told; None if the import is new or under way."""
-        return self._engine._read(lambda work: restore.state(work, import_id))
+        return self._run.read(lambda work: restore.state(work, import_id))
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Everything is here: forget the marks. Idempotent."""
-        self._engine._write(lambda work: restore.finish(work, import_id, facts))
+        self._run.write(lambda work: restore.finish(work, import_id, facts))
         self.forget_marks(import_id)
 
     def forget_marks(self, import_id: bytes) -> None:
         """What a killed :meth:`finish` may have left."""
-        while self._engine._write(lambda work: restore.clear_marks(work, import_id)):
+        while self._run.write(lambda work: restore.clear_marks(work, import_id)):
             pass

@@ -1,0 +1,103 @@
+"""How a job is taken in an event loop: as ``api/taking.py`` has it, with a sleeper who holds no thread.
+
+What was claimed for a task that is cancelled goes back at once and uncounted, whether the claim is still under way, is
+done, or its answer is on the way to the loop: until the task has it, the call's ``undo`` is its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from kombu_fdb.aio.calls import Calls
+from kombu_fdb.api import taking
+from kombu_fdb.api.connection import Connection
+from kombu_fdb.api.job import Job
+from kombu_fdb.api.pace import Stop, never
+from kombu_fdb.api.taking import Wait, check_take
+from kombu_fdb.store.protocol import Watch
+
+__all__ = ["LoopBell", "take_many"]
+
+
+class LoopBell:
+    """A sleeper in the running event loop. Protocol: that of ``primitives/wakeup.py``."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake him, from any thread, also out of a signal handler."""
+        try:
+            self._loop.call_soon_threadsafe(self._rung.set)
+        except RuntimeError:  # the loop was closed while he slept: let go of him, that his wait may be collected
+            self._rung = asyncio.Event()
+
+    def clear(self) -> None:
+        self._rung.clear()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Sleep until rung, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+
+
+async def take_many(
+    calls: Calls,
+    connection: Connection,
+    queues: Sequence[str],
+    limit: int,
+    timeout: float | None,  # noqa: ASYNC109 - as the sync verb; asyncio.timeout() does as well
+    *,
+    in_order: bool = False,
+    stopped: Stop = never,
+) -> list[Job]:
+    """As :func:`kombu_fdb.api.taking.take_many`. Cancel it at any moment."""
+    check_take(queues, limit)
+    deadline = None if timeout is None else monotonic() + timeout
+    look = partial(_take_now, calls, connection, queues, limit, in_order=in_order)
+    jobs = await look()
+    if not jobs and timeout != 0:
+        with Wait(connection, queues, LoopBell()) as wait:
+            while not jobs and await _sleep(calls, wait, deadline, stopped):
+                jobs = await look()
+    return jobs
+
+
+async def _take_now(
+    calls: Calls, connection: Connection, queues: Sequence[str], limit: int, *, in_order: bool
+) -> list[Job]:
+    look = partial(taking.take_now, connection, queues, limit, in_order=in_order)
+    return await calls.run(look, undo=partial(_give_back, connection))
+
+
+def _give_back(connection: Connection, jobs: Sequence[Job] | None) -> None:
+    connection.let_go([each.lease for each in jobs or ()])
+
+
+async def _sleep(calls: Calls, wait: Wait[LoopBell], deadline: float | None, stopped: Stop) -> bool:
+    """Until there may be a job; False at the deadline, or when it was stopped."""
+    left_s = None if deadline is None else deadline - monotonic()
+    if left_s is not None and left_s <= 0:
+        return False
+    wait.sleeper.clear()
+    if stopped():
+        return False
+    watches = await calls.run(wait.arm, undo=partial(_end, wait))
+    try:
+        if watches is not None:
+            await wait.sleeper.wait(wait.shortest_s(left_s))
+    finally:
+        wait.disarm(watches)
+    return True
+
+
+def _end(wait: Wait[LoopBell], watches: Iterable[Watch] | None) -> None:
+    """It was armed for nobody."""
+    wait.disarm(watches)
+    wait.end()

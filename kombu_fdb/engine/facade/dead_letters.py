@@ -1,0 +1,91 @@
+"""Dead letters: found, replayed, discarded, trimmed."""
+
+from __future__ import annotations
+
+from kombu_fdb.engine.dead_letters import replay, scan, trim
+from kombu_fdb.engine.dead_letters.replay import Moved
+from kombu_fdb.engine.facade.inspection import Inspection
+from kombu_fdb.engine.facade.transactions import Transactions
+from kombu_fdb.engine.inspection import browse, pages
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.stored.effects import READY
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.model import Peeked
+
+__all__ = ["DeadLetters"]
+
+
+class DeadLetters:
+    """The verbs on messages that died."""
+
+    def __init__(self, run: Transactions, inspect: Inspection) -> None:
+        self._run = run
+        self._inspect = inspect
+
+    def replay(self, queue: str, limit: int) -> int:
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
+            total += moved
+            if not cursor:
+                break
+        return total
+
+    def walk(self, dead: str, wanted: scan.Wanted | None = None) -> scan.Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
+        return scan.Walk(dead, wanted or scan.Wanted(), scan.NO_LAST if last is None else last)
+
+    def look(self, walk: scan.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+        """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+
+        def body(work: Work) -> tuple[list[Peeked], bytes]:
+            part = scan.look_through(work, walk, cursor, limit)
+            return [browse.look(work, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+
+        return self._run.read(body)
+
+    def replay_part(self, walk: scan.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+        """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
+
+        def body(work: Work) -> Moved:
+            return replay.replay_part(work, walk, cursor, limit, to=to)
+
+        return self._run.write(body)
+
+    def discard_part(self, walk: scan.Walk, cursor: bytes, limit: int) -> Moved:
+        """Delete up to ``limit`` dead letters, in one transaction."""
+        return self._run.write(lambda work: replay.discard_part(work, walk, cursor, limit))
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        """
+
+        def body(work: Work) -> str | None:
+            row = pages.row_at(work, dead, READY, position, message_id)
+            return None if row is None else replay.replay_row(work, dead, row)
+
+        return self._run.write(body)
+
+    def trim(self) -> int:
+        """Drop what the queues ``<queue>.dead`` keep no longer. Returns how many."""
+        total = 0
+        for queue in self.queues():
+            while dropped := self.trim_part(queue):
+                total += dropped
+        return total
+
+    def queues(self) -> list[str]:
+        """The queues ``<queue>.dead``."""
+        return [queue for queue in self._inspect.queues() if queue.endswith(DEAD_SUFFIX)]
+
+    def trim_part(self, queue: str) -> int:
+        """Drop some of what a queue ``<queue>.dead`` keeps no longer. Returns how many."""
+
+        def verb(work: Work, limit: int) -> int:
+            return trim.trim(work, queue, limit)
+
+        return self._run.part(verb, trim.TRIMMED_PER_TRANSACTION)

@@ -1,0 +1,196 @@
+"""Messages: claimed and settled by consumers; deleted, cancelled and moved by operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from kombu_fdb.engine.facade.budget import Portion
+from kombu_fdb.engine.facade.inspection import Inspection
+from kombu_fdb.engine.facade.transactions import Transactions
+from kombu_fdb.engine.inspection import browse, cancel, pages
+from kombu_fdb.engine.messages import claim, move, settle
+from kombu_fdb.engine.messages.bury import Cause
+from kombu_fdb.engine.scheduling.contention import Contention
+from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import QueueError
+from kombu_fdb.keyspace.layout import BUCKETS
+from kombu_fdb.model import ClaimTerms, Delivery, Lease, Peeked
+from kombu_fdb.store.protocol import KeyValue, Watch
+
+__all__ = ["Messages"]
+
+#: Estimates of rivals remembered at most.
+MOST_ESTIMATES = 1000
+NO_TERMS = ClaimTerms()
+
+
+class Messages:
+    """The verbs on messages that are in the store."""
+
+    def __init__(self, run: Transactions, inspect: Inspection) -> None:
+        self._run = run
+        self._inspect = inspect
+        self._claims = count(1)
+        self._windows = Portion(session.LEASES_PER_CLAIM)
+        self._settlements = Portion(session.LEASES_PER_CLAIM)
+        self._contention: dict[tuple[str, ...], Contention] = {}
+        #: How often a rival's claim was faster, since the engine was made.
+        self.lost_races = 0
+
+    def claim(
+        self, session_id: bytes, queues: Sequence[str], limit: int, *, terms: ClaimTerms = NO_TERMS
+    ) -> list[Delivery]:
+        """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
+
+        Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
+        ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
+        ``SessionLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
+        strict order while one consumer claims.
+        """
+        return self._windows.run(
+            lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
+        )
+
+    def _claim(self, session_id: bytes, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
+        contention = self._contention_of(queues)
+        number = self.reserve() if terms.first is None else terms.first
+        contention.begin()
+        tried: list[Delivery] = []
+
+        def body(work: Work) -> list[Delivery]:
+            if terms.acks:
+                settle.ack(work, terms.acks)
+            window = Window(
+                session_id,
+                number,
+                limit,
+                slice=contention.next_slice(),
+                first_door=self._run.rng.randrange(BUCKETS),
+                sightings=self._run.sightings,
+                consumers=terms.consumers,
+            )
+            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
+            return list(tried)
+
+        def on_conflict() -> None:
+            self.lost_races += 1
+            self._run.totals.note(_beaten(queues[0], tried))
+            contention.lost()
+
+        return self._run.write(body, on_conflict=on_conflict)
+
+    def reserve(self) -> int:
+        """The number of the first lease of a claim that is to begin.
+
+        One step of one counter, so that claims of several threads never share a number.
+        """
+        return next(self._claims) * session.LEASES_PER_CLAIM
+
+    def _contention_of(self, queues: Sequence[str]) -> Contention:
+        if len(self._contention) >= MOST_ESTIMATES:  # reply queues come and go; estimates are quickly made again
+            self._contention.clear()
+        return self._contention.setdefault(tuple(sorted(queues)), Contention(self._run.rng))
+
+    def arm(
+        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+    ) -> list[Watch] | None:
+        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+        """
+
+        def body(work: Work) -> list[Watch] | None:
+            return claim.arm(work, queues, session_id, consumers or {})
+
+        return self._run.read(body)
+
+    def ack(self, leases: Sequence[Lease]) -> list[bool]:
+        """Delete these messages. False for each whose lease is lost: nothing was changed for it.
+
+        This verb and the next two act on all of them in one transaction if it holds them, else in parts.
+        """
+        return self._settle(leases, settle.ack)
+
+    def release(
+        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
+    ) -> list[bool]:
+        """Hand messages back: to their original position, or due at ``due_ms``.
+
+        ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
+        unstarted message is handed back uncounted. ``details`` stand in that death's entry. False for each lost lease.
+        """
+        how = settle.Release(counted, due_ms, details)
+        return self._settle(leases, lambda work, part: settle.release(work, part, how))
+
+    def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
+        """Dead-letter messages with this reason. False for each lost lease."""
+        cause = Cause(reason, details)
+        return self._settle(leases, lambda work, part: settle.reject(work, part, cause))
+
+    def _settle(self, leases: Sequence[Lease], verb: Callable[[Work, Sequence[Lease]], list[bool]]) -> list[bool]:
+        settled: list[bool] = []
+
+        def part(most: int) -> list[bool]:
+            begin = len(settled)
+            return self._run.write(lambda work: verb(work, leases[begin : begin + most]))
+
+        while len(settled) < len(leases):
+            settled += self._settlements.run(part, len(leases) - len(settled))
+        return settled
+
+    def holds(self, leases: Sequence[Lease]) -> list[bool]:
+        """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
+        return self._run.read(lambda work: session.holds(work, leases))
+
+    def delete(self, queue: str, message_id: bytes) -> bool:
+        """Delete a message in any state; whoever holds it loses its lease. False if it is not there. As ``find``."""
+        # Again if it moved in between.
+        while (row := self._inspect.find_row(queue, message_id)) is not None:
+            if self._delete(queue, row):
+                return True
+        return False
+
+    def _delete(self, queue: str, row: KeyValue) -> bool:
+        return self._run.write(lambda work: browse.delete(work, queue, row))
+
+    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        return self._run.write(lambda work: pages.delete_at(work, queue, state, position, message_id))
+
+    def take_back(self, task_id: str) -> list[Peeked]:
+        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        return self._run.write(lambda work: cancel.take_back(work, task_id))
+
+    def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
+        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
+
+        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue. See
+        :mod:`kombu_fdb.engine.messages.move`.
+        """
+        if source == target:
+            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        if limit is None:
+            counts = self._inspect.counts(source)
+            limit = counts.ready + counts.delayed
+        total, moved = 0, 1
+        while moved and total < limit:
+            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
+            total += moved
+        return total
+
+    def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
+        return self._run.write(lambda work: move.move(work, source, target, limit, key=key))
+
+
+def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
+    """What a claim that began with ``queue`` and lost its race counts for."""
+    effects = Effects()
+    effects.note(queue, CONFLICTS)
+    for each in tried:
+        effects.note(each.queue, CONTESTED, each.key)
+    return effects.events

@@ -1,0 +1,165 @@
+"""Queues: declared, bound, limited, purged and deleted, and those that vanish when nobody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from kombu_fdb.engine.facade.budget import Portion
+from kombu_fdb.engine.facade.transactions import Transactions
+from kombu_fdb.engine.scheduling import limits, relimit, single
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.topology import control
+from kombu_fdb.errors import LimitExceeded
+from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl
+from kombu_fdb.primitives import ranges
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+__all__ = ["Queues"]
+
+#: Transactions in which the process that changed limits tells everybody; the duties do what is left.
+MOST_PARTS = 2_000
+
+
+class Queues:
+    """The verbs of declarations, and of operators."""
+
+    def __init__(self, run: Transactions) -> None:
+        self._run = run
+
+    def declare(self, declaration: QueueDeclaration) -> None:
+        """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``."""
+        if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
+            raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
+        self._run.write(lambda work: control.declare_queue(work, declaration))
+        self._run.routing.forget_queue(declaration.name)
+
+    def delete(
+        self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
+    ) -> int | None:
+        """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused.
+
+        ``if_idle``: refused while messages are in flight.
+        """
+        conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
+        return self._delete(queue, lambda work: control.delete_queue(work, queue, **conditions))
+
+    def _delete(self, queue: str, verb: Callable[[Work], bool]) -> int | None:
+        """The messages go in the same transaction: what comes later is another queue's of that name.
+
+        Those for which it is too small follow at once.
+        """
+
+        def verb_and_purge(work: Work, limit: int) -> tuple[bytes, int, bytes] | None:
+            last = control.last_stamp(work, queue)
+            if not verb(work):
+                return None
+            return last, *control.purge_part(work, queue, last, b"", limit)
+
+        deleted = Portion(control.MESSAGES_PER_PURGE).run(
+            lambda limit: self._run.write(lambda work: verb_and_purge(work, limit))
+        )
+        if deleted is None:
+            return None
+        self._run.routing.forget_queue(queue)
+        last, purged, following = deleted
+        return purged + (self._purge(queue, last, following) if following else 0)
+
+    def purge(self, queue: str) -> int:
+        """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
+
+        What comes meanwhile stays, and so does what becomes due in the meantime.
+        """
+        last = self._run.read(lambda work: control.last_stamp(work, queue))
+        return self._purge(queue, last, b"")
+
+    def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
+        portion, total = Portion(control.MESSAGES_PER_PURGE), 0
+        while True:
+            purged, cursor = portion.run(partial(self._purge_part, queue, last, cursor))
+            total += purged
+            if not cursor:
+                return total
+
+    def _purge_part(self, queue: str, last: bytes, cursor: bytes, limit: int) -> tuple[int, bytes]:
+        return self._run.write(lambda work: control.purge_part(work, queue, last, cursor, limit))
+
+    def expiring(self) -> list[tuple[str, bytes, int]]:
+        """Unused queues with ``x-expires``: name, last use, and the milliseconds they may stay unused."""
+        return self._run.read(control.expiring)
+
+    def expire(self, queue: str, last_use: bytes) -> bool:
+        """Delete a queue unless it was used since ``last_use``."""
+        return self._delete(queue, lambda work: control.expire(work, queue, last_use)) is not None
+
+    def touch(self, queue: str) -> None:
+        """Note that a queue with ``x-expires`` was used."""
+        self._run.write(lambda work: control.touch(work, queue))
+
+    def add_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
+        self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag))
+
+    def remove_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+        """Deletes an auto-delete queue with its last consumer."""
+        if self._run.write(lambda work: control.remove_consumer(work, session_id, queue, tag)):
+            self.delete(queue, if_unused=True)
+
+    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+        """These consumers of the session are active nowhere any more: others take over."""
+        self._run.write(lambda work: single.leave_all(work, session_id, tags))
+
+    def set_control(self, queue: str, control: QueueControl) -> None:
+        """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
+        self._run.write(lambda work: limits.set_control(work, queue, control))
+        self._run.routing.forget_queue(queue)
+        self.follow_limits(queue)
+
+    def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
+        self._run.write(lambda work: limits.change_control(work, queue, changes, every_key or {}))
+        self._run.routing.forget_queue(queue)
+        self.follow_limits(queue)
+
+    def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
+        """Set the limits of one key; None removes them. They count from the next claim on."""
+        self._run.write(lambda work: limits.limit(work, queue, key, limits_))
+        self._run.routing.forget_queue(queue)
+        self.follow_limits(queue)
+
+    def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
+        """Change these limits of one key, in one transaction; its others stay. Returns all of them."""
+        changed = self._run.write(lambda work: limits.change(work, queue, key, changes))
+        self._run.routing.forget_queue(queue)
+        self.follow_limits(queue)
+        return changed
+
+    def follow_limits(self, queue: str, most_parts: int = MOST_PARTS) -> None:
+        """Do what a change of the queue's limits has left to do (``relimit.py``), in up to so many transactions."""
+        for _ in range(most_parts):
+            if not self.follow_limits_part(queue):
+                return
+
+    def follow_limits_part(self, queue: str) -> bool:
+        """Do a part of it, in one transaction. Returns whether there may be another."""
+        return self._run.write(lambda work: relimit.part(work, queue))
+
+    def declare_exchange(self, exchange: Exchange) -> None:
+        """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
+        ranges.check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
+        self._run.write(lambda work: control.declare_exchange(work, exchange))
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
+        """Delete an exchange and its bindings; False if refused. The queues stay."""
+        return self._run.write(lambda work: control.delete_exchange(work, name, if_unused=if_unused))
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
+        for name, text in (("queue's name", queue), ("routing key", routing_key)):
+            ranges.check_text(name, text, LONGEST_NAME)
+        self._run.write(lambda work: control.bind(work, queue, exchange, routing_key))
+
+    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Idempotent."""
+        self._run.write(lambda work: control.unbind(work, queue, exchange, routing_key))

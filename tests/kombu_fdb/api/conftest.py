@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kit.faces import Driven, Loop
+
+from kombu_fdb import Broker, aio
+
+#: No consumer is served by its safety look: what wakes one in these tests is a watch.
+OPTIONS = {"poll_interval": 3600.0}
+
+
+@pytest.fixture
+def url(any_store: str) -> str:
+    return any_store
+
+
+@pytest.fixture
+def sync(url: str) -> Iterator[Broker]:
+    with Broker.open(url, **OPTIONS) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["sync", "aio"])
+def broker(request: pytest.FixtureRequest, sync: Broker) -> Iterator[Any]:
+    """Either face of an open broker."""
+    if request.param == "sync":
+        yield sync
+        return
+    loop = Loop()
+    with Driven(aio.Broker(sync), loop) as broker:
+        yield broker
+    loop.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def asleep(sync: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
+    """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
+
+    def asleep() -> threading.Event:
+        event, engine = threading.Event(), sync.connection.engine
+        arm = type(engine).arm
+
+        def arm_and_tell(*arguments: Any) -> Any:
+            watches = arm(engine, *arguments)
+            if watches is not None:
+                event.set()
+            return watches
+
+        monkeypatch.setattr(engine, "arm", arm_and_tell)
+        return event
+
+    return asleep
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_kept(request: pytest.FixtureRequest) -> None:
+    if "drops_jobs" not in request.keywords and request.path.name == "test_faces.py":
+        request.getfixturevalue("jobs_are_kept")
