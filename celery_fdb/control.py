@@ -18,7 +18,7 @@ from typing import Any
 from celery.app.control import Control as CeleryControl
 
 from celery_fdb.tasks.revoking import tell
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb import Broker
 from kombu_fdb.transport.channel import Channel
 
 __all__ = ["Control"]
@@ -39,10 +39,11 @@ class Control(CeleryControl):
             channel = connected.default_channel
             if not isinstance(channel, Channel):
                 return 0
-            return sum(self._cancel(channel.engine, each) for each in wanted)
+            broker = Broker.of(channel.client)
+            return sum(self._cancel(broker, each) for each in wanted)
 
-    def _cancel(self, engine: Engine, task_id: str) -> int:
-        taken = engine.messages.take_back(task_id)
+    def _cancel(self, broker: Broker, task_id: str) -> int:
+        taken = broker.cancel(task_id)
         if taken:
             tell(self.app, taken[0])
         return len(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -131,3 +132,14 @@ def test_one_module_of_the_engine_moves_messages(move: str) -> None:
     engine = ROOT / "kombu_fdb" / "engine"
     found = [str(path.relative_to(engine)) for path in engine.rglob("*.py") if move in path.read_text()]
     assert found == ["messages/message.py"]
+
+
+#: What has no verb in the API: a copy of a message that is acknowledged already.
+INSIDE = {"celery_fdb/tasks/failures.py": "channel.engine.bury_copy("}
+ENGINE = re.compile(r"\b(broker|source|target|channel)\.(_?engine|_client|connection\.client)\b")
+
+
+def test_celery_fdb_asks_the_api_and_not_the_engine() -> None:
+    for path in (ROOT / "celery_fdb").rglob("*.py"):
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        assert not ENGINE.search(text.replace(INSIDE.get(name, "\0"), "")), name

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Task
 
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb import Broker, Queue
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.errors import amqp_errors
 
@@ -38,9 +38,10 @@ def limit_keys(
         if not isinstance(channel, Channel):
             return  # another broker has no limits of keys
         with amqp_errors("basic_publish"):
-            for queue in channel.engine.inspect.route(exchange, routing_key) if exchange else [routing_key]:
+            broker = Broker.of(channel.client)
+            for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
                 if _known.get((place, queue, key)) != limits:
-                    _limit(channel.engine, queue, key, limits)
+                    _limit(broker.queue(queue), key, limits)
                     _remember((place, queue, key), limits)
 
 
@@ -59,10 +60,10 @@ def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:
     return name or queue.exchange.name, routing_key or queue.routing_key or app.conf.task_default_routing_key
 
 
-def _limit(engine: Engine, queue: str, key: str, limits: Mapping[str, Any]) -> None:
-    held = engine.inspect.limits(queue, key)
+def _limit(queue: Queue, key: str, limits: Mapping[str, Any]) -> None:
+    held = queue.limits(key)
     if any(getattr(held, name) != value for name, value in limits.items()):
-        engine.queues.change_limits(queue, key, **limits)
+        queue.limit(key, **limits)
 
 
 def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:

@@ -55,8 +55,11 @@ class Broker:
     def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
         timeout_s = client.options.connect_timeout if connect_timeout is None else connect_timeout
+        self._connect(Connection(client, timeout_s=timeout_s))
+
+    def _connect(self, connection: Connection) -> None:
         #: For the other face (``kombu_fdb.aio``).
-        self.connection = Connection(client, timeout_s=timeout_s)
+        self.connection = connection
 
     @classmethod
     def open(cls, url: str, **options: Any) -> Self:
@@ -71,6 +74,13 @@ class Broker:
     def on(cls, location: Location, opened: Opened, **options: Any) -> Self:
         """A broker with a session of its own on a store that is open already, and is closed with it: for tests."""
         return cls(Client(location, parse_options(options), opened))
+
+    @classmethod
+    def of(cls, client: Client) -> Self:
+        """On the client of a Kombu channel, which is open as long as the channel's connection."""
+        broker = cls.__new__(cls)
+        broker._connect(Connection(client, timeout_s=None))
+        return broker
 
     def close(self) -> None:
         """Hand back what was taken here and not settled, at once and uncounted; end every waiting ``take``. Idempotent.

@@ -51,8 +51,11 @@ class Connection:
     closed = True
     taken = False
 
-    def __init__(self, client: Client, *, timeout_s: float) -> None:
-        """Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds."""
+    def __init__(self, client: Client, *, timeout_s: float | None) -> None:
+        """Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds.
+
+        None: somebody else keeps the client open, and nothing is asked.
+        """
         self.client = client
         self.held: set[Lease] = set()
         #: As which consumer it takes, where only one is active (``engine/scheduling/single.py``).
@@ -64,7 +67,8 @@ class Connection:
         self._lock = Lock()
         self._sleepers: set[Sleeper] = set()
         self.closed = True  # until it has opened
-        client.attach(self, timeout_s=timeout_s)
+        if timeout_s is not None:
+            client.attach(self, timeout_s=timeout_s)
         self.closed = False
 
     def close(self) -> None:

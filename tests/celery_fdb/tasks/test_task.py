@@ -9,7 +9,7 @@ from celery.exceptions import Retry
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.limiting import _known
-from kombu_fdb import InvalidArgument, OptionError
+from kombu_fdb import InvalidArgument
 from kombu_fdb.model import KeyLimits
 
 
@@ -279,7 +279,7 @@ def test_install_twice_is_install_once():
 def test_install_after_the_first_task_is_an_error():
     app = Celery(set_as_current=False)
     define(app)
-    with pytest.raises(OptionError, match="right after"):
+    with pytest.raises(InvalidArgument, match="right after"):
         install(app)
 
 

@@ -197,7 +197,7 @@ def test_a_thousand_tasks_wait_in_a_few_threads(sync):
 def test_the_loop_runs_while_the_store_works(sync, monkeypatch):
     """A store that takes its time holds up a thread, not the loop."""
     answer = threading.Event()
-    monkeypatch.setattr(sync.connection.engine, "counts", lambda queue: answer.wait(PATIENCE_S))
+    monkeypatch.setattr(sync.connection.engine.inspect, "counts", lambda queue: answer.wait(PATIENCE_S))
 
     async def main():
         async with aio.Broker(sync) as broker:
@@ -220,10 +220,13 @@ def test_a_settlement_is_done_although_its_task_is_cancelled(sync, submitted, jo
             pass
 
     async def main():
-        broker = aio.Broker(sync)
+        broker, free = aio.Broker(sync, threads=1), threading.Event()
         job = await broker.queue("jobs").take(0)
+        broker._calls.submit(lambda: free.wait(PATIENCE_S))  # so that it stands in a queue when it is cancelled
         left, _ = await left_at(leave(job) if how == "block" else getattr(job, how)(), 1, "at once")
         assert left
+        await asyncio.sleep(0)  # the cancellation reaches the call
+        free.set()
         settle_down(submitted)
         assert job._sync._ended
 

@@ -48,7 +48,7 @@ def asleep(sync: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], thread
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
     def asleep() -> threading.Event:
-        event, engine = threading.Event(), sync.connection.engine
+        event, engine = threading.Event(), sync.connection.engine.messages
         arm = type(engine).arm
 
         def arm_and_tell(*arguments: Any) -> Any:

@@ -450,7 +450,7 @@ PAIRS = [
     (topology.Topology, administration.Topology),
 ]
 #: Of the sync face: what the other one is made of.
-INNER = {"connection", "lease", "on"}
+INNER = {"connection", "lease", "of", "on"}
 
 
 def verbs(cls):

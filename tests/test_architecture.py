@@ -1,0 +1,37 @@
+"""``docs/architecture.md`` names functions; each must be where the page says it is."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+NAMES = sorted(set(re.findall(r"`((?:kombu_fdb|celery_fdb)(?:\.\w+)+)`", PAGE)))
+WALKS = ("Publish", "Claim", "Ack", "Sweep")
+
+
+def find(name: str) -> object:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            found = getattr(found, attribute)
+        return found
+    raise AssertionError(f"no package of ours: {name}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_page_names_exists(name: str) -> None:
+    assert find(name) is not None
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_has_five_steps(walk: str) -> None:
+    section = PAGE.split(f"## {walk}\n")[1].split("\n## ")[0]
+    assert re.findall(r"^(\d)\. ", section, re.MULTILINE) == list("12345")
