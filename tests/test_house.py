@@ -135,7 +135,7 @@ def test_one_module_of_the_engine_moves_messages(move: str) -> None:
 
 
 #: What has no verb in the API: a copy of a message that is acknowledged already.
-INSIDE = {"celery_fdb/tasks/failures.py": "channel.engine.bury_copy("}
+INSIDE = {"celery_fdb/tasks/failures.py": "channel.engine.publisher.bury_copy("}
 ENGINE = re.compile(r"\b(broker|source|target|channel)\.(_?engine|_client|connection\.client)\b")
 
 

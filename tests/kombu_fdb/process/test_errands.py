@@ -188,7 +188,7 @@ def test_an_end_with_a_hopeless_errand(broker: Broker, caplog: pytest.LogCapture
 
     broker._client._errands.add(hopeless)
     broker._client.close()
-    assert "1 thing(s) that were left for later are not done" in caplog.text
+    assert "1 deferred call(s) are not done" in caplog.text
     assert broker._client._opened is None
 
 
