@@ -11,7 +11,7 @@ from celery_fdb.cli.terminal import Answer, Run, age, command, table
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.process.membership import BEATS
+from kombu_fdb.process.session_threads import BEATS
 
 __all__ = [
     "KEY_SPEEDS",

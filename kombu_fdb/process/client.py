@@ -54,6 +54,7 @@ from kombu_fdb.process.errands import Attendant, Errands, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.process.round_robin import TROUBLE
+from kombu_fdb.process.session_threads import open_session
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.patience import Patience
@@ -215,7 +216,7 @@ class Client:
         return None if membership is None or membership.lost or membership.pid != os.getpid() else membership
 
     def _join(self, engine: Engine) -> Membership:
-        membership = Membership.open(engine, self.options, self._housekeeping)
+        membership = open_session(engine, self.options, self._housekeeping)
         with self._lock:
             if self._opened is not None and self._opened.engine is engine:
                 self._membership = membership
@@ -252,7 +253,7 @@ class Client:
         """Have the lists looked at now, and the store closed if it is idle. Never blocks; for finalizers, too."""
         membership = self._standing()
         if membership is not None:
-            membership.nudge()
+            membership.threads.ring()
         elif self._opened is not None and os.getpid() == self.pid:
             self._attendant.call()
 

@@ -1,92 +1,57 @@
-"""The session of this process, with the two threads that keep it.
+"""A session of this process: a state machine without a thread.
 
-Model. A membership is *open* from :meth:`Membership.open` until :meth:`Membership.close`, or until somebody fenced it;
-then it is *lost*, and stays so: the owner opens another one. All states are one way.
-
-* The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
-  nor a consumer that works for an hour makes a live process look dead.
-* The duties thread sweeps, promotes, expires (``process/keeper.py``), and does the client's housekeeping.
+Model. A membership is *open* until :meth:`Membership.close`, or until somebody fenced it; then it is *lost*, and stays
+so: the owner opens another one. All states are one way. Two threads keep it (``session_threads.py``), by steps of their
+own (``turns.py``).
 
 A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
-
-Both threads outlive every store error: they say so once, try again, and say once that it is over. Neither keeps the
-process alive.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import random
-import socket
-import sys
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Lease
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.keeper import Duties, Heartbeat
 from kombu_fdb.settings.options import Options
-from kombu_fdb.store.protocol import Watch
 
-__all__ = ["BEATS", "Membership"]
+__all__ = ["Membership", "Threads"]
 
 logger = logging.getLogger(__name__)
 
-#: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
-BEATS = 6
 #: Queues shown by a heartbeat at most.
 MOST_CONSUMED = 100
-#: Longest pause after an error, in seconds.
-RETRY_S = 1.0
 #: A claim lasts no longer than its deadline; after so many of those it is not under way any more.
 CLAIM_TIMEOUTS = 3
-#: Shortest pause between two looks, however often the alarm rings, in seconds.
-ALARM_S = 0.005
 
 
-class Trouble:
-    """Logs the first failure of a series and its end."""
+class Threads(Protocol):
+    """Those that keep a session."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._failing = False
+    def ring(self) -> None:
+        """Have the duties done soon. Never blocks."""
 
-    def begins(self, error: Exception) -> None:
-        if not self._failing:
-            unexpected = not isinstance(error, KombuFDBError)
-            logger.warning("%s failed, will be retried: %s", self._what, error, exc_info=unexpected)
-        self._failing = True
+    def end(self) -> None:
+        """They shall end. Never blocks."""
 
-    def ends(self) -> None:
-        if self._failing:
-            logger.warning("%s works again", self._what)
-        self._failing = False
+    def join(self) -> None:
+        """Wait for that, but not for long."""
 
 
 class Membership:
     """One session. Thread-safe."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        options: Options,
-        session_id: bytes,
-        chores: Callable[[], None],
-        *,
-        clock: Clock | None = None,
-        bell: Bell | None = None,
-    ) -> None:
-        """Use :meth:`open`; this starts no thread."""
+    def __init__(self, engine: Engine, options: Options, session_id: bytes, threads: Threads, clock: Clock) -> None:
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False
@@ -94,29 +59,14 @@ class Membership:
         self.known: set[Lease] = set()
         #: What each consumer of this process consumes, for those who look at the sessions.
         self.consumed: dict[object, Collection[str]] = {}
+        self.threads = threads
         self._engine = engine
         self._options = options
-        self._chores = chores
         #: By the first number of its leases, since when each claim is under way.
         self._claims: dict[int, float] = {}
         #: Claims that have ended without anybody knowing how.
         self._suspects: set[int] = set()
-        self._stopped = threading.Event()
-        self._clock = clock or SystemClock()
-        self._bell = bell or Bell()
-        self._threads = [
-            threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
-            for name, target in (("heartbeat", self._beat), ("duties", self._serve))
-        ]
-
-    @classmethod
-    def open(cls, engine: Engine, options: Options, chores: Callable[[], None]) -> Membership:
-        """``chores`` is called from the duties thread, about once a second and after :meth:`nudge`."""
-        session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
-        membership = cls(engine, options, session_id, chores)
-        for thread in membership._threads:
-            thread.start()
-        return membership
+        self._clock = clock
 
     def close(self) -> None:
         """Stop the threads, and hand back whatever is still held. Raises a ``StoreError``."""
@@ -129,18 +79,13 @@ class Membership:
 
     def stop(self) -> None:
         """Have the threads end, and wait for them. The session stands until it is closed, or taken for dead."""
-        self._tell_threads()
-        began = self._clock.monotonic()
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for thread in others:
-            left_s = began + self._options.operation_timeout - self._clock.monotonic()
-            thread.join(timeout=self._engine.transactions.patience.allow(max(left_s, 0.0)))
-        if any(thread.is_alive() for thread in others):
-            self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
+        self.threads.end()
+        self.threads.join()
 
-    def _tell_threads(self) -> None:
-        self._stopped.set()
-        self._bell.ring()
+    @property
+    def queues(self) -> list[str]:
+        """What is consumed in its name, or the first :data:`MOST_CONSUMED` of that."""
+        return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
 
     # -- claiming --------------------------------------------------------------------------------------------------
 
@@ -193,7 +138,7 @@ class Membership:
     def _suspect(self, first: int) -> None:
         """A claim has leased what nobody knows of, or may still."""
         self._suspects.add(first)
-        self.nudge()
+        self.threads.ring()
 
     def recover(self) -> None:
         """Hand back what claims of unknown outcome have leased.
@@ -226,84 +171,10 @@ class Membership:
         if self.lost:
             return
         self.lost = True
-        self._tell_threads()
+        self.threads.end()
         logger.warning(
             "this process was silent for longer than session_ttl (%g s) and was declared dead: what it held (%s) was "
             "released, and what it has already started may run twice",
             self._options.session_ttl,
             plural(len(self.known), "message"),
         )
-
-    # -- the threads -----------------------------------------------------------------------------------------------
-
-    def _beat(self) -> None:
-        heartbeat = Heartbeat(self._engine, self.session_id, self._options.session_ttl, self._consumed)
-        trouble = Trouble("the heartbeat to the store")
-        interval_s = self._options.session_ttl / BEATS
-        while not self._stopped.wait(interval_s):
-            try:
-                if not heartbeat.run_once():
-                    self.lose()
-                    break
-                trouble.ends()
-            except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
-                trouble.begins(error)
-
-    def _consumed(self) -> list[str]:
-        return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
-
-    def _serve(self) -> None:
-        duties = self._duties()
-        trouble = Trouble("the duties")
-        alarm: Watch | None = None
-        pause_s = 0.0
-        while not self._stopped.is_set():
-            rang = self._bell.wait(pause_s)
-            self._bell.clear()
-            try:
-                if alarm is None or rang:
-                    alarm = self._set_alarm(alarm)  # before the look: what is delayed after it rings
-                self.watch_claims()
-                pause_s = max(duties.run_once(), ALARM_S)
-                self._chores()
-                trouble.ends()
-            except Exception as error:  # noqa: BLE001
-                if not self.lost:
-                    trouble.begins(error)
-                pause_s = RETRY_S
-        self._leave(duties, alarm)
-        self._bell.close()
-
-    def _duties(self) -> Duties:
-        return Duties(
-            self._engine,
-            SystemClock(),
-            random.Random(),
-            self.session_id,
-            sweep_interval_s=self._options.sweep_interval,
-        )
-
-    def _set_alarm(self, old: Watch | None) -> Watch:
-        if old is not None:
-            old.cancel()
-        alarm = self._engine.sessions.watch_alarm()
-        alarm.on_fire(self._bell.ring)
-        return alarm
-
-    def _leave(self, duties: Duties, alarm: Watch | None) -> None:
-        if alarm is not None:
-            alarm.cancel()
-        if self.lost:
-            return
-        try:
-            duties.stop()
-        except KombuFDBError as error:
-            logger.debug("could not leave the role: %s", error)
-
-    def nudge(self) -> None:
-        """Run the chores soon. Never blocks."""
-        self._bell.ring()
-
-
-def _describe() -> dict[str, str | int]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "program": Path(sys.argv[0] or "python").name}

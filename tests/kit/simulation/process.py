@@ -6,6 +6,7 @@ faults and the question whose commit this is are always those of the frame on to
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.turns import Turns
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
@@ -32,13 +33,16 @@ __all__ = [
     "Frame",
     "Killed",
     "Link",
-    "NoBell",
+    "NoThreads",
     "Process",
     "ProcessClock",
-    "SimulatedMembership",
     "SimulatedSessions",
     "StepFaults",
 ]
+
+
+# What goes wrong is in the plan, and is no news.
+logging.getLogger(Membership.__module__).addHandler(logging.NullHandler())
 
 
 class Killed(BaseException):
@@ -166,14 +170,17 @@ class ProcessClock:
         self._shared.sleep(seconds)
 
 
-class NoBell(Bell):
-    """Rings for nobody: a simulated process has no thread that sleeps."""
-
-    def __init__(self) -> None:
-        """Without sockets."""
+class NoThreads:
+    """A simulated process has none: what they would do are steps."""
 
     def ring(self) -> None:
         """Nobody waits."""
+
+    def end(self) -> None:
+        """Nobody goes on."""
+
+    def join(self) -> None:
+        """Nobody is there."""
 
 
 class SimulatedSessions(Sessions):
@@ -199,17 +206,6 @@ class SimulatedSessions(Sessions):
             yield
         finally:
             frame.verb = before
-
-
-class SimulatedMembership(Membership):
-    """The real one, without threads; what it would log is in the history."""
-
-    def lose(self) -> None:
-        self.lost = True
-
-    def close(self) -> None:
-        if not self.lost:
-            self._engine.sessions.close(self.session_id)
 
 
 class Link:
@@ -266,6 +262,8 @@ class Process:
     waits_until: float = 0.0
     #: Through which its messages come, if they do not come from the engine straight.
     connection: SimulatedTransport | None = None
+    #: The steps of its session's threads, then.
+    turns: Turns | None = None
     #: Every session it ever had.
     sessions: set[bytes] = field(default_factory=set)
 

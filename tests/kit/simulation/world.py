@@ -22,10 +22,9 @@ from kit.simulation.process import (
     Frame,
     Killed,
     Link,
-    NoBell,
+    NoThreads,
     Process,
     ProcessClock,
-    SimulatedMembership,
     SimulatedSessions,
     StepFaults,
 )
@@ -33,6 +32,7 @@ from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.process.membership import Membership
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
@@ -212,10 +212,10 @@ class World:
                 process.connection = self._connect(self, process)
         return process
 
-    def open_membership(self, engine: Engine) -> SimulatedMembership:
+    def open_membership(self, engine: Engine) -> Membership:
         """A session; what its threads would do are steps of the plan."""
         session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
-        return SimulatedMembership(engine, OPTIONS, session, lambda: None, clock=self.clock, bell=NoBell())
+        return Membership(engine, OPTIONS, session, NoThreads(), self.clock)
 
     def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
         return SimulatedDuties(

@@ -167,7 +167,7 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
     assert errand.begun.wait(DEADLINE_S)
     closing = start(own.close)
     if membership is not None:
-        assert membership._stopped.wait(DEADLINE_S)
+        assert membership.threads.stopped.wait(DEADLINE_S)
     errand.may_end.set()
     end(closing)
     assert counts == [0]

@@ -49,10 +49,12 @@ json_values = st.recursive(
 ).filter(lambda value: not isinstance(value, dict) or value.keys() != {"__type__", "__value__"})
 
 
-@given(body=st.binary(), headers=st.dictionaries(st.text(), json_values, max_size=4))
+#: Of headers that nobody reads: Hypothesis knows the names in our modules, and what they may not be.
+names = st.text().map(lambda text: f"h{text}")
+
+
+@given(body=st.binary(), headers=st.dictionaries(names, json_values, max_size=4))
 def test_round_trip(body: bytes, headers: dict[str, Any]) -> None:
-    for name in ("x-delivery-count", "x-death"):
-        headers.pop(name, None)
     found = there_and_back(body=body, headers=headers)
     assert (found["body"], found["headers"]) == (body, headers)
 

@@ -32,10 +32,24 @@ from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
 from kombu_fdb.transport.holding import held as holding
+from kombu_fdb.transport.holding import settling
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
-MODULES = (*API, attempt, channel, client, errands, holding, membership, retry, store_tokens, messages, publisher)
+MODULES = (
+    *API,
+    attempt,
+    channel,
+    client,
+    errands,
+    holding,
+    membership,
+    settling,
+    retry,
+    store_tokens,
+    messages,
+    publisher,
+)
 WATCHED = {str(each.__file__) for each in MODULES}
 MOST_LINES = 400
 

@@ -172,17 +172,17 @@ def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, mon
     user = User()
     client.attach(user, timeout_s=DEADLINE_S)
     opened: list[Membership] = []
-    open_session = Membership.open
+    open_session = client_module.open_session
 
     def open_and_close(*args: Any) -> Membership:
         opened.append(open_session(*args))
         client.close()
         return opened[0]
 
-    monkeypatch.setattr(client_module.Membership, "open", open_and_close)
+    monkeypatch.setattr(client_module, "open_session", open_and_close)
     with pytest.raises(StoreUnavailable, match="closed"):
         client.membership()
-    assert not any(thread.is_alive() for thread in opened[0]._threads)
+    assert not any(thread.is_alive() for thread in opened[0].threads._threads)
 
 
 def test_one_that_is_interrupted_keeps_nobody_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

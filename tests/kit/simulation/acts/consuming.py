@@ -8,10 +8,11 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Dice, Frame, Process
 from kit.simulation.violation import Violation
-from kit.simulation.world import OPTIONS, World
+from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.turns import Turns
 from kombu_fdb.transport.consuming.delivering import deliver_next
 
 __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
@@ -34,12 +35,18 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         if process.membership.lost:
             world.note(f"{process.name} opens another session")
             process.begin(world.open_membership(process.engine), world.duties, world.clock.monotonic())
+            keep()
         return process.membership
+
+    def keep() -> None:
+        membership, duties = process.membership, process.duties
+        process.turns = Turns(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
     client = SimulatedClient(process.engine, process.link, options, join)
     transport = SimulatedTransport(
         client, world.clock.monotonic, Dice(world.frames), rng.choice([1, 2, 3, 5]), process.clock.wall_ms
     )
+    keep()
     transport.on_given = lambda delivery: _given(world, process, transport, delivery)
     transport.reception.attend_loop(registered=rng.random() < 0.7)
     for number, queue in enumerate(world.profile.queues):

@@ -11,6 +11,7 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication
+from kombu_fdb.process.turns import Turns
 from kombu_fdb.testing.faults import Interrupted
 
 #: How long a consumer waits for its watches before it looks by itself.
@@ -214,7 +215,8 @@ def wait(world: World, frame: Frame) -> None:
 def beat(world: World, frame: Frame) -> None:
     process = frame.actor
     session = process.session
-    alive = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S)
+    turns = process.turns
+    alive = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S) if turns is None else turns.beat()
     process.last_beat = world.clock.monotonic()
     if not alive:
         lose_session(world, process, session)
@@ -235,8 +237,8 @@ def lose_session(world: World, process: Process, session: bytes) -> None:
 def duties(world: World, frame: Frame) -> None:
     """Sweep, promote, expire, trim: what is due of it."""
     process, session = frame.actor, frame.actor.session
-    if process.membership.lost:  # its thread has ended
-        process.pause_s = BEAT_INTERVAL_S
+    if process.turns is not None:
+        _serve(process, process.turns)
         return
     try:
         process.membership.watch_claims()
@@ -246,9 +248,12 @@ def duties(world: World, frame: Frame) -> None:
     if frame.rng.random() < 0.3:
         process.duties.sweep()
     process.pause_s = process.duties.run_once()
-    if process.connection is not None:
-        process.connection.store.keep_house()
     world.note(f"{process.name} did its duties")
+
+
+def _serve(process: Process, turns: Turns) -> None:
+    """As its thread does, which ends with a session that is lost."""
+    process.pause_s = BEAT_INTERVAL_S if turns.lost else turns.serve(rang=True)
 
 
 def sweep(world: World, frame: Frame) -> None:
