@@ -1,4 +1,4 @@
-"""The shape of the house (CONTRIBUTING.md): no circles of files, small folders, nothing at the root but doors."""
+"""The shape of the house (CONTRIBUTING.md): no circles of files, small folders, at the root what users name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOVES = (
     "clear_range(*work.keys.bodies(record.",
 )
 #: What users import or run by name; everything else has a room of its own.
-DOORS = {
+PUBLIC = {
     "kombu_fdb": {"doctor", "errors", "model"},
     "celery_fdb": {"beat", "control", "installing"},
 }
@@ -74,10 +74,10 @@ def test_a_folder_holds_a_dozen_modules_at_most(folder: Path) -> None:
     assert len(held) <= MODULES, sorted(held)
 
 
-@pytest.mark.parametrize("package", DOORS)
-def test_the_root_holds_nothing_but_doors(package: str) -> None:
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_root_holds_nothing_but_what_users_name(package: str) -> None:
     held = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
-    assert held == DOORS[package]
+    assert held == PUBLIC[package]
 
 
 def test_no_name_says_nothing() -> None:
@@ -143,3 +143,32 @@ def test_celery_fdb_asks_the_api_and_not_the_engine() -> None:
     for path in (ROOT / "celery_fdb").rglob("*.py"):
         name, text = str(path.relative_to(ROOT)), path.read_text()
         assert not ENGINE.search(text.replace(INSIDE.get(name, "\0"), "")), name
+
+
+def avoided() -> dict[str, str]:
+    """Words that the glossary rejects in its last column, and the word that it has instead."""
+    found = {}
+    for line in (ROOT / "docs" / "glossary.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and cells[0].startswith("**"):
+            for each in re.sub(r"\\(.*?\\)", "", cells[2]).split(","):
+                if each.strip():
+                    found[each.strip()] = cells[0].strip("*")
+    return found
+
+
+@pytest.mark.parametrize("word", sorted(avoided()))
+def test_the_code_has_one_word_for_it(word: str) -> None:
+    """In names: of functions, classes, arguments, variables and modules. What stands in the store keeps its tag."""
+    parts = word.split()
+    for name, path in modules().items():
+        if name.startswith("kit"):
+            continue
+        tree = ast.parse(path.read_text())
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        for each in {*names, *name.split(".")}:
+            pieces = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", each).lower().split("_")
+            found = any(pieces[at : at + len(parts)] == parts for at in range(len(pieces)))
+            assert not found, f"{path.relative_to(ROOT)}: {each}; the glossary says {avoided()[word]}"

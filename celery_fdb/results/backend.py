@@ -31,10 +31,10 @@ from celery_fdb.results.address import full_url, settings_of
 from celery_fdb.results.chords import Return
 from celery_fdb.results.errors import ResultTooLarge
 from celery_fdb.results.firing import COUNTED, ChordSupport
-from celery_fdb.results.janitor import Janitor
 from celery_fdb.results.layout import LAST_PLACE, Part
 from celery_fdb.results.records import INLINE_BYTES, Record
 from celery_fdb.results.store import Outcome, ResultStore, Sighting
+from celery_fdb.results.sweeper import Sweeper
 from celery_fdb.results.waiting import Waiting
 from kombu_fdb.errors import CommitUnknown, Conflict, OptionError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import SystemClock
@@ -70,7 +70,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         self._clock = SystemClock()
         self._client: Client | None = None
         self._store: ResultStore | None = None
-        self.janitor = Janitor(self)
+        self.sweeper = Sweeper(self)
 
     def _seconds(self, value: Any, default: float | None) -> float | None:
         seconds = default if value is None else self.prepare_expires(value)
@@ -301,7 +301,7 @@ class FdbBackend(ChordSupport, BaseBackend):
 
     def process_cleanup(self) -> None:
         """After each task: now and then sweep a little."""
-        self.janitor.now_and_then()
+        self.sweeper.now_and_then()
 
 
 def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -> float:

@@ -14,7 +14,7 @@ What happens at each failure:
 * it dies after the last part, before the body is published: the redelivered task finds the chord unclaimed, or claimed
   by its own part, and goes on at once. If nobody redelivers it (``acks_late`` off, or Celery takes it for done),
   workers look at every open chord now and then, and publish what is complete and abandoned.
-* two publish at the same time (a frozen worker thaws): both delete the chord, so one of the transactions conflicts,
+* two publish at the same time (a frozen worker goes on): both delete the chord, so one of the transactions conflicts,
   finds it over and publishes nothing.
 * the answer of that commit is lost: the engine's retry finds its own token, or somebody looks at the chord later.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.

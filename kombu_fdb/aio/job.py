@@ -39,7 +39,7 @@ class Job(Face[sync.Job]):
 
     @property
     def attempts(self) -> int:
-        """Which attempt this is, from 1. Being handed back unstarted does not count."""
+        """Which attempt this is, from 1. Being released unstarted does not count."""
         return self._sync.attempts
 
     @property

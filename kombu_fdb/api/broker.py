@@ -172,7 +172,7 @@ class Broker:
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return self._engine.messages.take_back(task_id)
+        return self._engine.messages.cancel(task_id)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

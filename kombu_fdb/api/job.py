@@ -1,7 +1,7 @@
 """A job: a message in the hands of whoever took it.
 
 Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
-swept because this process was silent for longer than ``session_ttl``, handed back because its time to run has passed,
+swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed,
 or ended because the message was deleted. A job that nobody refers to any more can't be settled, so it is *dropped*: it
 goes back to its place, and the attempt counts, as somebody had begun with it. Only the holder can settle: a lost lease
 changes nothing any more (ONE-OWNER).
@@ -52,7 +52,7 @@ class Job:
         self._holder = holder
         self._delivery = delivery
         self._settled: str | None = None
-        #: Settled or lost: there is nothing to hand back.
+        #: Settled or lost: there is nothing to release.
         self._ended = False
         self._in_doubt = False
 
@@ -115,7 +115,7 @@ class Job:
 
     @property
     def attempts(self) -> int:
-        """Which attempt this is, from 1. Being handed back unstarted does not count."""
+        """Which attempt this is, from 1. Being released unstarted does not count."""
         return self._delivery.redeliveries + 1
 
     @property

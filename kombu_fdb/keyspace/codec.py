@@ -9,7 +9,7 @@ The head's redelivery count stands at a fixed offset: a message that comes back 
 
 **What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
-older process counts, delays, promotes, hands back, moves and deletes a message that it can't read. Where it would have
+older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have
 to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
 number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 

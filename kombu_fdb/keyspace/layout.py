@@ -55,7 +55,7 @@ key                                                   value                     
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
-A key's ring entry, its active mark and its doors are kept per rank: priority is strict across keys.
+A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
 
 Whatever takes a key apart raises ``FormatError``, and nothing else, for one that nobody of ours can have written. Such a
 row must stop nobody's work: who walks over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it aside.
@@ -105,7 +105,7 @@ Range = tuple[bytes, bytes]
 #: Before the place of a message without a key that was leased from a fair queue: the key "" is counted there like others.
 NO_KEY = pack("")
 
-#: Doors are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
+#: Arrivals are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
 
 #: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
@@ -323,17 +323,17 @@ class Keyspace:
         return self._key("control", queue)
 
     def todo(self, queue: str) -> Range:
-        """Doors, bells and ring: not empty if a claim would find something."""
+        """Arrivals, bells and ring: not empty if a claim would find something."""
         return range_of(self._key("todo", queue))
 
-    def doors(self, queue: str) -> Range:
+    def arrivals(self, queue: str) -> Range:
         return range_of(self._key("todo", queue, "door"))
 
-    def doors_from(self, queue: str, bucket: int) -> bytes:
-        """Where the doors of a bucket begin."""
+    def arrivals_from(self, queue: str, bucket: int) -> bytes:
+        """Where the arrivals of a bucket begin."""
         return self._key("todo", queue, "door", bucket)
 
-    def door(self, queue: str, key: str, rank: bytes) -> bytes:
+    def arrival(self, queue: str, key: str, rank: bytes) -> bytes:
         return self._key("todo", queue, "door", crc32(key.encode()) % BUCKETS, key) + rank
 
     def all_freed(self, queue: str) -> Range:
@@ -368,10 +368,10 @@ class Keyspace:
             raise FormatError("unreadable turn of a key", queue=queue, entry=entry[:200])
         return _rank_of(rank, entry), round_, stamp, key
 
-    def split_door(self, door: bytes) -> tuple[str, bytes]:
+    def split_arrival(self, arrival: bytes) -> tuple[str, bytes]:
         """Key and packed rank."""
-        _queue, _door, _bucket, key, rank = self.split(door, str, str, int, str, int)
-        return key, _rank_of(rank, door)
+        _queue, _arrival, _bucket, key, rank = self.split(arrival, str, str, int, str, int)
+        return key, _rank_of(rank, arrival)
 
     def split_freed(self, freed: bytes) -> str:
         """The key."""
@@ -454,15 +454,15 @@ class Keyspace:
     def all_buckets(self) -> Range:
         return range_of(self._key("bucket"))
 
-    def thaw(self, due_ms: int, queue: str, key: str) -> bytes:
+    def unpark(self, due_ms: int, queue: str, key: str) -> bytes:
         return self._key("thaw", due_ms, queue, key)
 
-    def thawed_until(self, now_ms: int) -> Range:
+    def unparked_until(self, now_ms: int) -> Range:
         prefix = self._key("thaw")
         return prefix, prefix + pack_int(now_ms + 1)
 
     @property
-    def all_thaws(self) -> Range:
+    def all_unparks(self) -> Range:
         return range_of(self._key("thaw"))
 
     def relimit(self, queue: str) -> bytes:

@@ -8,11 +8,11 @@ Three lists cross threads here:
 
 * ``acks``: acknowledged messages whose leases still stand. A receiver takes them along with its next claim, or flushes
   them after a moment; without one, ``flush_acks`` is called at once.
-* ``returns``: messages to hand back that nobody can hand back now (a finalizer must not block, the store may be down).
-* ``errands``: what else has to be done later, such as ending what a collected connection held.
+* ``returns``: messages to release that nobody can release now (a finalizer must not block, the store may be down).
+* ``deferred``: what else has to be done later, such as ending what a collected connection held.
 
 The last two are the session's duties thread's, which repeats them until the store answers. A process without a session,
-which only publishes, has a thread for them as long as there are any (``process/errands.py``); it also closes the store
+which only publishes, has a thread for them as long as there are any (``process/deferred.py``); it also closes the store
 when the last connection was collected.
 
 What happens at each failure:
@@ -23,7 +23,7 @@ What happens at each failure:
   logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
-* the process exits: errands are run, and unsettled messages go back, at once. If it is killed, the session's TTL brings
+* the process exits: calls are run, and unsettled messages go back, at once. If it is killed, the session's TTL brings
   the messages back.
 """
 
@@ -50,7 +50,7 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process import connect
 from kombu_fdb.process.attempt import Attempt
-from kombu_fdb.process.errands import Attendant, Errands, move
+from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.process.round_robin import TROUBLE
@@ -93,7 +93,7 @@ class Client:
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
-        self._errands = Errands()
+        self._deferred_calls = DeferredCalls()
         self._attendant = Attendant(self._attend)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; nobody asks the store while he has it.
@@ -106,7 +106,7 @@ class Client:
         self._doubts = Doubts(SystemClock())
         #: With a store that does not answer, when the program ends.
         self.patience = Patience()
-        self._overdue = Overdue(self._take_back)
+        self._overdue = Overdue(self._release_overdue)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Client:
                 self._look_whether_idle()
             raise
         self._suspect = False
-        if self._errands:  # of before it was closed
+        if self._deferred_calls:  # of before it was closed
             self.nudge()
 
     def _open(self, timeout_s: float) -> connect.Opened:
@@ -216,7 +216,7 @@ class Client:
         return None if membership is None or membership.lost or membership.pid != os.getpid() else membership
 
     def _join(self, engine: Engine) -> Membership:
-        membership = open_session(engine, self.options, self._housekeeping)
+        membership = open_session(engine, self.options, self._run_deferred)
         with self._lock:
             if self._opened is not None and self._opened.engine is engine:
                 self._membership = membership
@@ -230,10 +230,10 @@ class Client:
         membership = self._membership
         return membership is not None and not membership.lost and bool(membership.known)
 
-    def _housekeeping(self) -> None:
+    def _run_deferred(self) -> None:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
         failure: Exception | None = None
-        for step in (self.flush_acks, self._hand_back, self._errands.run):
+        for step in (self.flush_acks, self._release_pending, self._deferred_calls.run):
             try:
                 step()
             except TROUBLE:
@@ -247,7 +247,7 @@ class Client:
     def _attend(self) -> None:
         """What a process without a session has to do."""
         if self._opened is not None:
-            self._housekeeping()
+            self._run_deferred()
 
     def nudge(self) -> None:
         """Have the lists looked at now, and the store closed if it is idle. Never blocks; for finalizers, too."""
@@ -333,7 +333,7 @@ class Client:
         """The consumer was in time, even if the store hears of it later."""
         self._overdue.forget([lease])
 
-    def _take_back(self, leases: list[Lease], counted: bool) -> int:
+    def _release_overdue(self, leases: list[Lease], counted: bool) -> int:
         """In the consumer's stead. Raises a ``StoreError``: try again."""
         released = self.engine.messages.release(leases, counted=counted, details=OVERDUE)
         self.settled(leases)
@@ -350,7 +350,7 @@ class Client:
         self._returns.extend(leases)
         self.nudge()
 
-    def _hand_back(self) -> None:
+    def _release_pending(self) -> None:
         hand: list[Lease] = []
         try:
             while move(self._returns, hand, MOST_LEASES):
@@ -361,9 +361,9 @@ class Client:
             self._returns.extendleft(reversed(hand))
             raise
 
-    def later(self, errand: Callable[[], object]) -> None:
+    def later(self, call: Callable[[], object]) -> None:
         """Have another thread do something, and repeat it until the store answers. Never blocks."""
-        self._errands.add(errand)
+        self._deferred_calls.add(call)
         self.nudge()
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class Client:
         if not if_idle:
             self._finish()
         with self._lock:  # and not longer: the session's threads need it to end
-            if if_idle and (self._users or self.owes or self._returns or self._errands):
+            if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
             membership, self._membership = self._membership, None
             opened, self._opened = self._opened, None
@@ -400,9 +400,9 @@ class Client:
             if self._membership is not None:
                 self._membership.stop()
             try:
-                self._errands.run()
-            except Exception as error:  # noqa: BLE001 - whatever an errand raises, the rest must end too
-                logger.warning("%d deferred call(s) are not done: %s", len(self._errands), error)
+                self._deferred_calls.run()
+            except Exception as error:  # noqa: BLE001 - whatever a call raises, the rest must end too
+                logger.warning("%d deferred call(s) are not done: %s", len(self._deferred_calls), error)
 
     def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
         try:

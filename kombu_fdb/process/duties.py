@@ -5,7 +5,7 @@ budget means at once. It remembers where it stopped, and begins there. What it c
 (``round_robin.py``).
 
 The sweep (``ring.py``) and :class:`Newer` are done by every process, the others by the one that holds the role
-(``keeper.py``).
+(``duty_cycle.py``).
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Promotion:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        thaw_ms = self._guard.attempt("thaw", "", self._engine.upkeep.thaw)
+        unpark_ms = self._guard.attempt("unpark", "", self._engine.upkeep.unpark)
         looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
         due, next_ms = looked or ([], None)
-        moments = [thaw_ms, next_ms]
+        moments = [unpark_ms, next_ms]
 
         def step(queue: str) -> bool:
             moved, due_ms = self._engine.upkeep.promote_part(queue)

@@ -69,7 +69,7 @@ class Membership:
         self._clock = clock
 
     def close(self) -> None:
-        """Stop the threads, and hand back whatever is still held. Raises a ``StoreError``."""
+        """Stop the threads, and release whatever is still held. Raises a ``StoreError``."""
         self.stop()
         if self.lost:
             return
@@ -104,7 +104,7 @@ class Membership:
         Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock: each call ends by its
         own deadline, however many threads claim.
 
-        ``hand``: an empty list for what is found. Who brings it knows what he has to hand back, also when an exception
+        ``hand``: an empty list for what is found. Who brings it knows what he has to release, also when an exception
         out of a signal handler strikes between the end of this call and the next line of his.
         """
         hand = [] if hand is None else hand

@@ -5,7 +5,7 @@ counts (``claim.py``).
 
 Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
 timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
-which stops the timer, or *overdue*. An overdue message is handed back in the consumer's stead, and the attempt counts
+which stops the timer, or *overdue*. An overdue message is released in the consumer's stead, and the attempt counts
 if the consumer had it in its hands: whoever of the two comes first in the store has it, and the other one finds the
 lease gone (ONE-OWNER).
 
@@ -42,7 +42,7 @@ class _Timer(NamedTuple):
     due: float
     #: Whether the consumer has the message in its hands; if not, it never gets it, and the attempt does not count.
     started: Callable[[], bool]
-    #: Told when the message was handed back.
+    #: Told when the message was released.
     gone: Callable[[], object]
 
 
@@ -54,7 +54,7 @@ class Overdue:
     """
 
     def __init__(self, release: Callable[[list[Lease], bool], int]) -> None:
-        """``release`` hands messages back, counted or not, and returns how many were still held."""
+        """``release`` releases messages, counted or not, and returns how many were still held."""
         self._release = release
         self._lock = threading.RLock()
         self._changed = Signal()
@@ -96,7 +96,7 @@ class Overdue:
                 self._timers.pop(lease, None)
 
     def clear(self) -> None:
-        """Nothing is handed back any more."""
+        """Nothing is released any more."""
         with self._lock:
             self._timers.clear()
             self._order.clear()
@@ -107,7 +107,7 @@ class Overdue:
             started = {lease for lease, timer in overdue.items() if timer.started()}
             for counted in (True, False):
                 part = {lease: timer for lease, timer in overdue.items() if (lease in started) is counted}
-                self._hand_back(part, counted)
+                self._release_part(part, counted)
 
     def _next(self) -> dict[Lease, _Timer]:
         """Wait until messages are overdue; empty when there is no timer any more: the thread ends."""
@@ -128,7 +128,7 @@ class Overdue:
                 overdue[entry[2]] = self._timers[entry[2]]
         return overdue
 
-    def _hand_back(self, timers: dict[Lease, _Timer], counted: bool) -> None:
+    def _release_part(self, timers: dict[Lease, _Timer], counted: bool) -> None:
         if not timers:
             return
         try:

@@ -2,7 +2,7 @@
 
 * The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
   nor a consumer that works for an hour makes a live process look dead.
-* The duties thread sweeps, promotes, expires (``keeper.py``), and does the client's housekeeping.
+* The duties thread sweeps, promotes, expires (``duty_cycle.py``), and does the client's deferred calls.
 
 Both outlive every store error: they say so once, try again, and say once that it is over. They end when they are told
 to, or when the session is lost. Neither keeps the process alive.
@@ -23,7 +23,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.keeper import Duties
+from kombu_fdb.process.duty_cycle import Duties
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.turns import Turns
 from kombu_fdb.settings.options import Options
@@ -122,13 +122,13 @@ class SessionThreads:
         self._bell.close()
 
 
-def open_session(engine: Engine, options: Options, housekeeping: Callable[[], None]) -> Membership:
-    """``housekeeping`` is called from the duties thread, about once a second and after ``threads.ring``."""
+def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> Membership:
+    """``deferred`` is called from the duties thread, about once a second and after ``threads.ring``."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     threads = SessionThreads(engine, options)
     membership = Membership(engine, options, session_id, threads, SystemClock())
     duties = Duties(engine, SystemClock(), random.Random(), session_id, sweep_interval_s=options.sweep_interval)
-    threads.start(Turns(engine, membership, duties, housekeeping, ttl_s=options.session_ttl))
+    threads.start(Turns(engine, membership, duties, deferred, ttl_s=options.session_ttl))
     return membership
 
 

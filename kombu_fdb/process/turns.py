@@ -2,8 +2,8 @@
 
 Model. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
 *turn* of the duties an alarm is set, so that what is delayed from then on rings; claims that nobody knows the outcome
-of are recovered; the duties have one round (``keeper.py``); and the client's housekeeping is done. A step that fails
-has changed nothing that the next one depends on, so whoever drives them repeats it after a pause.
+of are recovered; the duties have one round (``duty_cycle.py``); and the client's deferred calls are made. A step that
+fails has changed nothing that the next one depends on, so whoever drives them repeats it after a pause.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.process.keeper import Duties, Heartbeat
+from kombu_fdb.process.duty_cycle import Duties, Heartbeat
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
@@ -26,12 +26,12 @@ class Turns:
     """Of one session. :meth:`beat` is one thread's, :meth:`serve` and :meth:`leave` are another's."""
 
     def __init__(
-        self, engine: Engine, membership: Membership, duties: Duties, housekeeping: Callable[[], None], *, ttl_s: float
+        self, engine: Engine, membership: Membership, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
     ) -> None:
         self._engine = engine
         self._membership = membership
         self._duties = duties
-        self._housekeeping = housekeeping
+        self._run_deferred = deferred
         self._heartbeat = Heartbeat(engine, membership.session_id, ttl_s, lambda: membership.queues)
         self._alarm: Watch | None = None
 
@@ -52,7 +52,7 @@ class Turns:
             self._set_alarm()  # before the look: what is delayed after it rings
         self._membership.watch_claims()
         pause_s = self._duties.run_once()
-        self._housekeeping()
+        self._run_deferred()
         return pause_s
 
     def _set_alarm(self) -> None:

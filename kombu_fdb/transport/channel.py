@@ -259,7 +259,7 @@ class Channel(DeclaringChannel):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel the consumers, hand back what is unsettled. Idempotent; leaves nothing behind if the store fails."""
+        """Cancel the consumers, release what is unsettled. Idempotent; leaves nothing behind if the store fails."""
         if self.closed:
             return
         self.closed = self._settling.ended = True

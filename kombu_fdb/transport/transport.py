@@ -6,7 +6,7 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *established*: attached to the process's ``Client``, with a ``Receiver`` from its first consumer on;
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
-* *closed*, in one of two ways. ``close_connection`` after normal use hands back what is unsettled, at once.
+* *closed*, in one of two ways. ``close_connection`` after normal use releases what is unsettled, at once.
   ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
   (``holding/qos.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so

@@ -172,7 +172,7 @@ def test_a_header_task_whose_process_is_killed_runs_again(tasks: Any, work: Any,
 
 
 def test_killed_between_the_last_part_and_the_body(tasks: Any, work: Any, broker: Any, until: Any) -> None:
-    """Celery finds the success stored and does not redeliver the task; the janitor publishes the body, once."""
+    """Celery finds the success stored and does not redeliver the task; the sweeper publishes the body, once."""
     worker = work()
     result = chord([tasks.add.s(1, 1), tasks.die_before_body.s(5)])(tasks.total.s())
     until(result.parent.results[0].ready)

@@ -165,7 +165,7 @@ def tidy_up(bench: Bench) -> None:
     for duty in (engine.dead_letters.trim, engine.upkeep.trim_full, engine.upkeep.clear_dedup, engine.metrics.trim):
         duty()
     for number in range(3):
-        engine.messages.take_back(f"plain-{number}")
+        engine.messages.cancel(f"plain-{number}")
     for queue in QUEUES:
         engine.messages.move(queue, "elsewhere")
         engine.queues.set_control(queue, QueueControl())

@@ -139,7 +139,7 @@ class Outbox:
 
     def _unless_brokers(self, rows: Rows, claimed: Sequence[Row], error: Exception) -> None:
         if sending.is_brokers(self.app, error):
-            rows.give_back(claimed)
+            rows.release(claimed)
             raise OperationalError(str(error)) from error
 
     def now_ms(self) -> int:

@@ -100,7 +100,7 @@ class Rows:
             found = [Row._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]
             return [row for row in found if self._move(cursor, row, row.due_ms, row.lease_ms)]
 
-    def give_back(self, rows: Sequence[Row]) -> None:
+    def release(self, rows: Sequence[Row]) -> None:
         """As they were before they were claimed."""
         with self._transaction() as cursor:
             for row in rows:

@@ -57,7 +57,7 @@ def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | 
     for queue in {queue for _, queue in going}:
         _require(work, queue, walk.dead)
     _take(work, walk.dead, [letter for letter, _ in going])
-    back = [_bring_back(work, walk.dead, queue, letter) for letter, queue in going]
+    back = [_replay(work, walk.dead, queue, letter) for letter, queue in going]
     return Moved(sum(back), part.cursor)
 
 
@@ -72,7 +72,7 @@ def replay_row(work: Work, dead: str, row: KeyValue) -> str:
         raise QueueError("not a dead letter", queue=dead)
     _require(work, queue, dead)
     _take(work, dead, [letter])
-    if not _bring_back(work, dead, queue, letter):
+    if not _replay(work, dead, queue, letter):
         raise QueueError("the dead letter has expired", queue=dead)
     return queue
 
@@ -110,7 +110,7 @@ def _take(work: Work, dead: str, letters: Sequence[Letter]) -> None:
     take_out(work, dead, [(letter.key, letter.value) for letter in letters])
 
 
-def _bring_back(work: Work, dead: str, queue: str, letter: Letter) -> bool:
+def _replay(work: Work, dead: str, queue: str, letter: Letter) -> bool:
     message, record = Message(dead, letter.key, letter.value), letter.record
     assert record is not None
     if record.expires_ms and record.expires_ms <= work.now_ms:

@@ -1,4 +1,4 @@
-"""The only door to the queue: its verbs in groups, each of which runs them in transactions.
+"""The only way to the queue: its verbs in groups, each of which runs them in transactions.
 
 One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; it is told
 the time, and every method may be called from any thread.

@@ -70,7 +70,7 @@ class Messages:
                 number,
                 limit,
                 slice=contention.next_slice(),
-                first_door=self._run.rng.randrange(BUCKETS),
+                first_bucket=self._run.rng.randrange(BUCKETS),
                 sightings=self._run.sightings,
                 consumers=terms.consumers,
             )
@@ -122,7 +122,7 @@ class Messages:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
         ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
-        unstarted message is handed back uncounted. ``details`` stand in that death's entry. False for each lost lease.
+        unstarted message is released uncounted. ``details`` stand in that death's entry. False for each lost lease.
         """
         how = settle.Release(counted, due_ms, details)
         return self._settle(leases, lambda work, part: settle.release(work, part, how))
@@ -162,9 +162,9 @@ class Messages:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
         return self._run.write(lambda work: pages.delete_at(work, queue, state, position, message_id))
 
-    def take_back(self, task_id: str) -> list[Peeked]:
+    def cancel(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
-        return self._run.write(lambda work: cancel.take_back(work, task_id))
+        return self._run.write(lambda work: cancel.cancel(work, task_id))
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.

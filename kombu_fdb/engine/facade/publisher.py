@@ -69,7 +69,7 @@ class Publisher:
             for number, (publication, doubted) in enumerate(zip(publications, taken, strict=True)):
                 # What was fenced, and published now, has a doubt of its own if it needs one.
                 if doubted is not None and (stored is None or stored[number] is not None):
-                    self.doubts.put_back(publication, doubted)
+                    self.doubts.keep(publication, doubted)
             raise
 
     def _resolve(self, taken: Sequence[again.Doubted | None], timeout_s: float) -> list[list[str] | None]:

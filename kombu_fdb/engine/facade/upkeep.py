@@ -38,13 +38,13 @@ class Upkeep:
 
     def promote(self) -> tuple[int, int | None]:
         """Make all due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
-        promoted, thaw_ms = 0, self.thaw()
+        promoted, unpark_ms = 0, self.unpark()
         due, next_ms = self.due_queues()
         for queue in due:
             moved, due_ms = self._promote_queue(queue)
             promoted += moved
             next_ms = earliest(next_ms, due_ms)
-        return promoted, earliest(thaw_ms, next_ms)
+        return promoted, earliest(unpark_ms, next_ms)
 
     def _promote_queue(self, queue: str) -> tuple[int, int | None]:
         total, due_ms = self.promote_part(queue)
@@ -77,11 +77,11 @@ class Upkeep:
 
         return self._run.part(verb, delay.MESSAGES_PER_TRANSACTION)
 
-    def thaw(self) -> int | None:
+    def unpark(self) -> int | None:
         """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
-        if not self._run.read(lambda work: work.tr.get_range(*self._run.keys.all_thaws, limit=1, snapshot=True)):
+        if not self._run.read(lambda work: work.tr.get_range(*self._run.keys.all_unparks, limit=1, snapshot=True)):
             return None
-        return self._run.write(lambda work: delay.thaw(work, self._run.sightings))
+        return self._run.write(lambda work: delay.unpark(work, self._run.sightings))
 
     def relimited_queues(self) -> list[str]:
         """Queues whose limits were changed by a process that did not come to its end (``relimit.py``)."""

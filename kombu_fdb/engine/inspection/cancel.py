@@ -14,13 +14,13 @@ from kombu_fdb.keyspace.codec import decode_lease, names_of
 from kombu_fdb.model import Peeked
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Found", "find_task", "take_back", "where"]
+__all__ = ["Found", "cancel", "find_task", "where"]
 
 #: A queue, and a row of one of its messages.
 Found = tuple[str, KeyValue]
 
 
-def take_back(work: Work, task_id: str) -> list[Peeked]:
+def cancel(work: Work, task_id: str) -> list[Peeked]:
     """Delete the task's messages that are ready, delayed or dead. Returns what they were.
 
     Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.

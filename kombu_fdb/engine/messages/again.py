@@ -86,9 +86,9 @@ class Doubts:
     def note(self, publications: Sequence[Publication], doubt: Doubt[Published]) -> None:
         """These may be stored, or may still be."""
         for number, publication in enumerate(publications):
-            self.put_back(publication, Doubted(doubt, number))
+            self.keep(publication, Doubted(doubt, number))
 
-    def put_back(self, publication: Publication, doubted: Doubted) -> None:
+    def keep(self, publication: Publication, doubted: Doubted) -> None:
         """What was taken, and is in doubt as before."""
         identity = _identity(publication)
         with self._lock:

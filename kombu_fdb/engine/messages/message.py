@@ -8,7 +8,7 @@ what became more and what less (COUNTS).
 * nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp; the index by task learns it.
 * ready, delayed -> out: :func:`take_out`. It conflicts with whoever takes the same message, and with nobody else.
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
-* out -> ready at its old place: :func:`put_back`. Stamp and index stay.
+* out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
 * out -> gone: :func:`delete` clears what there is besides the row.
 * out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above.
 
@@ -50,8 +50,8 @@ __all__ = [
     "end_lease",
     "forget",
     "from_outside",
-    "put_back",
     "put_delayed",
+    "put_in_place",
     "put_leased",
     "put_ready",
     "read",
@@ -189,7 +189,7 @@ def _write_chunks(work: Work, record: Record) -> Record:
     return record._replace(chunks=len(chunks)) if chunks else record
 
 
-def put_back(work: Work, message: Message) -> None:
+def put_in_place(work: Work, message: Message) -> None:
     """Ready again, at its old place."""
     queue, place, value = message
     work.tr.set(work.keys.at(queue, place), value)

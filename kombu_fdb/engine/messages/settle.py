@@ -1,4 +1,4 @@
-"""Settle: acknowledge, hand back or reject what a session holds.
+"""Settle: acknowledge, release or reject what a session holds.
 
 Each verb reads the leases serializably and acts only on those it finds: a lease that was swept, or settled before, is
 left alone and reported as lost. That is the fence. A late owner can change nothing (ONE-OWNER), and every verb may be
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_back, put_delayed
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.effects import ACKED, LATE, RETURNED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -75,7 +75,7 @@ def release_message(work: Work, message: Message, how: Release) -> None:
         forget(work, message)
         put_delayed(work, Subqueue(message.queue, key, rank), how.due_ms, message.value)
     else:
-        put_back(work, message)
+        put_in_place(work, message)
 
 
 def over_limit(work: Work, message: Message, *, again: int = 1) -> bool:

@@ -3,7 +3,7 @@
 Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
 range itself. A sub-queue is
 
-* *idle*: it has no mark. It may have messages only if its door was rung since.
+* *idle*: it has no mark. It may have messages only if an arrival was noted since.
 * *active* (mark A): it has messages, and one entry in the ring: ``(rank, round, stamp of its first message, key)``.
 * *parked* (mark P): it may have messages but must not be served now: its key is paused, has as many messages in
   flight as it may, or has used up its rate.
@@ -16,14 +16,14 @@ a round.
 
 Who moves what:
 
-* publish, promote, release and sweep put a message into a sub-queue and *ring its door*, both blindly: they never
+* publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
   conflict. An ended lease and a changed limit ring the key's *freed* bell.
-* a claim answers the doors: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
+* a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
 * a claim that serves a sub-queue's last message: active -> idle; one that finds it blocked: active -> parked.
 
-Why no message is ever forgotten. (1) A door or bell is cleared only by a transaction that read the mark serializably
-and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts on the
-*whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front.
+Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
+serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
+on the *whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front.
 (3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
 our commit would ring a bell that another claim may have answered already with "it is active".
 
@@ -33,8 +33,8 @@ What a key may have by its limits (KEY-LIMIT): ``allowance.py`` and ``rates.py``
 Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
 sub-queues in one round trip more.
 
-Cost: one round trip for doors, bells, ring and rounds, one for the marks and heads of newcomers if there are any, one
-for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
+Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and heads of newcomers if there are any,
+one for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
 the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 """
 
@@ -57,9 +57,9 @@ from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 
-#: Doors and bells answered by one claim at most; the others wait for the next.
-DOORS = 200
-#: How often a claim that has found nothing yet looks for :data:`DOORS` more turns behind those that are blocked.
+#: Arrivals and bells admitted by one claim at most; the others wait for the next.
+ARRIVALS = 200
+#: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind those that are blocked.
 MOST_LOOKS = 2
 
 #: Ranks as they stand in the ring, the most urgent first, and their priorities.
@@ -74,8 +74,8 @@ Chosen = list[KeyValue]
 
 
 def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
-    """Up to ``want`` messages in fair order. Changes marks, doors and ring."""
-    return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_door)
+    """Up to ``want`` messages in fair order. Changes marks, arrivals and ring."""
+    return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_bucket)
 
 
 class _Scheduler:
@@ -99,15 +99,15 @@ class _Scheduler:
         #: The last turn that was read, if more are behind it than one claim looks at.
         self._sight: _Place | None = None
 
-    def run(self, want: int, slice_: int, first_door: int) -> Chosen:
+    def run(self, want: int, slice_: int, first_bucket: int) -> Chosen:
         keys, queue, window = self._keys, self._queue, want * (slice_ + 1)
-        begin, end = keys.doors(queue)
-        middle = keys.doors_from(queue, first_door)
-        doors, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
+        begin, end = keys.arrivals(queue)
+        middle = keys.arrivals_from(queue, first_bucket)
+        arrivals, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
             [
-                (middle, end, DOORS),
-                (begin, middle, DOORS),
-                (*keys.all_freed(queue), DOORS),
+                (middle, end, ARRIVALS),
+                (begin, middle, ARRIVALS),
+                (*keys.all_freed(queue), ARRIVALS),
                 (*keys.rounds(queue), 0),
                 (*range_of(keys.ready(queue)), 1),
                 *self._rings(window),
@@ -116,7 +116,7 @@ class _Scheduler:
         )
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
         self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
-        turns = self._in_order(rings, self._answer((doors + wrapped)[:DOORS], freed, unkeyed))
+        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:ARRIVALS], freed, unkeyed))
         mine = turns[:want] if slice_ == 0 else turns[want * slice_ :][:want] or turns[-want:]
         self._serve(turns, mine, want, slice_, unread=any(len(ring) == window for ring in rings))
         self._end()
@@ -175,21 +175,21 @@ class _Scheduler:
             return NOT_AGEING, turn
         return urgency(PRIORITIES[turn.rank], head, self._control.ageing, self._now_ms), turn
 
-    # -- doors and bells -------------------------------------------------------------------------------------------
+    # -- arrivals and bells -------------------------------------------------------------------------------------------
 
-    def _answer(self, doors: list[KeyValue], freed: list[KeyValue], unkeyed: list[KeyValue]) -> list[Turn]:
+    def _answer(self, arrivals: list[KeyValue], freed: list[KeyValue], unkeyed: list[KeyValue]) -> list[Turn]:
         """Activate what can be; returns the new ring entries."""
-        rung = [door for door, _ in readable(doors, self._keys.split_door)]
+        rung = [arrival for arrival, _ in readable(arrivals, self._keys.split_arrival)]
         bells = [key for key, _ in readable(freed, self._keys.split_freed)]
         candidates = self._idle(rung, unkeyed) + self._parked(bells)
         self._allowances.load([key for key, _ in candidates])
         turns = self._activate(candidates)
-        for key, _ in [*doors, *freed]:
+        for key, _ in [*arrivals, *freed]:
             self._tr.clear(key)
         return turns
 
     def _idle(self, rung: list[tuple[str, bytes]], unkeyed: list[KeyValue]) -> list[tuple[str, bytes]]:
-        """Of the sub-queues whose doors rang, those without a mark. The ready range is its own door."""
+        """Of the sub-queues with an arrival, those without a mark. The ready range is its own arrival."""
         asked = rung + (self._unkeyed_ranks() if unkeyed else [])
         if not asked:
             return []
@@ -296,7 +296,7 @@ class _Scheduler:
         """
         sight = None
         for _ in range(MOST_LOOKS):
-            turns, unread = self._look(DOORS + len(line))
+            turns, unread = self._look(ARRIVALS + len(line))
             sight = max(map(self._order, turns), default=None) if unread else None
             yield from self._parts(turns, line, None, want)
             if sight is None or self._chosen:
@@ -305,7 +305,7 @@ class _Scheduler:
 
     def _read_once(self, window: int, line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
         """Before this window are those of rivals."""
-        turns, _unread = self._look(DOORS + window)
+        turns, _unread = self._look(ARRIVALS + window)
         yield from self._parts(turns, line, last, want)
 
     def _look(self, most: int) -> tuple[list[Turn], bool]:
@@ -397,7 +397,7 @@ class _Scheduler:
         self._tr.add_read_conflict_key(self._keys.control(self._queue))
         if allowance.wait_ms:
             due_ms = self._now_ms + allowance.wait_ms
-            self._tr.set(self._keys.thaw(due_ms, self._queue, key), allowance.wait_ms.to_bytes(8, "big"))
+            self._tr.set(self._keys.unpark(due_ms, self._queue, key), allowance.wait_ms.to_bytes(8, "big"))
             self._tr.set_versionstamped_value(self._keys.alarm)
 
 

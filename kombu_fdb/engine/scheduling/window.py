@@ -23,9 +23,9 @@ class Window:
     limit: int
     #: How many windows to leave to rivals (``contention.py``).
     slice: int = 0
-    #: Where to begin among the doors of a fair queue, a random one: of more newcomers than one claim can admit none is
-    #: always the last.
-    first_door: int = 0
+    #: Where to begin among the arrivals of a fair queue, a random one: of more newcomers than one claim can admit none
+    #: is always the last.
+    first_bucket: int = 0
     #: Of token buckets (``rates.py``).
     sightings: Sightings | None = None
     #: By queue, whose claim it is, where only one consumer is active (``single.py``).

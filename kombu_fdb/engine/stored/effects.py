@@ -174,7 +174,7 @@ class Effects:
             if by:
                 tr.add(keys.flight(queue, key), by)
         for queue, key, rank in self._doors:
-            tr.set(keys.door(queue, key, rank), b"")
+            tr.set(keys.arrival(queue, key, rank), b"")
         for queue, key in self._freed:
             tr.set(keys.freed(queue, key), b"")
         for queue in {queue for queue, _, _ in self._doors}:

@@ -108,7 +108,7 @@ def delete_queue(work: Work, queue: str, *, if_unused: bool, if_empty: bool, if_
     work.tr.clear(work.keys.expiring(queue))
     work.tr.clear(work.keys.bell(queue))
     work.tr.clear_range(*work.keys.consumers(queue))
-    # A message that comes with a key meanwhile must not lose its door: then this starts again.
+    # A message that comes with a key meanwhile must not lose its arrival: then this starts again.
     work.tr.add_read_conflict_range(*range_of(work.keys.keyed(queue)))
     for whole in work.keys.fairness(queue):
         work.tr.clear_range(*whole)

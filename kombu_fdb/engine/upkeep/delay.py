@@ -25,7 +25,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "due_queues", "promote", "thaw"]
+__all__ = ["MESSAGES_PER_TRANSACTION", "due_queues", "promote", "unpark"]
 
 MESSAGES_PER_TRANSACTION = 200
 #: Whose next message is looked at in one transaction.
@@ -95,7 +95,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
     put_ready(work, Subqueue(queue, fair_key, rank), due_from(message.value, due_ms))
 
 
-def thaw(work: Work, sightings: Sightings) -> int | None:
+def unpark(work: Work, sightings: Sightings) -> int | None:
     """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     That is when the moment has come by this clock, or when the entry has been seen here for as long as it was to wait:
@@ -104,7 +104,7 @@ def thaw(work: Work, sightings: Sightings) -> int | None:
     What has come since is put into the bucket (:func:`.rates.credit`): of many consumers the one that answers the bell
     may never have seen it.
     """
-    found = [(row, _thaw(work.keys, *row)) for row in _thaws(work)]
+    found = [(row, _unpark(work.keys, *row)) for row in _unparks(work)]
     for row, frozen in found:
         if frozen is None:  # nobody's
             work.tr.clear(row[0])
@@ -126,7 +126,7 @@ def thaw(work: Work, sightings: Sightings) -> int | None:
     return work.now_ms + min(waits) if waits else None
 
 
-def _thaw(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, int] | None:
+def _unpark(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, int] | None:
     """When it is due, whose it is, and how long it was to wait; None if it can't be read."""
     try:
         due_ms, queue, key = keys.split(entry, int, str, str)
@@ -135,13 +135,15 @@ def _thaw(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, in
     return due_ms, queue, key, min(int.from_bytes(value, "big"), LONGEST_MS) if value else UNTOLD_WAIT_MS
 
 
-def _thaws(work: Work) -> list[KeyValue]:
+def _unparks(work: Work) -> list[KeyValue]:
     """Those due first, and if there are many, those due last: wrong clocks' are there."""
-    first = work.tr.get_range(*work.keys.all_thaws, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    first = work.tr.get_range(*work.keys.all_unparks, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     if len(first) < MESSAGES_PER_TRANSACTION:
         return first
     begin = first[-1][0] + b"\x00"
-    last = work.tr.get_range(begin, work.keys.all_thaws[1], limit=MESSAGES_PER_TRANSACTION, reverse=True, snapshot=True)
+    last = work.tr.get_range(
+        begin, work.keys.all_unparks[1], limit=MESSAGES_PER_TRANSACTION, reverse=True, snapshot=True
+    )
     return first + last
 
 

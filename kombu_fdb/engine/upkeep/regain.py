@@ -28,7 +28,7 @@ def part(work: Work, limit: int) -> int:
     """Bring up to ``limit`` messages back to their places. Returns how many."""
     records, leases = work.tr.get_ranges([(*each, limit) for each in _ranges(work.keys)], snapshot=True)
     for number, row in enumerate((records + leases)[:limit]):
-        _bring_back(work, row, is_lease=number >= len(records))
+        _regain(work, row, is_lease=number >= len(records))
     return min(len(records) + len(leases), limit)
 
 
@@ -37,7 +37,7 @@ def _ranges(keys: Keyspace) -> list[Range]:
     return [keys.newer_until(*each) for each in known]
 
 
-def _bring_back(work: Work, row: KeyValue, *, is_lease: bool) -> None:
+def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     kept, value = row
     work.tr.add_read_conflict_key(kept)
     work.tr.clear(kept)

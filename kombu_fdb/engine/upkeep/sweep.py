@@ -109,7 +109,7 @@ def release_part(
     for key, value in rows:
         work.tr.add_read_conflict_key(key)
         work.tr.clear(key)
-        _bring_back(work, value, counted=counted)
+        _release(work, value, counted=counted)
     if rows:
         return len(rows), rows[-1][0] + b"\x00"
     if not cursor or not work.tr.get_range(begin, cursor, limit=1, snapshot=True):
@@ -134,7 +134,7 @@ def forget(work: Work, session_id: bytes) -> None:
         work.tr.clear(work.keys.beat(session_id))
 
 
-def _bring_back(work: Work, lease: bytes, *, counted: bool) -> None:
+def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     if (kept := newer.keep_lease(work, lease)) is not None:
         work.effects.note(kept[0], LOST, split_place(kept[1])[0])
         end_lease(work, *kept)

@@ -29,7 +29,7 @@ def deliver_next(reception: Reception) -> bool:
                     raise
             return True
     except BaseException:
-        reception.put_back(hand)  # what no callback has seen
+        reception.return_undelivered(hand)  # what no callback has seen
         raise
     return False
 

@@ -249,15 +249,15 @@ class Dispatch:
                     return _hand_out(credit, hand, now)
         return None
 
-    def put_back(self, arrival: Arrival) -> Lease | None:
+    def return_undelivered(self, arrival: Arrival) -> Lease | None:
         """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
         with self._lock:
-            subscription.credit.take_back(tag)
+            subscription.credit.reclaim(tag)
             if subscription.credit.held.has(delivery.lease):
                 return None  # another thread was faster
             if subscription in self._by_queue.get(subscription.queue, ()):
-                subscription.credit.inbox.put_back(subscription, delivery)
+                subscription.credit.inbox.return_undelivered(subscription, delivery)
                 return None
         return None if subscription.leaseless else delivery.lease
 

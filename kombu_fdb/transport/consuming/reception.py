@@ -163,9 +163,9 @@ class Reception:
             self._lookout.bell.ring()
         return arrival
 
-    def put_back(self, hand: list[Arrival]) -> None:
+    def return_undelivered(self, hand: list[Arrival]) -> None:
         """Whoever took these was interrupted before a callback saw them: they are the next ones again."""
-        homeless = [lease for arrival in hand if (lease := self.dispatch.put_back(arrival)) is not None]
+        homeless = [lease for arrival in hand if (lease := self.dispatch.return_undelivered(arrival)) is not None]
         if homeless:
             self._client.release_later(homeless)
         if hand:
@@ -214,7 +214,7 @@ class Reception:
         """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
         self.carry_out_cancels()
         now = self._clock()
-        self._give_back_untaken(now)
+        self._release_untaken(now)
         if not self._is_attended():
             return self._sleep(now)
         membership = self._current_membership()
@@ -255,7 +255,7 @@ class Reception:
                 self._client.leave(idle)
                 self._active -= idle
 
-    def _give_back_untaken(self, now: float) -> None:
+    def _release_untaken(self, now: float) -> None:
         leases = self.dispatch.left_lying(now)
         if leases:
             logger.debug(

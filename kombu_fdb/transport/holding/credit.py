@@ -116,7 +116,7 @@ class Credit(Generic[C]):
             self.held.leases[tag] = lease
             self._handed += 1
 
-    def take_back(self, tag: int) -> None:
+    def reclaim(self, tag: int) -> None:
         """No callback has seen it."""
         if self.held.withdraw(tag):
             self._handed -= 1

@@ -50,7 +50,7 @@ class Held:
         self.late.discard(tag)
 
     def expire(self, lease: Lease) -> None:
-        """Its time to run has passed, and it was handed back without its consumer. From any thread."""
+        """Its time to run has passed, and it was released without its consumer. From any thread."""
         self.late.update([tag for tag, held in list(self.leases.items()) if held == lease])
 
     def drop_late(self) -> list[int]:

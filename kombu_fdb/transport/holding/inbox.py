@@ -46,7 +46,7 @@ class Inbox(Generic[C]):
             self._touched = now
         self._items.append((consumer, delivery))
 
-    def put_back(self, consumer: C, delivery: Delivery) -> None:
+    def return_undelivered(self, consumer: C, delivery: Delivery) -> None:
         """To the front, unless it is there: whoever took it may have been interrupted before it left."""
         if not self._items or self._items[0][1] is not delivery:
             self._items.appendleft((consumer, delivery))

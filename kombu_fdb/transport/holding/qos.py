@@ -4,12 +4,12 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
 * requeued or rejected: it leaves the table when the store has done it;
-* overdue: its time to run has passed, and it was handed back in the consumer's stead (``process/overdue.py``). It stays
+* overdue: its time to run has passed, and it was released in the consumer's stead (``process/overdue.py``). It stays
   in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
-* handed back, uncounted, with everything else the channel holds when it closes;
+* released, uncounted, with everything else the channel holds when it closes;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
   the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
-  message that nobody refers to any more will never be settled, and is handed back by its finalizer.
+  message that nobody refers to any more will never be settled, and is released by its finalizer.
 
 Settling a tag that is not in the table changes nothing. Acks come from any thread. The table is the credit's
 (``held.py``); the settler does what is to be done in the store.
@@ -119,7 +119,7 @@ class QoS(virtual.QoS):
         """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
         self._settle(delivery_tag, requeue=requeue)
 
-    def give_back(self, delivery_tag: int, pause_ms: int) -> None:
+    def release(self, delivery_tag: int, pause_ms: int) -> None:
         """Put it back, counting the attempt, for nobody before the pause is over. Raises as :meth:`reject`."""
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
@@ -152,22 +152,22 @@ class QoS(virtual.QoS):
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
         """Hand back all unsettled messages; the attempt counts. Errors are raised, not returned."""
-        self._hand_back(counted=True)
+        self._release_held(counted=True)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """The channel closes: hand back, uncounted."""
+        """The channel closes: release, uncounted."""
         if self._held.leases:
             # Celery's own tests wait for this text.
             logger.info("Restoring %d unacknowledged message(s)", len(self))
-        self._hand_back(counted=False)
+        self._release_held(counted=False)
 
-    def _hand_back(self, *, counted: bool) -> None:
+    def _release_held(self, *, counted: bool) -> None:
         held = dict(self._held.leases)
         for tag in self._held.drop_late():
             held.pop(tag, None)
         try:
-            self._settler.hand_back(list(held.values()), counted=counted)
+            self._settler.release(list(held.values()), counted=counted)
         finally:  # else the client keeps them, to hand them back as soon as it can
             for tag in held:
                 self._held.drop(tag)
@@ -177,7 +177,7 @@ class QoS(virtual.QoS):
         """Nothing to do: there is no visibility timeout."""
 
     def orphan(self) -> None:
-        """The connection is lost. Keep what is still worked on; hand back what nobody can settle any more."""
+        """The connection is lost. Keep what is still worked on; release what nobody can settle any more."""
         unreferenced = []
         self._held.drop_late()
         for tag, lease in list(self._held.leases.items()):
@@ -188,10 +188,10 @@ class QoS(virtual.QoS):
             else:
                 weakref.finalize(message, self._abandon, tag).atexit = False
         # Even if there are none: from here on the settler knows its client, when the connection is forgotten.
-        self._settler.hand_back_later(unreferenced)
+        self._settler.release_later(unreferenced)
 
     def _abandon(self, delivery_tag: int) -> None:
         """A finalizer: must not block, and takes no lock."""
         lease = self._held.leases.pop(delivery_tag, None)
         if lease is not None:
-            self._settler.hand_back_later([lease])
+            self._settler.release_later([lease])

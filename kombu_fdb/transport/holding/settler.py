@@ -27,10 +27,10 @@ class Settler(Protocol):
     def refuse(self, delivery: Delivery, error: str) -> None:
         """Dead-letter what nobody can handle."""
 
-    def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
+    def release(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
 
-    def hand_back_later(self, leases: list[Lease]) -> None:
+    def release_later(self, leases: list[Lease]) -> None:
         """By another thread. For a finalizer: never blocks, takes no lock."""
 
     def on_room(self) -> None:

@@ -112,7 +112,7 @@ class Settling:
         except StoreError:
             self.client.release_later([delivery.lease])
 
-    def hand_back(self, leases: list[Lease], *, counted: bool) -> None:
+    def release(self, leases: list[Lease], *, counted: bool) -> None:
         if not leases:
             return
         if self.client.suspected and not counted:
@@ -120,7 +120,7 @@ class Settling:
         else:
             _release(self.client, leases, counted=counted)
 
-    def hand_back_later(self, leases: list[Lease]) -> None:
+    def release_later(self, leases: list[Lease]) -> None:
         self.client.release_later(leases)
 
     # -- room --------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def survives(message: Any, delivery: Delivery, error: Exception) -> bool:
     _tell(delivery, error, goes_back=held)
     qos.explain(tag, _details(error), reason="malformed")
     if held:
-        qos.give_back(tag, _pause_ms(delivery.redeliveries))
+        qos.release(tag, _pause_ms(delivery.redeliveries))
     return True
 
 

@@ -239,7 +239,7 @@ def test_expired_results_are_deleted(
     backend.cleanup()
     assert [app.AsyncResult(each).state for each in "ab"] == [states.PENDING, states.FAILURE]
     clock_of_backend.advance(600)
-    backend.janitor.look()
+    backend.sweeper.look()
     assert scan(backend.store) == []
 
 
@@ -262,7 +262,7 @@ def test_a_child_sweeps_after_a_task_now_and_then(
     clock_of_backend.advance(10 * 86_400)
     backend.process_cleanup()
     assert scan(backend.store)
-    monkeypatch.setattr(backend.janitor, "_next", 0.0)
+    monkeypatch.setattr(backend.sweeper, "_next", 0.0)
     backend.process_cleanup()
     assert scan(backend.store) == []
 
@@ -353,7 +353,7 @@ def test_a_store_that_can_not_be_reached_is_a_clear_error() -> None:
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_worker_starts_its_janitor_and_stops_it(app: Celery, backend: FdbBackend) -> None:
+def test_the_worker_starts_its_sweeper_and_stops_it(app: Celery, backend: FdbBackend) -> None:
     from celery.signals import worker_ready, worker_shutting_down
 
     class Consumer:
@@ -362,10 +362,10 @@ def test_the_worker_starts_its_janitor_and_stops_it(app: Celery, backend: FdbBac
     consumer = Consumer()
     consumer.app = app  # type: ignore[attr-defined]
     worker_ready.send(sender=consumer)
-    named = [thread for thread in threading.enumerate() if thread.name == "celery-fdb-janitor"]
+    named = [thread for thread in threading.enumerate() if thread.name == "celery-fdb-sweeper"]
     worker_ready.send(sender=consumer)
     assert len(named) == 1
     worker_shutting_down.send(sender="w@h", sig="TERM", how="Warm", exitcode=0)
     named[0].join(10)
     assert not named[0].is_alive()
-    assert os.getpid() == backend.janitor._pid
+    assert os.getpid() == backend.sweeper._pid

@@ -71,13 +71,13 @@ def test_a_worker_that_dies_with_the_last_part_loses_no_chord(
         run_all(app, others)
         run_all(app, [last])
     else:
-        backend.janitor.look()
+        backend.sweeper.look()
         assert died == "before the look" or receive(app) == []
         clock_of_backend.advance(chords.CLAIM_MS / 1000)
-        backend.janitor.look()
+        backend.sweeper.look()
     (body,) = receive(app)
     assert (body.id, body.args) == (result.id, [[0, 2, 4]])
-    backend.janitor.look()
+    backend.sweeper.look()
     assert receive(app) == []
     result.parent.forget()
     assert scan(backend.store) == []
@@ -187,7 +187,7 @@ def test_a_broker_that_is_down_is_waited_for(
         run_all(app, received)
     assert receive(app) == []
     clock_of_backend.advance(chords.CLAIM_MS / 1000)
-    backend.janitor.look()
+    backend.sweeper.look()
     assert len(receive(app)) == 1
 
 

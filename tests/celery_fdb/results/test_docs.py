@@ -7,7 +7,7 @@ import pytest
 from celery import _state
 from celery.app.trace import build_tracer
 
-from celery_fdb.results import chords, janitor, layout, records, sweep
+from celery_fdb.results import chords, layout, records, sweep, sweeper
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results.md"
@@ -39,7 +39,7 @@ def test_the_numbers_are_those_of_the_code():
     assert f"in parts of {sweep.SWEEP_ROWS}" in text
     assert f"after {chords.CLAIM_MS // 1000} s, then less often, each ten minutes" in text
     assert chords.LONGEST_LOOK_MS == 600_000
-    assert f"each {janitor.INTERVAL_S:.0f} s" in text
+    assert f"each {sweeper.INTERVAL_S:.0f} s" in text
 
 
 def test_the_code_runs(tmp_path):

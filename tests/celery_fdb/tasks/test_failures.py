@@ -162,18 +162,18 @@ def test_a_copy_of_an_acknowledged_message_is_what_was_published(channel):
 def test_a_copy_waits_for_a_store_that_does_not_answer(channel, monkeypatch):
     publish(channel)
     message = channel.basic_get("q", no_ack=True)
-    bury_copy, errands = channel.engine.publisher.bury_copy, []
+    bury_copy, calls = channel.engine.publisher.bury_copy, []
 
     def fails(*_: Any, **__: Any) -> None:
         raise StoreUnavailable
 
     monkeypatch.setattr(channel.engine.publisher, "bury_copy", fails)
-    monkeypatch.setattr(channel.client, "later", errands.append)
+    monkeypatch.setattr(channel.client, "later", calls.append)
     failures.bury_copy(channel, message, {"error": "x"})
     monkeypatch.setattr(channel.engine.publisher, "bury_copy", bury_copy)
     assert dead(channel) == []
-    (errand,) = errands
-    errand()
+    (call,) = calls
+    call()
     assert len(dead(channel)) == 1
 
 
@@ -254,13 +254,13 @@ def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
     with MemoryStores(faults) as stores, Connection("fdb+memory://failures") as connection:
         channel = connection.default_channel
         publish(channel)
-        message, errands = channel.basic_get("q", no_ack=True), []
-        monkeypatch.setattr(channel.client, "later", errands.append)
+        message, calls = channel.basic_get("q", no_ack=True), []
+        monkeypatch.setattr(channel.client, "later", calls.append)
         channel.client.membership().stop()  # the next commit is nobody else's
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(lands_s)
         failures.bury_copy(channel, message, {"error": "x"})
-        (errand,) = errands
-        errand()
+        (call,) = calls
+        call()
         stores.store("failures").land_late_commits()
         assert len(dead(channel)) == 1

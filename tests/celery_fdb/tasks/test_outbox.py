@@ -278,7 +278,7 @@ def test_a_relay_whose_lease_is_over_takes_nothing_from_the_next(box, database, 
         (first,) = table.claim(1, 0)
         (second,) = table.claim(1, 60_000)
         assert second.lease_ms > first.lease_ms
-        table.give_back([first])
+        table.release([first])
         table.fail(first, "late", None)
     assert rows(database) == [(0, None, second.lease_ms)]
 

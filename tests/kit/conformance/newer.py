@@ -205,7 +205,7 @@ class NewerConformance:
         make_newer(bench)
         assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 10).moved == 1
         assert bench.engine.queues.purge("purged") == 1
-        assert len(bench.engine.messages.take_back(LARGE[:100].hex())) == 1
+        assert len(bench.engine.messages.cancel(LARGE[:100].hex())) == 1
         with upgraded():
             (left,) = bench.engine.inspect.page("cancelled", View("ready"), 10).messages
         assert bench.engine.messages.delete("cancelled", left.message.message_id)

@@ -30,7 +30,7 @@ from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, en
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.keeper import ROLE_TTL_S, Duties
+from kombu_fdb.process.duty_cycle import ROLE_TTL_S, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
@@ -797,7 +797,7 @@ class QueueConformance(OnBench):
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def test_dead_letters_that_wait_among_the_messages_of_their_key_are_trimmed_too(self, database: Database) -> None:
-        """A letter that was taken, and handed back with a delay, is no longer in the order of the deaths."""
+        """A letter that was taken, and released with a delay, is no longer in the order of the deaths."""
         bench = Bench(database, Policy(dead_length=2), task_ids=True)
         for number in range(3):
             bench.put(b"%d" % number, key="k")

@@ -10,7 +10,7 @@ import pytest
 
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.scheduling import relimit
-from kombu_fdb.engine.scheduling.fair import DOORS, MOST_LOOKS
+from kombu_fdb.engine.scheduling.fair import ARRIVALS, MOST_LOOKS
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
@@ -27,8 +27,8 @@ def block(bench: Bench, number: int, **control: Any) -> None:
     """So many keys stand in the ring and are paused then; behind them stands "z", which is not."""
     for key in "az":
         bench.engine.queues.limit("q", key, KeyLimits())
-    put_one_each(bench, [f"k{each}" for each in range(number)], messages=number // DOORS + 4)
-    for _ in range(number // DOORS + 2):  # each admits some, and serves one
+    put_one_each(bench, [f"k{each}" for each in range(number)], messages=number // ARRIVALS + 4)
+    for _ in range(number // ARRIVALS + 2):  # each admits some, and serves one
         assert len(bench.take(1)) == 1
     put_one_each(bench, ["z"], messages=9)
     assert [each.key for each in bench.take(1)] != ["z"]
@@ -60,10 +60,10 @@ class TurnsConformance(OnBench):
         while bench.engine.messages.arm(["q"]) is None:
             bench.take()
         bench.later(2)
-        while bench.engine.upkeep.rows(bench.engine.keys.all_thaws):
-            moment = bench.engine.upkeep.thaw()
-            assert moment == bench.clock.wall_ms() or not bench.engine.upkeep.rows(bench.engine.keys.all_thaws)
-        assert bench.engine.upkeep.thaw() is None
+        while bench.engine.upkeep.rows(bench.engine.keys.all_unparks):
+            moment = bench.engine.upkeep.unpark()
+            assert moment == bench.clock.wall_ms() or not bench.engine.upkeep.rows(bench.engine.keys.all_unparks)
+        assert bench.engine.upkeep.unpark() is None
         served = 0
         while found := bench.take():
             served += len(found)
@@ -77,8 +77,8 @@ class TurnsConformance(OnBench):
         while bench.engine.messages.arm(["q"]) is None:
             bench.take()
         bench.later(2)
-        assert bench.engine.upkeep.thaw() == bench.clock.wall_ms()
-        moment = bench.engine.upkeep.thaw()
+        assert bench.engine.upkeep.unpark() == bench.clock.wall_ms()
+        moment = bench.engine.upkeep.unpark()
         assert moment is not None
         assert moment - bench.clock.wall_ms() == pytest.approx(98_000, abs=10)
 
@@ -154,17 +154,17 @@ class TurnsConformance(OnBench):
     @pytest.mark.parametrize("ageing", [None, 60.0])
     def test_a_long_row_of_blocked_keys_hides_nobody(self, bench: Bench, ageing: float | None) -> None:
         """As long as a claim has found nothing it looks on."""
-        block(bench, DOORS + 50, ageing=ageing)
+        block(bench, ARRIVALS + 50, ageing=ageing)
         assert [each.key for each in bench.take(1)] == ["z"]
 
     def test_a_longer_one_is_passed_by_several_claims(self, bench: Bench) -> None:
-        block(bench, MOST_LOOKS * DOORS + 50)
+        block(bench, MOST_LOOKS * ARRIVALS + 50)
         assert bench.take(1) == []
         assert bench.engine.messages.arm(["q"]) is None
         assert [each.key for each in bench.take(1)] == ["z"]
 
     def test_nobody_has_a_second_turn_before_the_first_of_who_stands_behind_the_blocked(self, bench: Bench) -> None:
-        block(bench, DOORS + 50, newcomer="first")
+        block(bench, ARRIVALS + 50, newcomer="first")
         put_one_each(bench, ["a"], messages=9)
         served = [each.key for _ in range(3) for each in bench.take(5)]
         assert served[:2] == ["a", "z"]
@@ -172,7 +172,7 @@ class TurnsConformance(OnBench):
     def test_of_more_newcomers_than_a_claim_admits_none_has_a_third_turn_before_each_had_one(
         self, bench: Bench
     ) -> None:
-        names = [f"k{number}" for number in range(2 * DOORS + 50)]
+        names = [f"k{number}" for number in range(2 * ARRIVALS + 50)]
         put_one_each(bench, names, messages=3)
         turns: Counter[str] = Counter()
         while len(turns) < len(names):

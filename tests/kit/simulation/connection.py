@@ -54,7 +54,7 @@ class Flag(Bell):
 
 
 class SimulatedClient(Client):
-    """The real one; its session is opened by the world, and its housekeeping is a step."""
+    """The real one; its session is opened by the world, and its deferred calls are a step."""
 
     def __init__(self, engine: Any, database: Any, options: Options, join: Callable[[], Membership]) -> None:
         super().__init__(MemoryLocation("simulated"), options, Opened(database, engine))
@@ -76,10 +76,10 @@ class SimulatedClient(Client):
         return self._membership
 
     def nudge(self) -> None:
-        """Housekeeping has steps of its own."""
+        """Deferred calls have steps of their own."""
 
     def keep_house(self) -> None:
-        self._housekeeping()
+        self._run_deferred()
 
     def reconnect(self) -> None:
         """A connection found that the store answers."""

@@ -57,7 +57,7 @@ class Frame:
     process: Process | None
     rng: random.Random
     verb: str
-    #: Whether what it hands back counts as delivered.
+    #: Whether what it releases counts as delivered.
     counted: bool = True
     #: Whether what it claims is gone with that.
     no_ack: bool = False

@@ -247,7 +247,7 @@ TWINS: dict[str, Twin] = {
     "malformed bytes are not expected": Twin("POISON-ENDS", "poison", message, "FormatError", _Unexpected),
     # Keys
     "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
-    "a door is answered at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
+    "an arrival is admitted at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
     "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
     "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
@@ -284,7 +284,7 @@ TWINS: dict[str, Twin] = {
     "a rate counts by the clock of whoever looks": Twin("SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock),
     "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(rates.Sightings, "unchanged_ms", 0)),
     # Tasks and letters
-    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(cancel, "take_back")),
+    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(cancel, "cancel")),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
     "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(replay, "_take")),

@@ -302,7 +302,7 @@ def test_an_error_in_a_broker_s_block_closes_it_and_comes_out(any_store):
 
     asyncio.run(main())
     with Broker.open(any_store) as broker:
-        assert broker.queue("jobs").peek()[0].redeliveries == 0, "handed back uncounted"
+        assert broker.queue("jobs").peek()[0].redeliveries == 0, "released uncounted"
 
 
 def test_an_opening_that_fails_is_an_error_of_the_block(tmp_path):

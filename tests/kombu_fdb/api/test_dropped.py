@@ -70,9 +70,9 @@ def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
     jobs.put(b"x")
     job = jobs.take(timeout=DEADLINE_S)
     getattr(job, settle)()
-    errands = broker._client._errands
+    calls = broker._client._deferred_calls
     del job
-    assert not errands
+    assert not calls
 
 
 def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:

@@ -236,7 +236,7 @@ def test_cancelling_reads_the_tasks_own_messages_only(bench: Bench, counted: Cou
     bench.engine.publisher.publish([Publication("", "q", b"a", task_id="t"), Publication("", "p", b"a", task_id="t")])
     paid = cost(counted, lambda: bench.engine.inspect.find_task("t"))
     assert (paid.rows, paid.point_reads, paid.round_trips) == (2, 2, 3)
-    paid = cost(counted, lambda: bench.engine.messages.take_back("t"))
+    paid = cost(counted, lambda: bench.engine.messages.cancel("t"))
     assert (paid.rows, paid.point_reads, paid.clears, paid.round_trips) == (2, 2, 2 + 2, 4)
 
 

@@ -62,7 +62,7 @@ def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
     for each in range(number):
         key = f"customer-{each}"
         yield keys.items("fair", key, rank) + stamp(each), record(each, key)
-        yield keys.door("fair", key, rank), b""
+        yield keys.arrival("fair", key, rank), b""
         yield keys.backlog("fair", key), (1).to_bytes(8, "little")
     yield keys.fair("fair"), b""
     yield keys.count("fair", "ready"), number.to_bytes(8, "little")
@@ -122,7 +122,7 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "promote": lambda bench: bench.engine.upkeep.promote(),
     "peek": lambda bench: bench.engine.inspect.peek("q", 10),
     "find": lambda bench: bench.engine.inspect.find_task("task-1900"),
-    "cancel": lambda bench: bench.engine.messages.take_back("task-1900"),
+    "cancel": lambda bench: bench.engine.messages.cancel("task-1900"),
     "counts": lambda bench: bench.engine.inspect.counts("q"),
     "beat": lambda bench: bench.engine.sessions.beat(bench.session),
     "sweep": lambda bench: bench.duties().sweep(),

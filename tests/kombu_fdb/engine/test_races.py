@@ -153,7 +153,7 @@ def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messag
 
 
 def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
-    """Its door must not be cleared with those of the queue that is gone."""
+    """Its arrival must not be cleared with those of the queue that is gone."""
     bench.put(b"old", key="a")
     during(bench, lambda: bench.engine.queues.delete("q"), lambda: bench.another().publisher.publish(one_of("b")))
     assert_nothing_is_stranded(bench)
@@ -208,7 +208,7 @@ class SecondSlice:
 
 
 def release_while_the_key_is_emptied(bench: Bench) -> None:
-    """The message goes back in front of the one that is taken, and its door is answered before the key goes idle."""
+    """The message goes back in front of the one that is taken, and its arrival is admitted before the key goes idle."""
     leased = two_keys(bench)
 
     def meanwhile() -> None:
@@ -264,8 +264,8 @@ def pause_while_claimed(bench: Bench) -> None:
     assert not taken
 
 
-def door_while_a_rival_answers_it(bench: Bench) -> None:
-    """Both find the door of a rung; the rival serves it and gives it its next turn."""
+def arrival_while_a_rival_admits_it(bench: Bench) -> None:
+    """Both find the arrival of a rung; the rival serves it and gives it its next turn."""
     bench.put(b"1", b"2", key="c")
     bench.take(1)
     bench.put(b"3", b"4", key="a")
@@ -396,7 +396,7 @@ GUARDS: dict[Race, str] = {
     two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",
     first_limit_of_a_queue_while_claimed: "a claim does not conflict with how its queues are worked on",
     pause_while_claimed: "a claim does not conflict with how its queues are worked on",
-    door_while_a_rival_answers_it: "a door is answered at snapshot",
+    arrival_while_a_rival_admits_it: "an arrival is admitted at snapshot",
     two_claims: "a claim does not conflict on what it takes",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",
     ack_while_swept: "an acknowledgement does not conflict on the lease",

@@ -48,7 +48,7 @@ def test_places(key: str, priority: int, stamp: bytes) -> None:
     assert split_place(rank + pack_stamp(stamp)) == ("", rank)
     assert split_place(pack(key) + rank + pack_stamp(stamp)) == (key, rank)
     assert KEYS.split_ring("q", KEYS.ring_entry("q", rank, 5, stamp, key)) == (rank, 5, stamp, key)
-    assert KEYS.split_door(KEYS.door("q", key, rank)) == (key, rank)
+    assert KEYS.split_arrival(KEYS.arrival("q", key, rank)) == (key, rank)
     assert KEYS.split_freed(KEYS.freed("q", key)) == key
 
 

@@ -21,7 +21,7 @@ from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.process import errands
+from kombu_fdb.process import calls
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
@@ -270,7 +270,7 @@ class TestCollected:
 
         client = forget()
         if store != "answers":
-            monkeypatch.setattr(errands, "RETRY_S", 0.01)
+            monkeypatch.setattr(calls, "RETRY_S", 0.01)
             delete, failures = client.engine.queues.delete, [1, 2]
 
             def away_for_a_while(*args: Any, **given: Any) -> Any:
@@ -280,7 +280,7 @@ class TestCollected:
         until(lambda: collect() is None and client._opened is None)
         assert engine.inspect.queue("own") is None
         assert placed(engine) == (1, 0)
-        until(lambda: not any(thread.name == "kombu-fdb-errands" for thread in threading.enumerate()))
+        until(lambda: not any(thread.name == "kombu-fdb-deferred" for thread in threading.enumerate()))
 
     def test_in_a_forked_child_nothing_happens(
         self, request: Any, url: str, abandoned: Any, watcher: Connection, engine: Engine, until: Any

@@ -7,7 +7,7 @@ A2 prefetch is exact, per channel, 0 is unlimited           TestPrefetch
 A2 unknown tags, acks of lost leases                        TestSettle.test_unknown_tag, test_session.py
 A2 basic_recover, restore at close                          TestSettle
 A1 several consumers of one queue in one connection         TestConsumers
-A1 cancel hands back, also from inside a callback           TestCancel
+A1 cancel releases, also from inside a callback           TestCancel
 A6 drain_events: timeout 0, None, a number                  TestDrain
 A4 no_ack                                                   TestNoAck
 =========================================================== ===============================================

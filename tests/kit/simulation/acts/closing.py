@@ -43,7 +43,7 @@ class ClosingClient(Client):
 
 
 def close(world: World, frame: Frame) -> None:
-    """End in good order; the slot is free when all is handed back."""
+    """End in good order; the slot is free when all is released."""
     process = frame.actor
     session = process.session
     process.duties.stop()

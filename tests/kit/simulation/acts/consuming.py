@@ -96,7 +96,7 @@ def _settle(transport: SimulatedTransport, tag: int, how: str) -> None:
     if how == "ack":
         transport.qos.ack(tag)
     elif how == "rest":
-        transport.qos.give_back(tag, 3_000)
+        transport.qos.release(tag, 3_000)
     else:
         transport.qos.reject(tag, requeue=how == "requeue")
 

@@ -93,7 +93,7 @@ def cancel(world: World, frame: Frame) -> None:
     tasks = sorted({row.record.task_id for row in world.ledger.rows.values() if row.record.task_id})
     if tasks:
         task_id = frame.rng.choice(tasks)
-        taken = frame.actor.engine.messages.take_back(task_id)
+        taken = frame.actor.engine.messages.cancel(task_id)
         world.note(f"cancel {task_id}: {[each.queue for each in taken]}")
 
 

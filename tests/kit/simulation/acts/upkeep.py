@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.budget import Budget
-from kombu_fdb.process.keeper import TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
 
 __all__ = ["SimulatedDuties"]
 

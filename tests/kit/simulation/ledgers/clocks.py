@@ -61,7 +61,7 @@ class ClockLedger:
 
     def note(self, changes: Sequence[tuple[bytes, bytes | None, bytes | None]], now_s: float) -> None:
         """A commit that the other books have entered. Raises ``Violation``."""
-        first, end = self._turns.keys.all_thaws
+        first, end = self._turns.keys.all_unparks
         for key, _, value in changes:
             if first <= key < end:
                 self._waits.pop(key, None)

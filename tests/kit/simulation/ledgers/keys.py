@@ -2,7 +2,7 @@
 
 For each sub-queue (key and rank) a commit touched: it has one turn if it is marked active and none if not; the turn
 stands at the rank of the key's priority, or somebody has it noted that some don't; if it has
-messages it is active, or a door says that somebody must look, or it is parked for a reason that will ring. So no
+messages it is active, or an arrival says that somebody must look, or it is parked for a reason that will ring. So no
 message is ever forgotten (FAIR). A claim never goes over a key's limit (KEY-LIMIT). Whoever makes a message ready rings
 the queue's bell (BOUNDED: nobody sleeps beside work).
 """
@@ -38,9 +38,9 @@ class KeyLedger:
         self.items: Counter[SubQueue] = Counter()
         self.marks: dict[SubQueue, bytes] = {}
         self.turns: Counter[SubQueue] = Counter()
-        self.doors: set[SubQueue] = set()
+        self.arrivals: set[SubQueue] = set()
         self.freed: set[Key] = set()
-        self.thaws: Counter[Key] = Counter()
+        self.unparks: Counter[Key] = Counter()
         self.limits: dict[Key, KeyLimits] = {}
         #: Queues whose limits have changed, and whose parked keys will hear of it.
         self.relimits: set[str] = set()
@@ -110,7 +110,7 @@ class KeyLedger:
             self._touched |= {key for key in self.ranks if key[0] == queue}
         elif tag == "thaw":
             key = str(parts[2]), str(parts[3])
-            self.thaws[key] += 1 if value is not None else -1
+            self.unparks[key] += 1 if value is not None else -1
             self._touched.add(key)
         else:
             self._of_key(tag, queue, str(parts[2]) if len(parts) > 2 else "", parts, value)
@@ -145,10 +145,10 @@ class KeyLedger:
             if value is not None:
                 self._came.add(queue)
         elif kind == "door":
-            name, rank = self.keys.split_door(store_key)
+            name, rank = self.keys.split_arrival(store_key)
             key = queue, name
             self.ranks[key].add(rank)
-            (self.doors.add if value is not None else self.doors.discard)((queue, name, rank))
+            (self.arrivals.add if value is not None else self.arrivals.discard)((queue, name, rank))
         else:
             stands, _, _, name = self.keys.split_ring(queue, store_key)
             key = queue, name
@@ -193,7 +193,7 @@ class KeyLedger:
                 raise Violation("FAIR", f"the turn of {name!r} in {queue} is not where priority {priority} is served")
         if not self.items[subqueue]:
             return
-        if mark is None and name and subqueue not in self.doors:
+        if mark is None and name and subqueue not in self.arrivals:
             raise Violation("FAIR", f"{name!r} is forgotten: it has messages in {queue}, and nobody will look at it")
         if mark == PARKED and not self._has_reason(queue, name):
             raise Violation("FAIR", f"{name!r} is parked in {queue} without a reason")
@@ -211,7 +211,7 @@ class KeyLedger:
     def _has_reason(self, queue: str, name: str) -> bool:
         key, limits = (queue, name), self.limits_of(queue, name)
         full = limits.max_in_flight is not None and self.leased[key] >= limits.max_in_flight
-        return limits.paused or full or queue in self.relimits or key in self.freed or self.thaws[key] > 0
+        return limits.paused or full or queue in self.relimits or key in self.freed or self.unparks[key] > 0
 
     def _check_limits(self) -> None:
         for key in {key for _, key in self._claimed}:

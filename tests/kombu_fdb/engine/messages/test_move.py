@@ -116,7 +116,7 @@ def test_a_moved_message_is_found_and_cancelled_by_its_task(bench):
     assert {
         each.queue for each in bench.engine.inspect.find_task("alice1") + bench.engine.inspect.find_task("later")
     } == {"other"}
-    assert len(bench.engine.messages.take_back("later")) == 1
+    assert len(bench.engine.messages.cancel("later")) == 1
 
 
 def test_a_key_that_was_emptied_by_a_move_has_its_turn_again(bench):

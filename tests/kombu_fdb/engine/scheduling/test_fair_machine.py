@@ -1,7 +1,7 @@
 """The fair ring as a state machine.
 
 As long as only puts, takes and acks happen, the order is exactly that of queue-by. Whatever happens: a key's messages
-come in their order, those handed back at their old places; a limited key never has more in flight than it may, a paused
+come in their order, those released at their old places; a limited key never has more in flight than it may, a paused
 one gives nothing; and a claim takes as many messages as there are to be had, so nobody is forgotten.
 """
 

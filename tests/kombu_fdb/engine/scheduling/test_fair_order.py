@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.scheduling.contention import Contention
-from kombu_fdb.engine.scheduling.fair import DOORS
+from kombu_fdb.engine.scheduling.fair import ARRIVALS
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
@@ -242,21 +242,21 @@ def test_rivals_take_the_head_too(key: str) -> None:
 
 
 def test_no_newcomer_is_always_the_last() -> None:
-    """More come before each claim than one can admit, all with doors in front of this one's."""
+    """More come before each claim than one can admit, all with arrivals in front of this one's."""
     bench = Bench(MemoryDatabase())
     names = (f"n{number}" for number in range(10**6))
     bench.put(b"here", key=next(name for name in names if crc32(name.encode()) % BUCKETS == BUCKETS - 1))
     for _claim in range(100):
-        flood = [next(name for name in names if crc32(name.encode()) % BUCKETS < 250) for _ in range(DOORS + 10)]
+        flood = [next(name for name in names if crc32(name.encode()) % BUCKETS < 250) for _ in range(ARRIVALS + 10)]
         bench.engine.publisher.publish([Publication("", "q", b"", key=name) for name in flood])
         bench.take(1)
         if not any(_doors(bench, BUCKETS - 1)):
             return
-    raise AssertionError("it waits behind the door")
+    raise AssertionError("it waits for ever")
 
 
 def _doors(bench: Bench, bucket: int) -> list[Any]:
     keys_ = bench.engine.keys
     return bench.engine.transactions.read(
-        lambda work: work.tr.get_range(keys_.doors_from("q", bucket), keys_.doors("q")[1], snapshot=True)
+        lambda work: work.tr.get_range(keys_.arrivals_from("q", bucket), keys_.arrivals("q")[1], snapshot=True)
     )

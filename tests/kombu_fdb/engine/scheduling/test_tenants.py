@@ -45,7 +45,7 @@ def purged(bench: Bench) -> None:
 def cancelled(bench: Bench) -> None:
     crowd(bench)
     for number in range(USERS):
-        bench.engine.messages.take_back(f"t{number}")
+        bench.engine.messages.cancel(f"t{number}")
 
 
 def deleted(bench: Bench) -> None:
@@ -181,7 +181,7 @@ def test_a_tenant_waits_for_the_turns_it_has(bench: Bench) -> None:
     """Of 300 users 290 are gone: a new one waits for ten of its own, and as many rounds of the two others."""
     crowd(bench)
     for number in range(10, USERS):
-        bench.engine.messages.take_back(f"t{number}")
+        bench.engine.messages.cancel(f"t{number}")
     assert wait_of(bench, "big/new") <= 3 * (10 + 2)
 
 
@@ -200,7 +200,7 @@ def test_tenants_leave_no_rows(bench: Bench) -> None:
     """Nor a wrong number: at the end each tenant has none in the ring."""
     crowd(bench)
     for number in range(0, USERS, 3):
-        bench.engine.messages.take_back(f"t{number}")
+        bench.engine.messages.cancel(f"t{number}")
     for number in range(1, USERS, 3):
         bench.engine.queues.limit("q", f"big/{number}", KeyLimits(paused=True))
     bench.take(20)

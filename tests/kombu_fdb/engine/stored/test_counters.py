@@ -56,7 +56,7 @@ class Counters(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 30))
     def cancel(self, number: int) -> None:
-        self.bench.engine.messages.take_back((b"%d" % number).hex())
+        self.bench.engine.messages.cancel((b"%d" % number).hex())
 
     @rule(queue=st.sampled_from(["q", "r", "q.dead"]), limit=st.integers(1, 4))
     def move(self, queue: str, limit: int) -> None:

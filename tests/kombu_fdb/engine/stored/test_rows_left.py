@@ -156,7 +156,7 @@ def test_of_tasks_that_were_cancelled_or_moved(bench: Bench) -> None:
     bench.engine.publisher.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(600)])
     bench.take(10)
     for number in range(300):
-        bench.engine.messages.take_back(f"t{number}")
+        bench.engine.messages.cancel(f"t{number}")
     bench.engine.messages.move("q", "r")
     while found := bench.take(100, "r"):
         bench.engine.messages.ack([each.lease for each in found])

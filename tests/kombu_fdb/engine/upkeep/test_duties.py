@@ -13,7 +13,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.engine.facade.budget import Budget, Portion
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
-from kombu_fdb.process import keeper
+from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.ring import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
@@ -86,7 +86,7 @@ def test_promotion_waits_for_one_turn_of_one_duty(
     bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However much of everything there is to do."""
-    monkeypatch.setattr(keeper, "TURN_TRANSACTIONS", 5)
+    monkeypatch.setattr(duty_cycle, "TURN_TRANSACTIONS", 5)
     keys = bench.engine.keys
     bench.write(lambda tr: [tr.set(keys.dedup_end(1, "", "q", f"{number}"), b"") for number in range(10_000)])
     for queue in ("a.dead", "b.dead"):

@@ -1,10 +1,10 @@
 """What has to be done later, and who does it where no session has a duties thread.
 
-Model. An errand is *open* from :meth:`Errands.add` until it has succeeded. Meanwhile it waits, or one thread has it in
-hand; one that fails waits again. So of several threads that run errands, each errand is run by one at a time, and none
+Model. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or one thread has it
+in hand; one that fails waits again. So of several threads that run calls, each call is run by one at a time, and none
 is lost: neither to another thread nor to an exception out of a signal handler.
 
-Finalizers add errands. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
+Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
 lock that somebody might have to wait for.
 """
 
@@ -22,7 +22,7 @@ from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.process.round_robin import TROUBLE
 from kombu_fdb.process.session_threads import RETRY_S, Trouble
 
-__all__ = ["Attendant", "Errands", "move"]
+__all__ = ["Attendant", "DeferredCalls", "move"]
 
 T = TypeVar("T")
 
@@ -40,25 +40,25 @@ def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
 
 
 @dataclass(eq=False, frozen=True)
-class _Errand:
+class _Call:
     do: Callable[[], object]
 
 
-class Errands:
+class DeferredCalls:
     """Of one client. Thread-safe; true while one is open."""
 
     def __init__(self) -> None:
-        self._open: set[_Errand] = set()
-        self._waiting: deque[_Errand] = deque()
+        self._open: set[_Call] = set()
+        self._waiting: deque[_Call] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, do: Callable[[], object]) -> None:
         """``do`` is repeated until it raises nothing, so it must be harmless to do it again."""
-        errand = _Errand(do)
-        self._open.add(errand)
-        self._waiting.append(errand)
+        call = _Call(do)
+        self._open.add(call)
+        self._waiting.append(call)
 
     def run(self) -> None:
         """Each once. One that fails for a reason of its own goes behind the others, and delays none of them.
@@ -73,7 +73,7 @@ class Errands:
             raise failure
 
     def _run_next(self) -> Exception | None:
-        hand: list[_Errand] = []
+        hand: list[_Call] = []
         try:
             if move(self._waiting, hand, 1):  # else another thread was faster
                 hand[0].do()
@@ -129,7 +129,7 @@ class Attendant:
 
     def _begin(self) -> None:
         """``Thread.start`` takes locks, which the thread that the finalizer runs in may hold. This one holds none."""
-        thread = threading.Thread(target=self._run, name="kombu-fdb-errands", daemon=True)
+        thread = threading.Thread(target=self._run, name="kombu-fdb-deferred", daemon=True)
         try:
             thread.start()
         except RuntimeError:

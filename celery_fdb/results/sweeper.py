@@ -19,7 +19,7 @@ from celery.utils.log import get_logger
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import KombuFDBError
 
-__all__ = ["Janitor"]
+__all__ = ["Sweeper"]
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ SWEEP_PARTS = 20
 
 
 class Results(Protocol):
-    """What the janitor needs of the backend."""
+    """What the sweeper needs of the backend."""
 
     app: Any
 
@@ -42,7 +42,7 @@ class Results(Protocol):
         """Publish the chords whose publisher has died. Raises a ``StoreError``."""
 
 
-class Janitor:
+class Sweeper:
     """Of one backend."""
 
     def __init__(self, backend: Results) -> None:
@@ -66,7 +66,7 @@ class Janitor:
             return
         self._pid = os.getpid()
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, args=(self._stopped,), name="celery-fdb-janitor", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._stopped,), name="celery-fdb-sweeper", daemon=True).start()
 
     def _run(self, stopped: threading.Event) -> None:
         failing = False

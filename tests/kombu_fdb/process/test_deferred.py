@@ -13,7 +13,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.errands import Attendant, Errands
+from kombu_fdb.process.deferred import Attendant, DeferredCalls
 from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -21,8 +21,8 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def errands() -> Errands:
-    return Errands()
+def calls() -> DeferredCalls:
+    return DeferredCalls()
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
-class Errand:
+class Call:
     """Tells when it was begun, ends when it is told to, and counts."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def end(*threads: threading.Thread) -> None:
         pytest.param(StoreUnavailable(), [], id="nothing is tried while the store is away"),
     ],
 )
-def test_an_errand_that_fails(errands: Errands, error: Exception, expected: list[str]) -> None:
+def test_an_call_that_fails(calls: DeferredCalls, error: Exception, expected: list[str]) -> None:
     done: list[str] = []
     errors = [error]
 
@@ -72,43 +72,43 @@ def test_an_errand_that_fails(errands: Errands, error: Exception, expected: list
             raise errors.pop()
         done.append("first")
 
-    errands.add(fails_once)
-    errands.add(lambda: done.append("second"))
+    calls.add(fails_once)
+    calls.add(lambda: done.append("second"))
     with pytest.raises(type(error)):
-        errands.run()
+        calls.run()
     assert done == expected
-    errands.run()
+    calls.run()
     assert sorted(done) == ["first", "second"]
-    assert not errands
+    assert not calls
 
 
-def test_two_threads_run_each_errand_once(errands: Errands) -> None:
+def test_two_threads_run_each_call_once(calls: DeferredCalls) -> None:
     """After a fence there are two duties threads for a while."""
-    first, second = Errand(), Errand()
+    first, second = Call(), Call()
     second.may_end.set()
-    errands.add(first)
-    errands.add(second)
-    slow = start(errands.run)
+    calls.add(first)
+    calls.add(second)
+    slow = start(calls.run)
     assert first.begun.wait(DEADLINE_S)
-    end(start(errands.run))
+    end(start(calls.run))
     assert (first.times, second.times) == (1, 1)
-    assert errands, "the first one is still under way"
+    assert calls, "the first one is still under way"
     first.may_end.set()
     end(slow)
     assert (first.times, second.times) == (1, 1)
-    assert not errands
+    assert not calls
 
 
-def test_an_errand_that_is_interrupted_is_run_again(errands: Errands) -> None:
+def test_an_call_that_is_interrupted_is_run_again(calls: DeferredCalls) -> None:
     def interrupted() -> None:
         raise Interrupted
 
-    errands.add(interrupted)
+    calls.add(interrupted)
     with pytest.raises(Interrupted):
-        errands.run()
-    assert errands
+        calls.run()
+    assert calls
     with pytest.raises(Interrupted):
-        errands.run()
+        calls.run()
 
 
 def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkey
 
     monkeypatch.setattr(broker._engine.messages, "release", release)
     monkeypatch.setattr(broker._client, "_returns", Raced([Lease(b"s", 1)]))
-    broker._client._hand_back()
+    broker._client._release_pending()
     assert released == [Lease(b"s", 1)]
 
 
@@ -143,50 +143,50 @@ def test_what_can_not_be_handed_back_now_is_kept(
         patch.setattr(broker._engine.messages, "release", fail)
         broker._client._returns.extend(leases)
         with pytest.raises(error):
-            broker._client._hand_back()
+            broker._client._release_pending()
         assert list(broker._client._returns) == leases
         broker._client._returns.clear()
         with pytest.raises(error):
             broker._client.release(leases)
         assert list(broker._client._returns) == leases
-    broker._client._hand_back()
+    broker._client._release_pending()
     assert not broker._client._returns
 
 
 @pytest.mark.parametrize("session", [True, False], ids=["with a session", "without"])
 def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None:
     """And gives it the store until it is done."""
-    own, errand, counts = broker._client, Errand(), []
+    own, call, counts = broker._client, Call(), []
     membership = own.membership() if session else None
 
     def work() -> None:
-        errand()
+        call()
         counts.append(own.engine.inspect.counts("q").ready)
 
     own.later(work)
-    assert errand.begun.wait(DEADLINE_S)
+    assert call.begun.wait(DEADLINE_S)
     closing = start(own.close)
     if membership is not None:
         assert membership.threads.stopped.wait(DEADLINE_S)
-    errand.may_end.set()
+    call.may_end.set()
     end(closing)
     assert counts == [0]
-    assert not own._errands
+    assert not own._deferred_calls
 
 
 def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
     counts: list[int] = []
     own = broker._client
-    own._errands.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
+    own._deferred_calls.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
     own.close()
     assert counts == [0]
 
 
-def test_an_end_with_a_hopeless_errand(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_with_a_hopeless_call(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     def hopeless() -> None:
         raise LimitExceeded
 
-    broker._client._errands.add(hopeless)
+    broker._client._deferred_calls.add(hopeless)
     broker._client.close()
     assert "1 deferred call(s) are not done" in caplog.text
     assert broker._client._opened is None
