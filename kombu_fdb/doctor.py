@@ -28,6 +28,7 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process.connect import Opened, open_store
 from kombu_fdb.settings.location import (
+    FOUR_SLASHES,
     SCHEMES,
     ClusterLocation,
     Location,
@@ -170,8 +171,12 @@ def check_file(location: SqliteLocation) -> Findings:
         if location.is_default:
             yield _makeable(path)
         else:
-            yield Finding("fail", "file", f"no such folder: {folder}", f"mkdir -p {folder}")
+            step = FOUR_SLASHES if location.is_relative else f"mkdir -p {folder}"
+            yield Finding("fail", "file", f"no such folder: {folder}", step)
         return
+    if location.is_relative:
+        found = "its path in the URL is relative, so a process that starts in another folder uses another file"
+        yield Finding("warn", "file", found, FOUR_SLASHES)
     yield _writable(path, folder)
     if path.exists() and path.stat().st_mode & 0o007:
         step = f"Run chmod o= {path}: now every user of this host can read and change the tasks in it."
@@ -460,9 +465,12 @@ def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = pri
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
+        raise argparse.ArgumentTypeError('not a JSON object, such as {"session_ttl": 30}')
     return value
 
 

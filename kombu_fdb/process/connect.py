@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
-from kombu_fdb.settings.location import ClusterLocation, Location, MemoryLocation, SqliteLocation
+from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, MemoryLocation, SqliteLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction
 
@@ -103,6 +103,9 @@ def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -
             reason=error.strerror,
             fix="Name a file in the URL: fdb+sqlite:////path/broker.db.",
         ) from error
+    if location.is_relative and not location.path.parent.is_dir():
+        folder = str(location.path.parent)
+        raise StoreUnavailable("a relative path, and its directory does not exist", path=folder, fix=FOUR_SLASHES)
     return SqliteDatabase.open(str(location.path), synchronous=options.synchronous, timeout_s=timeout_s)
 
 

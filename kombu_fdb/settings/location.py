@@ -30,6 +30,7 @@ from kombu_fdb.primitives.ranges import utf8_bytes
 from kombu_fdb.settings.options import LONGEST_NAMESPACE, Options
 
 __all__ = [
+    "FOUR_SLASHES",
     "MEMORY_SCHEME",
     "SCHEMES",
     "ClusterLocation",
@@ -51,6 +52,7 @@ SCHEMES = ("fdb", "fdb+sqlite")
 MEMORY_SCHEME = "fdb+memory"
 
 DEFAULT_NAMESPACE = "default"
+FOUR_SLASHES = "An absolute path takes four slashes: fdb+sqlite:////var/lib/app/broker.db."
 
 
 class UrlParts(NamedTuple):
@@ -78,6 +80,8 @@ class SqliteLocation:
     namespace: str = DEFAULT_NAMESPACE
     #: Nobody named the file: its directory is ours to create, readable by this user only.
     is_default: bool = False
+    #: The URL's path was relative: which file it is depends on the folder that a process starts in.
+    is_relative: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         return f"SqliteLocation({self}, namespace={masked(self.namespace)!r})"
@@ -191,7 +195,7 @@ def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) 
         raise OptionError(
             "a file URL with a host",
             host=parts.hostname,
-            fix="An absolute path takes four slashes: fdb+sqlite:////var/lib/app/broker.db.",
+            fix=FOUR_SLASHES,
         )
     namespace = options.namespace or DEFAULT_NAMESPACE
     name = parts.virtual_host
@@ -206,7 +210,8 @@ def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) 
     if name.endswith(("/", os.sep)):
         shown = masked(name)
         raise OptionError("a directory instead of a file", path=shown, fix=f"Name a file in it: {shown}broker.db.")
-    return SqliteLocation(_absolute(name), namespace)
+    is_relative = not name.startswith(("/", "~"))
+    return SqliteLocation(_absolute(name), namespace, is_relative=is_relative)
 
 
 def _absolute(name: str) -> Path:

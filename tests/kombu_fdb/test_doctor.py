@@ -78,6 +78,23 @@ def test_a_folder_that_does_not_exist_is_named_with_the_command_that_makes_it(tm
     assert "store" not in [line.split()[1] for line in text.splitlines()]
 
 
+def test_a_relative_path_is_named_with_the_four_slashes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = run("fdb+sqlite:///var/lib/shop/broker.db")
+    assert code == 1
+    assert f"no such folder: {tmp_path}/var/lib/shop" in text
+    assert "-> An absolute path takes four slashes" in text
+    code, text = run("fdb+sqlite:///broker.db")
+    assert code == 0
+    assert "warn  file            its path in the URL is relative" in text
+    assert "0 failed, 1 to check" in text
+
+
+def test_a_path_in_the_home_folder_is_the_same_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("fdb+sqlite:///~/broker.db")[1].endswith("all well")
+
+
 def test_a_directory_instead_of_a_file(tmp_path):
     code, text = run(f"fdb+sqlite:///{tmp_path}")
     assert code == 1
@@ -111,7 +128,7 @@ def test_options_that_are_no_object_are_a_usage_error(text, capsys):
     with pytest.raises(SystemExit) as caught:
         run("fdb://", "--options", text)
     assert caught.value.code == 2
-    assert "--options" in capsys.readouterr().err
+    assert "--options: not a JSON object" in capsys.readouterr().err
 
 
 def test_a_clock_that_was_set_back(tmp_path):

@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+
+from kombu_fdb import Broker
+from kombu_fdb.errors import StoreUnavailable
+
+
+def test_a_path_with_a_slash_too_few_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreUnavailable, match=r"relative path.*four slashes"):
+        Broker.open("fdb+sqlite:///var/lib/shop/broker.db")
+
+
+def test_a_folder_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=f"mkdir -p {tmp_path}/typo"):
+        Broker.open(f"fdb+sqlite:///{tmp_path}/typo/broker.db")
+
+
+def test_a_relative_path_is_opened_where_the_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Broker.open("fdb+sqlite:///broker.db").close()
+    assert (tmp_path / "broker.db").exists()
