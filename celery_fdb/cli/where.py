@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.settings.location import SCHEMES, Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["Where"]
+__all__ = ["Where", "urls_of"]
 
+SET_IT = (
+    "Set its broker_url (in Django: CELERY_BROKER_URL, and import the app in the project's __init__.py), "
+    "or name a broker with --broker fdb+sqlite:////path/broker.db."
+)
 NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 
 
@@ -72,9 +76,18 @@ class Where:
 
 def _ours(configured: Any) -> str:
     """The first URL of a failover list that is one of ours."""
-    urls = configured.split(";") if isinstance(configured, str) else list(configured or ())
+    urls = urls_of(configured)
     for url in urls:
         if url.partition("://")[0] in SCHEMES:
-            return str(url)
+            return url
     schemes = ", ".join(url.partition("://")[0] + "://" for url in urls) or "not set"
-    raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=NAME_IT)
+    raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=SET_IT)
+
+
+def urls_of(configured: Any) -> list[str]:
+    """What stands in ``broker_url``: one URL, several for failover, nothing, or by mistake a path."""
+    if not configured:
+        return []
+    if isinstance(configured, str):
+        return configured.split(";")
+    return [str(each) for each in configured] if isinstance(configured, Iterable) else [str(configured)]

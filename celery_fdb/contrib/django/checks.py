@@ -7,7 +7,7 @@ id                     when        what
 ``celery_fdb.E002``                the broker's URL or options are unusable: workers would not start either
 ``celery_fdb.W001``                the Celery app uses another broker, or the project's ``__init__.py`` imports no app
 ``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` differ
-``celery_fdb.W003``                the file's folder is missing, can't be read and written, or is on a network
+``celery_fdb.W003``                the file's path is relative, or its folder is missing, not writable or on a network
 ``celery_fdb.W004``                every user of this machine can read or write the file
 ``celery_fdb.W005``                the file is also Django's database
 ``celery_fdb.W006``                the file is in ``MEDIA_ROOT`` or ``STATIC_ROOT``, which web servers serve

@@ -17,6 +17,7 @@ from celery import Celery, current_app
 from django.conf import settings as django_settings
 from kombu.utils.url import maybe_sanitize_url
 
+from celery_fdb.cli.where import urls_of
 from kombu_fdb.errors import OptionError
 from kombu_fdb.settings.location import SCHEMES
 
@@ -32,7 +33,7 @@ class Settings:
     """Field names in capitals are the setting's keys.
 
     ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
-    ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False lets
+    ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False
     hides bodies from everyone, whatever their permissions. ``connect_timeout``: how long a page waits for the store, in
     seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
     """
@@ -121,9 +122,8 @@ def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
     if settings.broker_url is not None:
         return _ours([settings.broker_url]), dict(settings.options)
     conf = celery_app(settings).conf
-    configured = conf.broker_write_url or conf.broker_url or []
-    urls = configured.split(";") if isinstance(configured, str) else list(configured)
-    return _ours(urls), {**(conf.broker_transport_options or {}), **settings.options}
+    configured = conf.broker_write_url or conf.broker_url
+    return _ours(urls_of(configured)), {**(conf.broker_transport_options or {}), **settings.options}
 
 
 def _ours(urls: list[str]) -> str:
@@ -131,7 +131,7 @@ def _ours(urls: list[str]) -> str:
         if url.partition("://")[0] in SCHEMES:
             return url
     raise OptionError(
-        "the broker is not a celery-fdb broker",
+        "the broker is not a celery-fdb broker" if urls else "the Celery app names no broker",
         broker_url=[maybe_sanitize_url(url) for url in urls] or None,
         fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the "
         f"project's __init__.py; or name the app in {NAME}['APP'].",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -510,6 +511,16 @@ def test_another_kind_of_broker_is_wrong_usage(run):
     assert (result.code, result.out) == (2, "")
     assert "secret" not in result.err
     assert "--broker" in result.err
+    app.close()
+
+
+@pytest.mark.parametrize("url", ["", Path("/var/lib/shop/broker.db"), [Path("/var/lib/shop/broker.db")]])
+def test_a_broker_that_is_no_url_is_wrong_usage(run, url):
+    app = Celery("cli", set_as_current=False)
+    app.conf.broker_url = url
+    result = run("status", broker=None, obj=App(app))
+    assert (result.code, result.out) == (2, "")
+    assert "CELERY_BROKER_URL" in result.err
     app.close()
 
 

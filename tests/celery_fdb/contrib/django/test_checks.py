@@ -73,6 +73,21 @@ def test_another_broker(app: Celery) -> None:
     assert "hidden" not in found["W001"].msg
 
 
+@pytest.mark.parametrize("url", [Path("/var/lib/shop/broker.db"), [Path("/var/lib/shop/broker.db")]])
+def test_a_path_in_the_place_of_the_url(app: Celery, url: object) -> None:
+    app.conf.broker_url = url
+    found = messages()
+    assert found.keys() == {"W001"}
+    assert "/var/lib/shop/broker.db" in found["W001"].msg
+    assert "fdb+sqlite:////path/broker.db" in str(found["W001"].hint)
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_an_app_without_a_broker(app: Celery, url: str | None) -> None:
+    app.conf.broker_url = url
+    assert messages()["W001"].msg == "The Celery app names no broker."
+
+
 def test_of_several_urls_the_first_of_ours_counts(app: Celery) -> None:
     app.conf.broker_url = f"redis://localhost;{app.conf.broker_url}"
     assert messages() == {}
@@ -88,6 +103,13 @@ def test_a_folder_that_is_missing(app: Celery, tmp_path: Path, configure: Config
     assert messages()["W003"].hint == f"mkdir -p {tmp_path}/nowhere"
     configure(CELERY_FDB={"CHECKS": False})
     assert messages() == {}
+
+
+def test_a_path_with_a_slash_too_few(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("fdb+sqlite:///broker.db", "fdb+sqlite:///var/lib/shop/broker.db"):
+        app.conf.broker_url = url
+        assert "four slashes" in str(messages()["W003"].hint)
 
 
 def test_a_file_that_everybody_may_read(app: Celery, tmp_path: Path) -> None:
