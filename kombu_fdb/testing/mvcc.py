@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sortedcontainers import SortedDict  # type: ignore[import-untyped]
-
 from kombu_fdb.store.protocol import KeyValue
+
+try:
+    from sortedcontainers import SortedDict  # type: ignore[import-untyped]
+except ModuleNotFoundError as error:
+    message = "stores in memory need the extra [testing], or: pip install sortedcontainers"
+    raise ModuleNotFoundError(message, name="sortedcontainers") from error
 
 __all__ = ["Mutation", "Op", "Pending", "Range", "VersionedMap", "apply_atomic", "pack_stamp"]
 
