@@ -1,20 +1,39 @@
 """Keyword arguments that several verbs share, for type checkers and editors (PEP 692).
 
-What is unknown or out of range is refused where it is used, with what there is; ``tests/api/test_arguments.py`` keeps
+What is unknown or out of range is refused where it is used, with what there is; ``tests/kombu_fdb/api/test_faces.py`` keeps
 these in step with the values they stand for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 
-__all__ = ["Conditions", "ControlChanges", "Declaration", "Identified", "LimitChanges", "Named", "State", "names_of"]
+__all__ = [
+    "Conditions",
+    "ControlChanges",
+    "Declaration",
+    "Identified",
+    "LimitChanges",
+    "Named",
+    "State",
+    "known_state",
+    "names_of",
+]
 
 #: Of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
+
+
+def known_state(state: State) -> State:
+    """Raises ``InvalidArgument`` for a typo: an empty answer would look like an empty queue."""
+    known = get_args(State)
+    if state not in known:
+        raise InvalidArgument("no such state of a job", given=state, fix=f"Known states: {', '.join(known)}.")
+    return state
 
 
 class Declaration(TypedDict, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Unpack
 
-from kombu_fdb.api.arguments import ControlChanges, Identified, LimitChanges, Named, State, names_of
+from kombu_fdb.api.arguments import ControlChanges, Identified, LimitChanges, Named, State, known_state, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -168,7 +168,7 @@ class Queue:
         (``QueueError``). ``state``: ``"delayed"`` for those that are not due, the next due first; ``"leased"`` for
         those in flight, whose ``owner`` is the session of whoever took it.
         """
-        if state == "ready":
+        if known_state(state) == "ready":
             return self._engine.inspect.peek(self.name, limit, key=key, reverse=reverse)
         found = (
             self._engine.inspect.delayed(self.name, limit)
@@ -192,7 +192,7 @@ class Queue:
 
         ``after``: :attr:`~kombu_fdb.model.Page.following` of the page before. ``key``: ready ones of this key only.
         """
-        return self._engine.inspect.page(self.name, View(state, key, after or b"", reverse), limit)
+        return self._engine.inspect.page(self.name, View(known_state(state), key, after or b"", reverse), limit)
 
     def each(self, state: State = "ready") -> Iterator[Peeked]:
         """All jobs of a state, those of one key in their order, page by page; what moves meanwhile may be missed."""
