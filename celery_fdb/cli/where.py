@@ -80,7 +80,7 @@ def _ours(configured: Any) -> str:
     for url in urls:
         if url.partition("://")[0] in SCHEMES:
             return url
-    schemes = ", ".join(url.partition("://")[0] + "://" for url in urls) or "not set"
+    schemes = ", ".join(url.partition("://")[0] + "://" if "://" in url else "not a URL" for url in urls) or "not set"
     raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=SET_IT)
 
 

@@ -43,7 +43,7 @@ def fdb_memory_stores() -> Iterator[MemoryStores]:
     try:
         from kombu_fdb.testing.stores import MemoryStores
     except ModuleNotFoundError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     with MemoryStores() as stores:
         yield stores
         _close_clients()
