@@ -20,6 +20,7 @@ from kombu_fdb.model import (
     QueueFacts,
     RoundSnapshot,
     SessionFacts,
+    SessionId,
     View,
 )
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -38,7 +39,7 @@ class Inspection:
     def __init__(self, run: Transactions) -> None:
         self._run = run
 
-    def consumers(self, queue: str) -> list[bytes]:
+    def consumers(self, queue: str) -> list[SessionId]:
         """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
         return [
             session_id for session_id, beat, _ in self._run.read(session.beats) if queue in session.consumed_of(beat)
