@@ -150,6 +150,6 @@ class Inspection:
         """The queues a message would reach now."""
         return self._run.read(lambda work: self._run.routing.route(work.tr, exchange, routing_key))
 
-    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+    def active_consumer(self, queue: str) -> tuple[SessionId, str] | None:
         """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
         return self._run.read(lambda work: single.active(work, queue))

@@ -94,7 +94,7 @@ class Reception:
         self._answered = 0
 
     @property
-    def session_id(self) -> bytes:
+    def session_id(self) -> SessionId:
         """Of the session in whose name it claims; empty before the first turn."""
         return NO_SESSION if self._membership is None else self._membership.session_id
 

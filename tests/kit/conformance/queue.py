@@ -71,7 +71,7 @@ class Bench:
             sweep_interval_s=5.0,
         )
 
-    def beats(self) -> dict[bytes, bytes]:
+    def beats(self) -> dict[SessionId, bytes]:
         """Each session's last beat."""
         return {session_id: beat for session_id, beat, _ttl_s in self.engine.sessions.beats()}
 
