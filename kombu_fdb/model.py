@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 
 __all__ = [
     "LONGEST_KEY",
     "LONGEST_TASK_ID",
     "NO_PRIORITY",
+    "NO_SESSION",
     "URGENT",
     "ClaimTerms",
     "Death",
@@ -28,13 +29,17 @@ __all__ = [
     "Listed",
     "Page",
     "Peeked",
+    "Place",
     "Publication",
     "QueueControl",
     "QueueCounts",
     "QueueFacts",
+    "Rank",
     "RoundSnapshot",
     "SessionFacts",
+    "SessionId",
     "Spot",
+    "Stamp",
     "StoredMessage",
     "View",
 ]
@@ -48,6 +53,17 @@ LONGEST_TASK_ID = 255
 #: The most urgent priority, as in AMQP; the least urgent is 0.
 URGENT = 9
 NO_PRIORITY = 0
+
+#: 9 minus the priority, packed as one integer of a key: 1 or 2 bytes.
+Rank = NewType("Rank", bytes)
+#: By which messages of one rank are ordered: 10 bytes of the commit and 2 of its writer, without their code.
+Stamp = NewType("Stamp", bytes)
+#: Where a ready message stands in its queue, and a leased one stood: packed key if it has one, rank, code and stamp.
+Place = NewType("Place", bytes)
+#: A consumer process: 16 random bytes.
+SessionId = NewType("SessionId", bytes)
+#: Nobody's: of who only looks, and of a message that is under no lease.
+NO_SESSION = SessionId(b"")
 
 
 class Publication(NamedTuple):
@@ -84,7 +100,7 @@ class Publication(NamedTuple):
 class Lease(NamedTuple):
     """Proof of ownership: the session and the number of the claim inside it."""
 
-    session: bytes
+    session: SessionId
     number: int
 
 
@@ -133,7 +149,7 @@ class Peeked(NamedTuple):
     published_ms: int
     expires_ms: int
     deaths: tuple[Death, ...]
-    owner: bytes = b""
+    owner: SessionId = NO_SESSION
     task_id: str = ""
     priority: int = NO_PRIORITY
     due_ms: int = 0
@@ -310,7 +326,7 @@ class SessionFacts:
     wrong; 0 if it told none.
     """
 
-    session_id: bytes
+    session_id: SessionId
     description: dict[str, Any]
     beat: bytes
     ttl_s: float

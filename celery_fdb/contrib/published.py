@@ -17,7 +17,7 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_fdb import Broker, OptionError, Peeked
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import NO_SESSION, Delivery, Lease
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.encoding.envelope import open_delivery
@@ -146,7 +146,7 @@ def _published(peeked: Peeked) -> Published:
 
 def _open(peeked: Peeked) -> dict[str, Any]:
     """A message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
-    nobody = Lease(b"", 0)
+    nobody = Lease(NO_SESSION, 0)
     delivery = Delivery(
         nobody, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
     )

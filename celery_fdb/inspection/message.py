@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_fdb.inspection.masking import masked
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import Death, Delivery, Lease, Peeked
+from kombu_fdb.model import NO_SESSION, Death, Delivery, Lease, Peeked
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.transport.encoding.envelope import open_delivery
 
@@ -59,9 +59,10 @@ def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
 
 def _opened(message: Peeked) -> dict[str, Any] | None:
     """The envelope; None for a payload that has none, as the Python API stores them."""
+    nobody = Lease(NO_SESSION, 0)
     try:
         return open_delivery(
-            Delivery(Lease(b"", 0), message.queue, message.payload, message.message_id, message.redeliveries, (), ""), 0
+            Delivery(nobody, message.queue, message.payload, message.message_id, message.redeliveries, (), ""), 0
         )
     except FormatError:
         return None

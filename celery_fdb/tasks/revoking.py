@@ -18,7 +18,7 @@ from kombu.message import Message
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.model import Delivery, Lease, Peeked
+from kombu_fdb.model import NO_SESSION, Delivery, Lease, Peeked
 from kombu_fdb.transport.encoding.envelope import open_delivery
 from kombu_fdb.transport.encoding.identity import task_id_of
 
@@ -66,7 +66,7 @@ def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
 def _opened(taken: Peeked) -> Message | None:
     """None if its bytes can't be read, whatever they raise: it is cancelled all the same."""
     delivery = Delivery(
-        Lease(b"", 0), taken.queue, taken.payload, taken.message_id, taken.redeliveries, taken.deaths, taken.key
+        Lease(NO_SESSION, 0), taken.queue, taken.payload, taken.message_id, taken.redeliveries, taken.deaths, taken.key
     )
     try:
         opened = open_delivery(delivery, 0)

@@ -24,6 +24,7 @@ from kombu_fdb.model import (
     QueueControl,
     QueueCounts,
     RoundSnapshot,
+    SessionId,
     Spot,
     View,
 )
@@ -216,7 +217,7 @@ class Queue:
         """A job in any state, without changing it; None if it is not in the queue. Reads the whole queue."""
         return self._engine.inspect.find(self.name, job_id)
 
-    def consumers(self) -> list[bytes]:
+    def consumers(self) -> list[SessionId]:
         """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
         return self._engine.inspect.consumers(self.name)
 

@@ -40,6 +40,7 @@ from kombu_fdb.model import (
     URGENT,
     Death,
     KeyLimits,
+    Place,
     QueueControl,
     StoredMessage,
 )
@@ -308,13 +309,13 @@ def redelivered(value: bytes) -> bytes:
     return value[:1] + _REDELIVERIES.pack(min(count + 1, _MOST_REDELIVERIES)) + value[1 + _REDELIVERIES.size :]
 
 
-def encode_lease(queue: str, place: bytes, record: bytes) -> bytes:
+def encode_lease(queue: str, place: Place, record: bytes) -> bytes:
     """What is needed to put the message back where it was."""
     name = queue.encode()
     return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
 
 
-def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
+def decode_lease(value: bytes) -> tuple[str, Place, bytes]:
     """Queue, place, record. Raises ``FormatError``."""
     queue, place, rest = _split_lease(value)
     if value[0] > LEASE_VERSION:
@@ -322,12 +323,12 @@ def decode_lease(value: bytes) -> tuple[str, bytes, bytes]:
     return queue, place, rest
 
 
-def head_of_lease(value: bytes) -> tuple[str, bytes]:
+def head_of_lease(value: bytes) -> tuple[str, Place]:
     """Queue and place of a lease, of this version or a newer one. Raises ``FormatError``."""
     return _split_lease(value)[:2]
 
 
-def _split_lease(value: bytes) -> tuple[str, bytes, bytes]:
+def _split_lease(value: bytes) -> tuple[str, Place, bytes]:
     try:
         version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
     except struct.error as error:
@@ -336,7 +337,7 @@ def _split_lease(value: bytes) -> tuple[str, bytes, bytes]:
     end = start + place_length
     if not 0 < version <= LAST_VERSION or len(value) < end:
         raise FormatError("unreadable lease", version=version, length=len(value))
-    place = value[start:end]
+    place = Place(value[start:end])
     split_place(place)
     return _decode_text(value[_LEASE_HEAD.size : start]), place, value[end:]
 

@@ -79,10 +79,11 @@ from kombu_fdb.keyspace.tuples import (
     unpack,
     unpack_as,
 )
-from kombu_fdb.model import NO_PRIORITY, URGENT
+from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, SessionId, Stamp
 
 __all__ = [
     "BUCKETS",
+    "EVERY_RANK",
     "FORMAT_VERSION",
     "MOST_ROUNDS",
     "NO_KEY",
@@ -111,11 +112,13 @@ BUCKETS = 256
 #: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
 RANK_FROM_END = 14
 
+#: Instead of a rank, for the prefix of all of them.
+EVERY_RANK = Rank(b"")
 #: Ranks are one packed integer each.
-_RANKS = [pack_int(URGENT - priority) for priority in range(URGENT + 1)]
+_RANKS = [Rank(pack_int(URGENT - priority)) for priority in range(URGENT + 1)]
 #: Behind a rank: a stamp and its code.
 _STAMP_BYTES = 13
-_PACKED_RANKS = frozenset(_RANKS)
+_PACKED_RANKS: dict[bytes, Rank] = {rank: rank for rank in _RANKS}
 #: Tags of ranges in which messages wait.
 _OF_MESSAGES = frozenset({"ready", "keyed", "delayed"})
 #: Rounds are counted up from the one that was served last, in 8 bytes.
@@ -150,13 +153,13 @@ class Keyspace:
         """Prefix; append a place."""
         return self._key("ready", queue)
 
-    def at(self, queue: str, place: bytes) -> bytes:
+    def at(self, queue: str, place: Place) -> bytes:
         """The key of a ready message."""
-        place = place.removeprefix(NO_KEY)
-        return (self.keyed(queue) if place.startswith(TEXT_CODE) else self.ready(queue)) + place
+        suffix = place.removeprefix(NO_KEY)
+        return (self.keyed(queue) if suffix.startswith(TEXT_CODE) else self.ready(queue)) + suffix
 
     @staticmethod
-    def rank(priority: int) -> bytes:
+    def rank(priority: int) -> Rank:
         """The first half of a place. ``priority`` 0 to 9."""
         return _RANKS[priority]
 
@@ -173,7 +176,7 @@ class Keyspace:
         """Prefix; append due_ms, rank and stamp."""
         return self._key("delayed", queue)
 
-    def delayed_prefix(self, queue: str, due_ms: int, rank: bytes) -> bytes:
+    def delayed_prefix(self, queue: str, due_ms: int, rank: Rank) -> bytes:
         """Followed by a stamp. Includes the stamp's code."""
         return self.delayed(queue) + pack_int(due_ms) + rank + STAMP_CODE
 
@@ -182,16 +185,16 @@ class Keyspace:
         prefix = self.delayed(queue)
         return prefix, prefix + pack_int(now_ms + 1)
 
-    def split_delayed(self, queue: str, key: bytes) -> tuple[int, bytes]:
+    def split_delayed(self, queue: str, key: bytes) -> tuple[int, Rank]:
         """``due_ms`` and the rank of a delayed key."""
         due_ms, rank, _stamp = unpack_as(key[len(self.delayed(queue)) :], int, int, bytes)
         return due_ms, _rank_of(rank, key)
 
-    def lease(self, session: bytes, number: int) -> bytes:
+    def lease(self, session: SessionId, number: int) -> bytes:
         return self.leases(session) + pack_int(number)
 
     @lru_cache(64)  # noqa: B019 - keyspaces live as long as the process
-    def leases(self, session: bytes) -> bytes:
+    def leases(self, session: SessionId) -> bytes:
         """Prefix of all leases of a session."""
         return self._key("lease", session)
 
@@ -312,7 +315,7 @@ class Keyspace:
         """Prefix; append a place that begins with a key."""
         return self._key("keyed", queue)
 
-    def items(self, queue: str, key: str, rank: bytes) -> bytes:
+    def items(self, queue: str, key: str, rank: Rank) -> bytes:
         """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
         return (self.keyed(queue) + pack(key) if key else self.ready(queue)) + rank
 
@@ -333,7 +336,7 @@ class Keyspace:
         """Where the arrivals of a bucket begin."""
         return self._key("todo", queue, "door", bucket)
 
-    def arrival(self, queue: str, key: str, rank: bytes) -> bytes:
+    def arrival(self, queue: str, key: str, rank: Rank) -> bytes:
         return self._key("todo", queue, "door", crc32(key.encode()) % BUCKETS, key) + rank
 
     def all_freed(self, queue: str) -> Range:
@@ -342,7 +345,7 @@ class Keyspace:
     def freed(self, queue: str, key: str) -> bytes:
         return self._key("todo", queue, "freed", key)
 
-    def active(self, queue: str, key: str, rank: bytes) -> bytes:
+    def active(self, queue: str, key: str, rank: Rank) -> bytes:
         return self._key("active", queue, key) + rank
 
     def active_ranks(self, queue: str, key: str) -> Range:
@@ -352,23 +355,23 @@ class Keyspace:
         """Prefix; append rank, round, stamp, key."""
         return self._key("todo", queue, "ring")
 
-    def ring_entry(self, queue: str, rank: bytes, round_: int, stamp: bytes, key: str) -> bytes:
+    def ring_entry(self, queue: str, rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
         """``stamp``: 12 bytes, of the key's first message."""
         return self.ring(queue) + self.ring_suffix(rank, round_, stamp, key)
 
     @staticmethod
-    def ring_suffix(rank: bytes, round_: int, stamp: bytes, key: str) -> bytes:
+    def ring_suffix(rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
         """What stands behind the ring's prefix."""
         return rank + pack_int(round_) + pack_stamp(stamp) + pack(key)
 
-    def split_ring(self, queue: str, entry: bytes) -> tuple[bytes, int, bytes, str]:
+    def split_ring(self, queue: str, entry: bytes) -> tuple[Rank, int, Stamp, str]:
         """Packed rank, round, 12-byte stamp, key."""
         rank, round_, stamp, key = unpack_as(entry[len(self.ring(queue)) :], int, int, bytes, str)
         if round_ > MOST_ROUNDS or len(stamp) != _STAMP_BYTES - 1:
             raise FormatError("unreadable turn of a key", queue=queue, entry=entry[:200])
-        return _rank_of(rank, entry), round_, stamp, key
+        return _rank_of(rank, entry), round_, Stamp(stamp), key
 
-    def split_arrival(self, arrival: bytes) -> tuple[str, bytes]:
+    def split_arrival(self, arrival: bytes) -> tuple[str, Rank]:
         """Key and packed rank."""
         _queue, _arrival, _bucket, key, rank = self.split(arrival, str, str, int, str, int)
         return key, _rank_of(rank, arrival)
@@ -385,18 +388,18 @@ class Keyspace:
     def all_active(self, queue: str) -> Range:
         return range_of(self._key("active", queue))
 
-    def active_rank(self, queue: str, key: str, mark: bytes) -> bytes:
+    def active_rank(self, queue: str, key: str, mark: bytes) -> Rank:
         """Packed rank of a mark."""
-        return mark[len(self._key("active", queue, key)) :]
+        return Rank(mark[len(self._key("active", queue, key)) :])
 
-    def place_rank(self, queue: str, ready: bytes) -> bytes:
+    def place_rank(self, queue: str, ready: bytes) -> Rank:
         """Packed rank of a message in the ready range."""
-        return split_place(ready[len(self.ready(queue)) :])[1]
+        return split_place(Place(ready[len(self.ready(queue)) :]))[1]
 
-    def place(self, queue: str, key: bytes) -> bytes:
+    def place(self, queue: str, key: bytes) -> Place:
         """The place of a ready message's key."""
         keyed = self.keyed(queue)
-        return key[len(keyed) :] if key.startswith(keyed) else key[len(self.ready(queue)) :]
+        return Place(key[len(keyed) :] if key.startswith(keyed) else key[len(self.ready(queue)) :])
 
     def key_at(self, queue: str, key: bytes) -> str:
         """The fairness key among whose messages one stands, by its key; "" for none, or if that can't be read."""
@@ -419,14 +422,14 @@ class Keyspace:
     def rounds(self, queue: str) -> Range:
         return range_of(self._key("round", queue))
 
-    def round_rank(self, queue: str, key: bytes) -> bytes:
+    def round_rank(self, queue: str, key: bytes) -> Rank:
         """Packed rank of a round's key."""
-        return key[len(self._key("round", queue)) :]
+        return Rank(key[len(self._key("round", queue)) :])
 
-    def round(self, queue: str, rank: bytes) -> bytes:
+    def round(self, queue: str, rank: Rank) -> bytes:
         return self._key("round", queue) + rank
 
-    def turns(self, queue: str, rank: bytes, tenant: str) -> bytes:
+    def turns(self, queue: str, rank: Rank, tenant: str) -> bytes:
         return self._key("turns", queue) + rank + pack(tenant)
 
     def flight(self, queue: str, key: str) -> bytes:
@@ -475,14 +478,14 @@ class Keyspace:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     @lru_cache(64)  # noqa: B019
-    def session(self, session: bytes) -> bytes:
+    def session(self, session: SessionId) -> bytes:
         return self._key("session", session)
 
     @property
     def all_sessions(self) -> Range:
         return range_of(self._key("session"))
 
-    def beat(self, session: bytes) -> bytes:
+    def beat(self, session: SessionId) -> bytes:
         return self._key("beat", session)
 
     @property
@@ -538,7 +541,7 @@ class Keyspace:
     def all_expiring(self) -> Range:
         return range_of(self._key("expiring"))
 
-    def consumer(self, queue: str, session: bytes, tag: str) -> bytes:
+    def consumer(self, queue: str, session: SessionId, tag: str) -> bytes:
         return self._key("consumer", queue, session, tag)
 
     def consumers(self, queue: str) -> Range:
@@ -567,7 +570,7 @@ class Keyspace:
     def aside(self, duty: str, subject: str) -> bytes:
         return self._key("aside", duty, subject)
 
-    def newer(self, kind: str, version: int, queue: str, place: bytes) -> bytes:
+    def newer(self, kind: str, version: int, queue: str, place: Place) -> bytes:
         """Where a record or lease of that version is kept for who can read it. ``place``: of its message."""
         return self._key("newer", kind, version, queue) + place
 
@@ -576,12 +579,12 @@ class Keyspace:
         prefix = self._key("newer", kind)
         return prefix, prefix + pack_int(version + 1)
 
-    def split_newer(self, kept: bytes) -> tuple[str, bytes]:
+    def split_newer(self, kept: bytes) -> tuple[str, Place]:
         """Queue and place of a kept message. Raises ``FormatError``."""
         _newer, kind, version, queue, *_place = (*self.unpack(kept), "", 0, "")
         if not isinstance(kind, str) or not isinstance(version, int) or not isinstance(queue, str):
             raise FormatError("not a kept message's key", key=kept[:200])
-        place = kept[len(self._key("newer", kind, version, queue)) :]
+        place = Place(kept[len(self._key("newer", kind, version, queue)) :])
         split_place(place)
         return queue, place
 
@@ -616,28 +619,29 @@ def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -
         yield found, value
 
 
-def has_key(place: bytes) -> bool:
+def has_key(place: Place) -> bool:
     """Whether the message is counted among those of a key, be it ""."""
     return place.startswith(TEXT_CODE)
 
 
-def counted(place: bytes) -> bytes:
+def counted(place: Place) -> Place:
     """The place of a message that is to be counted among those of its key, be it ""."""
-    return place if has_key(place) else NO_KEY + place
+    return place if has_key(place) else Place(NO_KEY + place)
 
 
-def split_place(place: bytes) -> tuple[str, bytes]:
+def split_place(place: Place) -> tuple[str, Rank]:
     """Key ("" for none) and packed rank of a place. Raises ``FormatError``."""
     packed = place[:-_STAMP_BYTES]
     if place[-_STAMP_BYTES : 1 - _STAMP_BYTES] != STAMP_CODE:
         raise FormatError("unreadable place", place=place[:200])
-    if packed in _PACKED_RANKS:
-        return "", packed
+    alone = _PACKED_RANKS.get(packed)
+    if alone is not None:
+        return "", alone
     key, rank = unpack_as(packed, str, int)
     return key, _rank_of(rank, place)
 
 
-def _rank_of(rank: int, key: bytes) -> bytes:
+def _rank_of(rank: int, key: bytes) -> Rank:
     if not 0 <= rank <= URGENT:
         raise FormatError("unreadable rank", rank=rank, key=key[:200])
     return _RANKS[URGENT - rank]

@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process import duties
 from kombu_fdb.process.duties import Duty
@@ -60,7 +61,7 @@ class Heartbeat:
     """Keeps one session alive."""
 
     def __init__(
-        self, engine: Engine, session_id: bytes, ttl_s: float, consumed: Callable[[], Sequence[str]] = tuple
+        self, engine: Engine, session_id: SessionId, ttl_s: float, consumed: Callable[[], Sequence[str]] = tuple
     ) -> None:
         """``consumed``: the queues, to be shown to whoever looks at the sessions."""
         self._engine = engine
@@ -76,7 +77,7 @@ class Heartbeat:
 class Role:
     """A role that one process holds at a time, as this one sees it."""
 
-    def __init__(self, engine: Engine, clock: Clock, name: str, session_id: bytes) -> None:
+    def __init__(self, engine: Engine, clock: Clock, name: str, session_id: SessionId) -> None:
         self._engine = engine
         self._clock = clock
         self._name = name
@@ -112,7 +113,7 @@ class Duties:
         engine: Engine,
         clock: Clock,
         rng: Jitter,
-        session_id: bytes,
+        session_id: SessionId,
         *,
         sweep_interval_s: float,
         report: Callable[[str, str, Exception], None] | None = None,

@@ -20,7 +20,7 @@ from typing import Protocol
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
-from kombu_fdb.model import ClaimTerms, Delivery, Lease
+from kombu_fdb.model import ClaimTerms, Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.settings.options import Options
@@ -51,7 +51,7 @@ class Threads(Protocol):
 class Membership:
     """One session. Thread-safe."""
 
-    def __init__(self, engine: Engine, options: Options, session_id: bytes, threads: Threads, clock: Clock) -> None:
+    def __init__(self, engine: Engine, options: Options, session_id: SessionId, threads: Threads, clock: Clock) -> None:
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False

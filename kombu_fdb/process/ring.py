@@ -14,6 +14,7 @@ from typing import Protocol
 from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.round_robin import Guard, RoundRobin
 
@@ -39,7 +40,7 @@ class Sweep:
     name = "sweep"
 
     def __init__(
-        self, engine: Engine, clock: Clock, guard: Guard, rng: Jitter, session_id: bytes, interval_s: float
+        self, engine: Engine, clock: Clock, guard: Guard, rng: Jitter, session_id: SessionId, interval_s: float
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -48,7 +49,7 @@ class Sweep:
         self._subjects = RoundRobin(guard, self.name)
         self._guard = guard
         self._rng = rng
-        self._observer: Observer[bytes] = Observer()
+        self._observer: Observer[SessionId] = Observer()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
         #: Messages brought back so far.
@@ -76,7 +77,7 @@ class Sweep:
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._window = self._next_window(others)
 
-    def _next_window(self, others: list[bytes]) -> int:
+    def _next_window(self, others: list[SessionId]) -> int:
         """How many to look at the next time: so many that :data:`LIVING` of them live, as far as is known."""
         living = [number for number, each in enumerate(others, 1) if self._observer.is_alive(each)]
         if len(living) >= LIVING:
@@ -85,7 +86,7 @@ class Sweep:
 
     def _end(self, name: str, last_beat: bytes) -> bool:
         """One step of ending a session. True if there is more to do."""
-        session_id = bytes.fromhex(name)
+        session_id = SessionId(bytes.fromhex(name))
         cursor = self._cursors.get(name, b"")
         if not cursor and not self._engine.sessions.fence(session_id, last_beat):
             return False
@@ -97,7 +98,7 @@ class Sweep:
         self._engine.sessions.forget(session_id)
         return False
 
-    def _release(self, name: str, session_id: bytes, cursor: bytes) -> bytes:
+    def _release(self, name: str, session_id: SessionId, cursor: bytes) -> bytes:
         """Where to go on. A lease that can't be brought back is skipped, and tried again with the next sweep."""
         subject = f"{name} {cursor.hex()[-8:]}".rstrip()
         part = self._guard.attempt(self.name, subject, lambda: self._engine.sessions.release_part(session_id, cursor))

@@ -16,7 +16,7 @@ from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import FormatError, StoreError
-from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication
+from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication, SessionId
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
@@ -288,7 +288,7 @@ class Channel(DeclaringChannel):
         return [*self.credit.held.leave(), *waiting]
 
     @property
-    def consumers(self) -> list[tuple[bytes, str, str]]:
+    def consumers(self) -> list[tuple[SessionId, str, str]]:
         """As the store knows them: session, queue, tag."""
         return [
             (each.session_id, each.queue, each.tag)

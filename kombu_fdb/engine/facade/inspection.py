@@ -20,6 +20,7 @@ from kombu_fdb.model import (
     QueueFacts,
     RoundSnapshot,
     SessionFacts,
+    SessionId,
     View,
 )
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -38,7 +39,7 @@ class Inspection:
     def __init__(self, run: Transactions) -> None:
         self._run = run
 
-    def consumers(self, queue: str) -> list[bytes]:
+    def consumers(self, queue: str) -> list[SessionId]:
         """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
         return [
             session_id for session_id, beat, _ in self._run.read(session.beats) if queue in session.consumed_of(beat)
@@ -149,6 +150,6 @@ class Inspection:
         """The queues a message would reach now."""
         return self._run.read(lambda work: self._run.routing.route(work.tr, exchange, routing_key))
 
-    def active_consumer(self, queue: str) -> tuple[bytes, str] | None:
+    def active_consumer(self, queue: str) -> tuple[SessionId, str] | None:
         """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
         return self._run.read(lambda work: single.active(work, queue))

@@ -19,7 +19,7 @@ from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.layout import BUCKETS
-from kombu_fdb.model import ClaimTerms, Delivery, Lease, Peeked
+from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Lease, Peeked, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 __all__ = ["Messages"]
@@ -43,7 +43,7 @@ class Messages:
         self.lost_races = 0
 
     def claim(
-        self, session_id: bytes, queues: Sequence[str], limit: int, *, terms: ClaimTerms = NO_TERMS
+        self, session_id: SessionId, queues: Sequence[str], limit: int, *, terms: ClaimTerms = NO_TERMS
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
@@ -56,7 +56,7 @@ class Messages:
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
         )
 
-    def _claim(self, session_id: bytes, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
+    def _claim(self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
         contention = self._contention_of(queues)
         number = self.reserve() if terms.first is None else terms.first
         contention.begin()
@@ -97,7 +97,7 @@ class Messages:
         return self._contention.setdefault(tuple(sorted(queues)), Contention(self._run.rng))
 
     def arm(
-        self, queues: Sequence[str], session_id: bytes = b"", consumers: Mapping[str, str] | None = None
+        self, queues: Sequence[str], session_id: SessionId = NO_SESSION, consumers: Mapping[str, str] | None = None
     ) -> list[Watch] | None:
         """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
 

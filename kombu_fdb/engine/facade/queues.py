@@ -12,7 +12,7 @@ from kombu_fdb.engine.scheduling import limits, relimit, single
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import LimitExceeded
-from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl
+from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives import ranges
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -97,16 +97,16 @@ class Queues:
         """Note that a queue with ``x-expires`` was used."""
         self._run.write(lambda work: control.touch(work, queue))
 
-    def add_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+    def add_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
         self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag))
 
-    def remove_consumer(self, session_id: bytes, queue: str, tag: str) -> None:
+    def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
         if self._run.write(lambda work: control.remove_consumer(work, session_id, queue, tag)):
             self.delete(queue, if_unused=True)
 
-    def leave(self, session_id: bytes, tags: Collection[str]) -> None:
+    def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
         """These consumers of the session are active nowhere any more: others take over."""
         self._run.write(lambda work: single.leave_all(work, session_id, tags))
 

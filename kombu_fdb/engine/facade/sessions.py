@@ -11,6 +11,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Watch
 
 __all__ = ["SESSION_TTL_S", "Sessions"]
@@ -26,25 +27,25 @@ class Sessions:
         self._run = run
         self._queues = queues
 
-    def open(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> bytes:
+    def open(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> SessionId:
         """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
-        session_id = self._run.ids()
+        session_id = SessionId(self._run.ids())
         self._run.write(lambda work: session.open_session(work, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: bytes, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
+    def beat(self, session_id: SessionId, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
         return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
 
-    def beats(self) -> list[tuple[bytes, bytes, float]]:
+    def beats(self) -> list[tuple[SessionId, bytes, float]]:
         """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.engine.upkeep.sweep.Observer`."""
         return self._run.read(session.beats)
 
-    def neighbours(self, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
+    def neighbours(self, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
         """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""
         return self._run.read(lambda work: session.neighbours(work, session_id, most))
 
-    def recover(self, session_id: bytes, first: int) -> int:
+    def recover(self, session_id: SessionId, first: int) -> int:
         """Release, uncounted, what a claim of unknown outcome has leased, or would: afterwards it never lands.
 
         ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
@@ -62,16 +63,16 @@ class Sessions:
             total += released
         return total
 
-    def close(self, session_id: bytes) -> int:
+    def close(self, session_id: SessionId) -> int:
         """End the session and hand all its messages back, uncounted, at their positions. Returns how many."""
         self._run.write(lambda work: session.fence(work, session_id))
         return self.release(session_id, counted=False)
 
-    def fence(self, session_id: bytes, last_beat: bytes) -> bool:
+    def fence(self, session_id: SessionId, last_beat: bytes) -> bool:
         """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
         return self._run.write(lambda work: session.fence(work, session_id, last_beat=last_beat))
 
-    def release(self, session_id: bytes, *, counted: bool = True) -> int:
+    def release(self, session_id: SessionId, *, counted: bool = True) -> int:
         """Bring the messages of a fenced session back, in parts; idempotent. Guarantee: BACK-SOON."""
         total, cursor = 0, b""
         while True:
@@ -82,7 +83,7 @@ class Sessions:
         self.forget(session_id)
         return total
 
-    def release_part(self, session_id: bytes, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
+    def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
         """Bring some messages of a fenced session back. Returns how many, and where to go on; b"" at the end."""
 
         def verb(work: Work, limit: int) -> tuple[int, bytes]:
@@ -90,24 +91,24 @@ class Sessions:
 
         return self._run.part(verb, sweep.LEASES_PER_TRANSACTION)
 
-    def skip_lease(self, session_id: bytes, cursor: bytes) -> bytes:
+    def skip_lease(self, session_id: SessionId, cursor: bytes) -> bytes:
         """Where to go on behind a lease that can't be brought back; b"" at the end."""
         return self._run.read(lambda work: sweep.skip(work, session_id, cursor))
 
-    def forget(self, session_id: bytes) -> None:
+    def forget(self, session_id: SessionId) -> None:
         """Clear what a fenced session leaves besides messages: consumers, roles of its own, its last beat."""
         for queue in self._run.write(lambda work: control.drop_consumers(work, session_id)):
             self._queues.delete(queue, if_unused=True)
         self._run.write(lambda work: sweep.forget(work, session_id))
 
-    def hold_role(self, role: str, session_id: bytes, observed: bytes | None) -> bool:
+    def hold_role(self, role: str, session_id: SessionId, observed: bytes | None) -> bool:
         """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""
         return self._run.write(lambda work: session.hold_role(work, role, session_id, observed))
 
     def role_record(self, role: str) -> bytes | None:
         return self._run.read(lambda work: work.tr.get(self._run.keys.role(role)))
 
-    def leave_role(self, role: str, session_id: bytes) -> None:
+    def leave_role(self, role: str, session_id: SessionId) -> None:
         self._run.write(lambda work: session.leave_role(work, role, session_id))
 
     def watch_alarm(self) -> Watch:

@@ -19,9 +19,9 @@ from kombu_fdb.engine.stored.room import Room
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_round, outline_of
-from kombu_fdb.keyspace.layout import Keyspace, Range, priority_of, readable, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Peeked, RoundSnapshot
+from kombu_fdb.model import NO_SESSION, Peeked, Rank, RoundSnapshot, SessionId
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
 __all__ = ["delayed", "delete", "find_part", "look", "owner_of", "peek", "ranges", "remove", "snapshot", "taken"]
@@ -41,13 +41,13 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
     if not fair_queue and key is None and not reverse and control.ageing is not None:
         rows = ageing.oldest_first(work, queue, control.ageing, limit)
     elif not fair_queue:
-        whole = range_of(work.keys.items(queue, key or "", b""))
+        whole = range_of(work.keys.items(queue, key or "", EVERY_RANK))
         rows = work.tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
         raise QueueError("a queue with work.keys has no last message", queue=queue, fix="Name a key.")
     else:
         # A claim that is never committed.
-        window = Window(b"", 0, limit, room=Room(math.inf, math.inf))
+        window = Window(NO_SESSION, 0, limit, room=Room(math.inf, math.inf))
         rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, control, limit, window)
     return [look(work, queue, row) for row in rows]
 
@@ -78,7 +78,7 @@ def show(keys: Keyspace, queue: str, row: KeyValue, opened: Opened) -> Peeked:
     key, value = row
     state, owner = _state(keys, queue, key)
     record, payload = opened
-    place = decode_lease(value)[1] if state == LEASED else key
+    place: bytes = decode_lease(value)[1] if state == LEASED else key
     return Peeked(
         message_id=record.message_id,
         queue=queue,
@@ -104,11 +104,11 @@ def _due_ms(keys: Keyspace, queue: str, key: bytes) -> int:
         return 0
 
 
-def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, bytes]:
+def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, SessionId]:
     """Where a message's key stands, and whose session's a leased one is."""
     if key.startswith(keys.delayed(queue)):
-        return DELAYED, b""
-    return (LEASED, owner_of(keys, key)) if _is_lease(keys, key) else (READY, b"")
+        return DELAYED, NO_SESSION
+    return (LEASED, owner_of(keys, key)) if _is_lease(keys, key) else (READY, NO_SESSION)
 
 
 def _is_lease(keys: Keyspace, key: bytes) -> bool:
@@ -116,12 +116,12 @@ def _is_lease(keys: Keyspace, key: bytes) -> bool:
     return begin <= key < end
 
 
-def owner_of(keys: Keyspace, lease: bytes) -> bytes:
+def owner_of(keys: Keyspace, lease: bytes) -> SessionId:
     """Whose lease it is, by its key; b"" if that can't be read."""
     try:
-        return bytes(keys.split(lease, bytes, int)[0])
+        return SessionId(keys.split(lease, bytes, int)[0])
     except FormatError:
-        return b""
+        return NO_SESSION
 
 
 # -- the round ---------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
     waiting = _by_subqueue(work.keys, queue, unkeyed + keyed)
     heads = []
     for (rank, round_, _stamp, key), items in readable(ring, partial(work.keys.split_ring, queue)):
-        messages = waiting.get((key, items))
+        messages = waiting.get((key, Rank(items)))
         if messages and round_ <= serving.get(rank, 0):
             heads.append(messages.pop(0))
     queues: dict[str, list[Peeked]] = {}
@@ -155,8 +155,8 @@ def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
     return RoundSnapshot([look(work, queue, row) for row in heads], queues)
 
 
-def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[tuple[str, bytes], list[KeyValue]]:
-    found: dict[tuple[str, bytes], list[KeyValue]] = {}
+def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[tuple[str, Rank], list[KeyValue]]:
+    found: dict[tuple[str, Rank], list[KeyValue]] = {}
     for (key, subqueue), value in readable(rows, lambda key: (key, split_place(keys.place(queue, key)))):
         found.setdefault(subqueue, []).append((key, value))
     return found
@@ -203,12 +203,12 @@ def remove(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     if _is_lease(work.keys, key):
         work.tr.clear(key)
-        found = Message(*decode_lease(value))
-        end_lease(work, queue, found.place)
+        held = Message(*decode_lease(value))
+        end_lease(work, queue, held.place)
+        message.delete(work, held)
     else:
         take_out(work, queue, [row])
-        found = Message(queue, key, value)
-    message.delete(work, found)
+        message.delete(work, Message(queue, key, value))
 
 
 def _is_of(queue: str, lease: bytes) -> bool:

@@ -11,7 +11,7 @@ from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES, places
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, names_of
-from kombu_fdb.model import Peeked
+from kombu_fdb.model import Peeked, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["Found", "cancel", "find_task", "where"]
@@ -43,11 +43,11 @@ def where(work: Work, task_id: str) -> list[Found]:
     wanted = places(work, task_id, snapshot=True)
     rows = _rows(work, wanted, snapshot=True)
     waiting = [(work.keys.queue_of(row[0]), row) for row in rows]
-    leased = {key[-STAMP_BYTES:] for key in wanted} - {key[-STAMP_BYTES:] for key, _ in rows}
+    leased = {Stamp(key[-STAMP_BYTES:]) for key in wanted} - {Stamp(key[-STAMP_BYTES:]) for key, _ in rows}
     return waiting + (_leased(work, leased) if leased else [])
 
 
-def _leased(work: Work, stamps: set[bytes]) -> list[Found]:
+def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     found = []
     for row in work.tr.get_range(*work.keys.all_leases, snapshot=True):
         try:

@@ -17,9 +17,9 @@ from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
-from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
-from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, View
+from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Place, View
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["delete_at", "list_task", "page", "read_at", "row_at"]
@@ -73,13 +73,13 @@ def _ranges(keys: Keyspace, queue: str, view: View) -> list[Range]:
     if view.state == DELAYED:
         return [range_of(keys.delayed(queue))]
     if view.key is not None:
-        return [range_of(keys.items(queue, view.key, b""))]
+        return [range_of(keys.items(queue, view.key, EVERY_RANK))]
     return [range_of(keys.keyed(queue)), range_of(keys.ready(queue))]
 
 
 def _key(keys: Keyspace, queue: str, state: str, position: bytes) -> bytes:
     """The message's key in the store."""
-    return keys.at(queue, position) if state == READY else _prefix(keys, queue, state) + position
+    return keys.at(queue, Place(position)) if state == READY else _prefix(keys, queue, state) + position
 
 
 def _position(keys: Keyspace, queue: str, state: str, key: bytes) -> bytes:

@@ -62,7 +62,7 @@ class Cause(NamedTuple):
         return cls("malformed", {"error": str(error)})
 
 
-def drop_expired(work: Work, message: Message, record: Record) -> None:
+def drop_expired(work: Work, message: Message[bytes], record: Record) -> None:
     """A message outlived its time: dead-lettered if an exchange is set, else gone."""
     if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
         delete_rest(work, record, message.place)
@@ -70,7 +70,7 @@ def drop_expired(work: Work, message: Message, record: Record) -> None:
         bury(work, message, Cause("expired"))
 
 
-def bury(work: Work, message: Message, cause: Cause, *, payload: bytes = b"") -> None:
+def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = b"") -> None:
     """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
 
     ``payload``: of a message from outside, what to copy it from, if that may be done beforehand. Raises

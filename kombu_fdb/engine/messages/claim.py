@@ -30,7 +30,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Lease, QueueControl
+from kombu_fdb.model import Delivery, Lease, Place, QueueControl, Rank, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 __all__ = ["Window", "arm", "claim"]
@@ -137,11 +137,11 @@ class _Found(NamedTuple):
     queue: str
     key: bytes
     value: bytes
-    place: bytes
+    place: Place
     opened: Opened | FormatError
 
     @property
-    def message(self) -> Message:
+    def message(self) -> Message[bytes]:
         """As it is buried."""
         return Message(self.queue, self.key, self.value)
 
@@ -196,12 +196,12 @@ def _open_all(work: Work, rows: Sequence[tuple[str, KeyValue]], states: Mapping[
     ]
 
 
-def _place(keys: Keyspace, queue: str, key: bytes, state: _State) -> bytes:
+def _place(keys: Keyspace, queue: str, key: bytes, state: _State) -> Place:
     place = keys.place(queue, key)
     return counted(place) if state.fair else place
 
 
-def arm(work: Work, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]) -> list[Watch] | None:
+def arm(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> list[Watch] | None:
     """Watch the bells of empty queues; None as soon as one is not empty.
 
     Of a queue with another active consumer the change of that is watched instead.
@@ -231,5 +231,5 @@ def _has_work(work: Work, queue: str, state: _State, head: list[KeyValue]) -> bo
         return True
 
 
-def _is_unmarked(work: Work, queue: str, rank: bytes) -> bool:
+def _is_unmarked(work: Work, queue: str, rank: Rank) -> bool:
     return work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from kombu_fdb.engine.scheduling import turns
 from kombu_fdb.engine.stored import whereabouts
@@ -38,7 +38,7 @@ from kombu_fdb.keyspace.codec import (
 )
 from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import STAMP_CODE
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
@@ -62,14 +62,19 @@ __all__ = [
 ]
 
 
-class Message(NamedTuple):
+#: A :data:`~kombu_fdb.model.Place`, or any bytes.
+At_co = TypeVar("At_co", bound=bytes, covariant=True)
+
+
+class Message(NamedTuple, Generic[At_co]):
     """A message that was taken out: of which queue, where it stood, and the bytes of its record.
 
-    ``place``: or the key of its row, which ends like one; b"" for a message from outside.
+    ``place``: or the key of its row, which ends like one; b"" for a message from outside. Only a ``Message[Place]`` can
+    go back to where it was, or under a lease.
     """
 
     queue: str
-    place: bytes
+    place: At_co
     value: bytes
 
 
@@ -78,7 +83,7 @@ class Subqueue(NamedTuple):
 
     queue: str
     key: str
-    rank: bytes
+    rank: Rank
 
 
 class Opened(NamedTuple):
@@ -115,19 +120,19 @@ def take_row(work: Work, queue: str, row: KeyValue) -> None:
         work.effects.went(queue, fair_key)
 
 
-def end_lease(work: Work, queue: str, place: bytes) -> None:
+def end_lease(work: Work, queue: str, place: Place) -> None:
     """One message of the queue, and of its key, is no longer leased. Its lease was cleared."""
     work.effects.change(queue, LEASED, -1)
     if has_key(place):
         work.effects.freed(queue, split_place(place)[0])
 
 
-def forget(work: Work, message: Message) -> None:
+def forget(work: Work, message: Message[bytes]) -> None:
     """The message gets another stamp, or none: by its old one it is no longer found."""
     whereabouts.forget(work, names_of(message.value)[1], message.place)
 
 
-def delete(work: Work, message: Message) -> None:
+def delete(work: Work, message: Message[bytes]) -> None:
     """Delete what else there is of a message; of one that can't be read there is nothing."""
     try:
         record = outline_of(message.value)
@@ -176,7 +181,7 @@ def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str]:
     return _write_chunks(work, message).encode(), message.task_id
 
 
-def from_outside(work: Work, queue: str, record: Record) -> Message:
+def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
     """A message that stands nowhere yet, but for its chunks, as if it had been taken out of ``queue``."""
     return Message(queue, b"", _write_chunks(work, record).encode())
 
@@ -189,7 +194,7 @@ def _write_chunks(work: Work, record: Record) -> Record:
     return record._replace(chunks=len(chunks)) if chunks else record
 
 
-def put_in_place(work: Work, message: Message) -> None:
+def put_in_place(work: Work, message: Message[Place]) -> None:
     """Ready again, at its old place."""
     queue, place, value = message
     work.tr.set(work.keys.at(queue, place), value)
@@ -199,7 +204,7 @@ def put_in_place(work: Work, message: Message) -> None:
         work.effects.came(queue, key, rank)
 
 
-def put_leased(work: Work, lease: Lease, message: Message) -> None:
+def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
     """The session holds it."""
     queue, place, value = message
     work.tr.set(work.keys.lease(*lease), encode_lease(queue, place, value))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, take_out
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import KeyValue
 
@@ -48,7 +48,7 @@ def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
 
 def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[KeyValue], list[KeyValue]]:
     if key is not None:
-        rows = work.tr.get_range(*range_of(work.keys.items(source, key, b"")), limit=limit, snapshot=True)
+        rows = work.tr.get_range(*range_of(work.keys.items(source, key, EVERY_RANK)), limit=limit, snapshot=True)
         return _light([row for row in rows if _is_readable(work.keys, row[0])]), []
     prefixes = (work.keys.ready(source), work.keys.keyed(source), work.keys.delayed(source))
     found = work.tr.get_ranges([(*range_of(each), limit) for each in prefixes], snapshot=True)

@@ -182,7 +182,7 @@ def _in_parts(work: Work, begin: bytes, end: bytes, part: int) -> Iterator[KeyVa
         begin = rows[-1][0] + b"\x00"
 
 
-def _give_way(work: Work, message: Message) -> None:
+def _give_way(work: Work, message: Message[bytes]) -> None:
     if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
         delete(work, message)
     else:

@@ -17,7 +17,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
 from kombu_fdb.keyspace.layout import split_place
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, Place
 
 __all__ = ["Release", "ack", "over_limit", "reject", "release", "release_message"]
 
@@ -61,7 +61,7 @@ def reject(work: Work, leases: Sequence[Lease], cause: Cause) -> list[bool]:
     return [message is not None for message in held]
 
 
-def release_message(work: Work, message: Message, how: Release) -> None:
+def release_message(work: Work, message: Message[Place], how: Release) -> None:
     """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
     if how.counted:
         is_over = over_limit(work, message)
@@ -78,7 +78,7 @@ def release_message(work: Work, message: Message, how: Release) -> None:
         put_in_place(work, message)
 
 
-def over_limit(work: Work, message: Message, *, again: int = 1) -> bool:
+def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     """Whether it will have come back more often than it may, once it has come back ``again`` times."""
     limit = work.routing.delivery_limit(work.tr, message.queue, work.policy.delivery_limit)
     try:
@@ -87,10 +87,10 @@ def over_limit(work: Work, message: Message, *, again: int = 1) -> bool:
         return True
 
 
-def _take_leases(work: Work, leases: Sequence[Lease]) -> list[Message | None]:
+def _take_leases(work: Work, leases: Sequence[Lease]) -> list[Message[Place] | None]:
     """Clear the leases that still exist: the message of each, or None."""
     lease_keys = [work.keys.lease(*lease) for lease in leases]
-    held: list[Message | None] = []
+    held: list[Message[Place] | None] = []
     seen: set[bytes] = set()
     for key, value in zip(lease_keys, work.tr.get_many(lease_keys), strict=True):
         if value is None or key in seen:
@@ -102,7 +102,7 @@ def _take_leases(work: Work, leases: Sequence[Lease]) -> list[Message | None]:
     return held
 
 
-def _take_lease(work: Work, key: bytes, value: bytes) -> Message | None:
+def _take_lease(work: Work, key: bytes, value: bytes) -> Message[Place] | None:
     try:
         message = Message(*decode_lease(value))
     except FormatError:  # left where it is: the sweep keeps it for a person to look at

@@ -33,7 +33,7 @@ from kombu_fdb.keyspace.codec import (
 )
 from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
-from kombu_fdb.model import NO_PRIORITY, URGENT, StoredMessage
+from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
@@ -163,11 +163,11 @@ def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_
         yield _Row(DELAYED, "", _priority(rank), due_ms, value)
 
 
-def _priority(rank: bytes) -> int:
+def _priority(rank: Rank) -> int:
     return URGENT - int(unpack_as(rank, int)[0])
 
 
-def _place(place: bytes) -> tuple[str, bytes]:
+def _place(place: Place) -> tuple[str, Rank]:
     """Of one that can't be read, the last."""
     try:
         return split_place(place)
@@ -175,7 +175,7 @@ def _place(place: bytes) -> tuple[str, bytes]:
         return "", Keyspace.rank(NO_PRIORITY)
 
 
-def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, bytes]:
+def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
     """Of a moment that can't be read, the last: too early is worse than never."""
     try:
         due_ms, rank = keys.split_delayed(queue, name)
@@ -213,16 +213,16 @@ def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
         yield _Row(READY, key, _priority(rank), 0, redelivered(record))
 
 
-def _subqueues(read: Read, keys: Keyspace, queue: str) -> list[tuple[str, bytes]]:
+def _subqueues(read: Read, keys: Keyspace, queue: str) -> list[tuple[str, Rank]]:
     """Key and rank of each sub-queue, in the order of their first messages."""
-    heads: dict[tuple[str, bytes], bytes] = {}
+    heads: dict[tuple[str, Rank], Stamp] = {}
     rows = _scan(read, range_of(keys.keyed(queue)))
     for (name, subqueue), _ in readable(rows, lambda name: (name, split_place(keys.place(queue, name)))):
-        heads.setdefault(subqueue, name[-STAMP_BYTES:])
+        heads.setdefault(subqueue, Stamp(name[-STAMP_BYTES:]))
     return sorted(heads, key=lambda each: heads[each])
 
 
-def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, bytes]]) -> Iterator[_Row]:
+def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
     left = {each: range_of(keys.items(queue, *each)) for each in group}
     while left:
         parts = read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))

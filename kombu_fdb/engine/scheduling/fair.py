@@ -52,7 +52,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
-from kombu_fdb.model import URGENT, QueueControl
+from kombu_fdb.model import URGENT, QueueControl, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
@@ -88,13 +88,13 @@ class _Scheduler:
         self._control = control
         self._now_ms = work.now_ms
         self._room = window.room
-        self._rounds: dict[bytes, int] = {}
+        self._rounds: dict[Rank, int] = {}
         self._tenants = Tenants(work, queue)
         self._allowances = Allowances(work, queue, control, window.sightings)
-        self._rows: dict[tuple[str, bytes], list[KeyValue]] = {}
-        self._exhausted: set[tuple[str, bytes]] = set()
+        self._rows: dict[tuple[str, Rank], list[KeyValue]] = {}
+        self._exhausted: set[tuple[str, Rank]] = set()
         #: The next message of a sub-queue; only with ageing.
-        self._heads: dict[tuple[str, bytes], bytes] = {}
+        self._heads: dict[tuple[str, Rank], bytes] = {}
         self._chosen: Chosen = []
         #: The last turn that was read, if more are behind it than one claim looks at.
         self._sight: _Place | None = None
@@ -136,7 +136,7 @@ class _Scheduler:
     def _turn(self, row: KeyValue) -> Turn | None:
         """None for an entry that can't be read: nobody's, and gone."""
         try:
-            turn = Turn(*self._keys.split_ring(self._queue, row[0]), row[1])
+            turn = Turn(*self._keys.split_ring(self._queue, row[0]), Rank(row[1]))
         except FormatError:
             turn = None
         if turn is None or turn.items not in PRIORITIES:
@@ -188,7 +188,7 @@ class _Scheduler:
             self._tr.clear(key)
         return turns
 
-    def _idle(self, rung: list[tuple[str, bytes]], unkeyed: list[KeyValue]) -> list[tuple[str, bytes]]:
+    def _idle(self, rung: list[tuple[str, Rank]], unkeyed: list[KeyValue]) -> list[tuple[str, Rank]]:
         """Of the sub-queues with an arrival, those without a mark. The ready range is its own arrival."""
         asked = rung + (self._unkeyed_ranks() if unkeyed else [])
         if not asked:
@@ -196,7 +196,7 @@ class _Scheduler:
         marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in asked])
         return [each for each, mark in zip(asked, marks, strict=True) if mark is None]
 
-    def _unkeyed_ranks(self) -> list[tuple[str, bytes]]:
+    def _unkeyed_ranks(self) -> list[tuple[str, Rank]]:
         """The ranks in which messages without a key wait."""
         ranks = [self._keys.rank(priority) for priority in range(URGENT + 1)]
         heads = self._tr.get_ranges(
@@ -204,7 +204,7 @@ class _Scheduler:
         )
         return [("", rank) for rank, head in zip(ranks, heads, strict=True) if head]
 
-    def _parked(self, freed: list[str]) -> list[tuple[str, bytes]]:
+    def _parked(self, freed: list[str]) -> list[tuple[str, Rank]]:
         """The parked sub-queues of keys whose bells rang."""
         found = []
         ranges = [(*self._keys.active_ranks(self._queue, key), 0) for key in freed]
@@ -212,7 +212,7 @@ class _Scheduler:
             found += [(key, self._keys.active_rank(self._queue, key, mark)) for mark, state in marks if state == PARKED]
         return [each for each in found if each[1] in PRIORITIES]
 
-    def _activate(self, candidates: list[tuple[str, bytes]]) -> list[Turn]:
+    def _activate(self, candidates: list[tuple[str, Rank]]) -> list[Turn]:
         if not candidates:
             return []
         items = [range_of(self._keys.items(self._queue, *each)) for each in candidates]
@@ -226,7 +226,7 @@ class _Scheduler:
                 turns.append(turn)
         return turns
 
-    def _admit(self, key: str, rank: bytes, whole: tuple[bytes, bytes], head: list[KeyValue]) -> Turn | None:
+    def _admit(self, key: str, rank: Rank, whole: tuple[bytes, bytes], head: list[KeyValue]) -> Turn | None:
         mark = self._keys.active(self._queue, key, rank)
         if not head:
             # Nothing there any more; it stays so, or this transaction fails.
@@ -240,11 +240,11 @@ class _Scheduler:
         self._tr.set(mark, ACTIVE)
         return self._insert(key, rank, self._first_round(_ring_rank(rank, allowance)), _stamp_of(head[0]), allowance)
 
-    def _first_round(self, rank: bytes) -> int:
+    def _first_round(self, rank: Rank) -> int:
         serving = self._rounds.get(rank, 0)
         return {"next": serving + 1, "current": serving, "first": 0}[self._control.newcomer]
 
-    def _insert(self, key: str, items: bytes, round_: int, stamp: bytes, allowance: Allowance) -> Turn:
+    def _insert(self, key: str, items: Rank, round_: int, stamp: Stamp, allowance: Allowance) -> Turn:
         rank = _ring_rank(items, allowance)
         turn = Turn(rank, self._tenants.round(rank, key, round_), stamp, key, items)
         self._tr.set(self._entry(turn), items)
@@ -344,7 +344,7 @@ class _Scheduler:
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
-    def _fetch(self, subqueues: list[tuple[str, bytes]], most: int) -> None:
+    def _fetch(self, subqueues: list[tuple[str, Rank]], most: int) -> None:
         ranges = [(*range_of(self._keys.items(self._queue, *each)), most) for each in subqueues]
         for each, rows in zip(subqueues, self._tr.get_ranges(ranges, snapshot=True), strict=True):
             self._rows[each] = rows
@@ -391,7 +391,7 @@ class _Scheduler:
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
 
-    def _park(self, key: str, items: bytes, allowance: Allowance) -> None:
+    def _park(self, key: str, items: Rank, allowance: Allowance) -> None:
         self._tr.set(self._keys.active(self._queue, key, items), PARKED)
         self._tr.add_read_conflict_key(self._keys.flight(self._queue, key))
         self._tr.add_read_conflict_key(self._keys.control(self._queue))
@@ -401,10 +401,10 @@ class _Scheduler:
             self._tr.set_versionstamped_value(self._keys.alarm)
 
 
-def _stamp_of(row: KeyValue) -> bytes:
+def _stamp_of(row: KeyValue) -> Stamp:
     """Every message's key ends with its stamp."""
-    return row[0][-STAMP_LENGTH:]
+    return Stamp(row[0][-STAMP_LENGTH:])
 
 
-def _ring_rank(items: bytes, allowance: Allowance | None) -> bytes:
+def _ring_rank(items: Rank, allowance: Allowance | None) -> Rank:
     return rank_of(items, None if allowance is None else allowance.priority)

@@ -35,6 +35,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_lease, encode_lease, limits_of
 from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, readable
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Rank
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["LEASES_PER_PART", "MARKS_PER_PART", "TURNS_PER_PART", "begin", "begin_ring", "is_counting", "part"]
@@ -147,7 +148,7 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
 def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
     """Those that would come to another rank now. At snapshot: whoever changes that notes it in the queue's row."""
     keys = work.keys
-    found = [Turn(*parts, items) for parts, items in readable(entries, partial(keys.split_ring, queue))]
+    found = [Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})
     rows = [keys.control(queue), *(keys.limits(queue, name) for name in names)]
     control, *own = work.tr.get_many(rows, snapshot=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.model import SessionId
 
 __all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
 
@@ -29,7 +30,7 @@ __all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
 SESSION_BYTES = 16
 
 
-def admitted(work: Work, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]) -> set[str]:
+def admitted(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> set[str]:
     """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where nobody is."""
     found = set()
     records = work.tr.get_many([work.keys.single(queue) for queue in queues]) if queues else []
@@ -44,7 +45,7 @@ def admitted(work: Work, queues: Sequence[str], session_id: bytes, consumers: Ma
     return found
 
 
-def standing_by(work: Work, queues: Sequence[str], session_id: bytes, consumers: Mapping[str, str]) -> set[str]:
+def standing_by(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> set[str]:
     """Those of ``queues`` of which another consumer is the active one."""
     records = work.tr.get_many([work.keys.single(queue) for queue in queues], snapshot=True) if queues else []
     return {
@@ -54,13 +55,13 @@ def standing_by(work: Work, queues: Sequence[str], session_id: bytes, consumers:
     }
 
 
-def leave(work: Work, queue: str, session_id: bytes, tag: str) -> None:
+def leave(work: Work, queue: str, session_id: SessionId, tag: str) -> None:
     """The consumer ends: if it was active, let another one be."""
     if work.tr.get(work.keys.single(queue)) == _record(session_id, tag):
         vacate(work, queue)
 
 
-def leave_all(work: Work, session_id: bytes, tags: Collection[str] | None = None) -> None:
+def leave_all(work: Work, session_id: SessionId, tags: Collection[str] | None = None) -> None:
     """The same for these consumers of a session, or all, in all queues."""
     for (queue,), record in work.keys.read(work.tr.get_range(*work.keys.all_singles, snapshot=True), str):
         if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
@@ -68,12 +69,12 @@ def leave_all(work: Work, session_id: bytes, tags: Collection[str] | None = None
             vacate(work, queue)
 
 
-def active(work: Work, queue: str) -> tuple[bytes, str] | None:
+def active(work: Work, queue: str) -> tuple[SessionId, str] | None:
     """Session and tag of the active consumer."""
     record = work.tr.get(work.keys.single(queue), snapshot=True)
     if record is None or _is_nobody(record):
         return None
-    return record[:SESSION_BYTES], record[SESSION_BYTES:].decode(errors="replace")
+    return SessionId(record[:SESSION_BYTES]), record[SESSION_BYTES:].decode(errors="replace")
 
 
 def vacate(work: Work, queue: str) -> None:
@@ -85,5 +86,5 @@ def _is_nobody(record: bytes | None) -> bool:
     return record is None or len(record) < SESSION_BYTES
 
 
-def _record(session_id: bytes, tag: str) -> bytes:
+def _record(session_id: SessionId, tag: str) -> bytes:
     return session_id + tag.encode()

@@ -22,6 +22,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
@@ -49,11 +50,11 @@ SEPARATOR = "/"
 class Turn(NamedTuple):
     """A ring entry; their order is the order of service. ``items``: the rank of the messages, packed."""
 
-    rank: bytes
+    rank: Rank
     round: int
-    stamp: bytes
+    stamp: Stamp
     key: str
-    items: bytes
+    items: Rank
 
 
 def tenant_of(key: str) -> str | None:
@@ -62,7 +63,7 @@ def tenant_of(key: str) -> str | None:
     return tenant if separator else None
 
 
-def rank_of(items: bytes, priority: int | None) -> bytes:
+def rank_of(items: Rank, priority: int | None) -> Rank:
     """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
     return items if priority is None else Keyspace.rank(priority)
 
@@ -74,11 +75,11 @@ class Tenants:
         self._tr = work.tr
         self._keys = work.keys
         self._queue = queue
-        self._turns: dict[tuple[bytes, str], int] = {}
-        self._changes: Counter[tuple[bytes, str]] = Counter()
+        self._turns: dict[tuple[Rank, str], int] = {}
+        self._changes: Counter[tuple[Rank, str]] = Counter()
         self._counted: set[Turn] = set()
 
-    def load(self, subqueues: Iterable[tuple[bytes, str]], turns: Iterable[Turn] = ()) -> None:
+    def load(self, subqueues: Iterable[tuple[Rank, str]], turns: Iterable[Turn] = ()) -> None:
         """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing where no key has a tenant.
 
         A turn's mark changes with its entry in the ring only, on which whoever serves it conflicts.
@@ -95,7 +96,7 @@ class Tenants:
         named_by = zip(marked, values[len(rows) :], strict=True)
         self._counted.update(turn for turn, mark in named_by if mark == self.mark(turn))
 
-    def round(self, rank: bytes, key: str, first: int) -> int:
+    def round(self, rank: Rank, key: str, first: int) -> int:
         """The first round from ``first`` on in which the key's tenant has no other turn."""
         tenant = tenant_of(key)
         return first if tenant is None else first + max(0, self._turns.get((rank, tenant), 0))
@@ -118,7 +119,7 @@ class Tenants:
             self._counted.remove(turn)
             self._change(turn.rank, turn.key, -1)
 
-    def _change(self, rank: bytes, key: str, by: int) -> None:
+    def _change(self, rank: Rank, key: str, by: int) -> None:
         each = rank, tenant_of(key) or ""
         self._turns[each] = self._turns.get(each, 0) + by
         self._changes[each] += by
@@ -132,11 +133,12 @@ class Tenants:
 
 def leave_places(work: Work, queue: str, messages: Iterable[bytes]) -> None:
     """As :func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
-    places = (work.keys.place(queue, each) for each in messages if each.startswith(work.keys.keyed(queue)))
-    leave(work, queue, [subqueue for subqueue, _ in readable([(place, b"") for place in places], split_place)])
+    keys = work.keys
+    rows = [(each, b"") for each in messages if each.startswith(keys.keyed(queue))]
+    leave(work, queue, [subqueue for subqueue, _ in readable(rows, lambda key: split_place(keys.place(queue, key)))])
 
 
-def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, bytes]]) -> None:
+def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, Rank]]) -> None:
     """Messages of these keys and ranks were taken away: those without another one leave the ring, if of a tenant.
 
     Reads, and nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kombu_fdb.engine.scheduling.ageing import MOST_SLICES
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored.room import Room
-from kombu_fdb.model import QueueControl
+from kombu_fdb.model import QueueControl, SessionId
 
 __all__ = ["Window"]
 
@@ -17,7 +17,7 @@ __all__ = ["Window"]
 class Window:
     """One attempt of one claim. Who only looks has no session, no rivals, and infinite room."""
 
-    session: bytes
+    session: SessionId
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
     next_number: int
     limit: int

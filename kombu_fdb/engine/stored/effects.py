@@ -10,6 +10,7 @@ from __future__ import annotations
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Rank
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = [
@@ -76,7 +77,7 @@ class Effects:
         self._stamped = stamped
         self._backlogs: dict[tuple[str, str], int] = {}
         self._flights: dict[tuple[str, str], int] = {}
-        self._doors: set[tuple[str, str, bytes]] = set()
+        self._doors: set[tuple[str, str, Rank]] = set()
         self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: str, by: int) -> None:
@@ -103,7 +104,7 @@ class Effects:
         """Let idle consumers look at the queue."""
         self._bells.add(queue)
 
-    def came(self, queue: str, key: str, rank: bytes) -> None:
+    def came(self, queue: str, key: str, rank: Rank) -> None:
         """A message with a key became ready: consumers must look at the key."""
         self._add(self._backlogs, (queue, key), 1)
         self._doors.add((queue, key, rank))

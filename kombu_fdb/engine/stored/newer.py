@@ -25,6 +25,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.model import Place
 
 __all__ = ["LEASE", "RECORD", "keep", "keep_lease"]
 
@@ -39,22 +40,22 @@ def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
     if not is_newer(value):
         return False
     try:
-        place = _place(work.keys, queue, place)
+        stood = _place(work.keys, queue, place)
     except FormatError:
         return False
-    work.tr.set(work.keys.newer(RECORD, value[0], queue, place), value)
+    work.tr.set(work.keys.newer(RECORD, value[0], queue, stood), value)
     work.effects.change(queue, NEWER, 1)
     return True
 
 
-def _place(keys: Keyspace, queue: str, place: bytes) -> bytes:
-    if place.startswith((keys.ready(queue), keys.keyed(queue))):
-        place = keys.place(queue, place)
-    split_place(place)
-    return place
+def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
+    is_key = place.startswith((keys.ready(queue), keys.keyed(queue)))
+    stood = keys.place(queue, place) if is_key else Place(place)
+    split_place(stood)
+    return stood
 
 
-def keep_lease(work: Work, value: bytes) -> tuple[str, bytes] | None:
+def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is none."""
     try:
         queue, place = head_of_lease(value)

@@ -35,7 +35,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, SessionLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
@@ -66,7 +66,7 @@ UNREADABLE_TTL_S = 600.0
 
 def open_session(
     work: Work,
-    session_id: bytes,
+    session_id: SessionId,
     description: dict[str, str | int],
     ttl_s: float,
 ) -> None:
@@ -75,7 +75,7 @@ def open_session(
     _beat(work, session_id, ttl_s)
 
 
-def _beat(work: Work, session_id: bytes, ttl_s: float, consumed: Sequence[str] = ()) -> None:
+def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """The beat carries the session's time to live: whoever observes it judges it by its own promise.
 
     Its wall clock is for people to read; nothing is ever decided by it.
@@ -119,7 +119,7 @@ def description_of(value: bytes) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def require(work: Work, session_id: bytes, *, and_read: Sequence[bytes] = ()) -> list[bytes | None]:
+def require(work: Work, session_id: SessionId, *, and_read: Sequence[bytes] = ()) -> list[bytes | None]:
     """Raises ``SessionLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
     key = work.keys.session(session_id)
     work.tr.add_read_conflict_key(key)
@@ -129,7 +129,7 @@ def require(work: Work, session_id: bytes, *, and_read: Sequence[bytes] = ()) ->
     return others
 
 
-def seal(work: Work, session_id: bytes) -> None:
+def seal(work: Work, session_id: SessionId) -> None:
     """No claim of this session that has begun commits after this transaction. Raises ``SessionLost`` if it was fenced.
 
     A claim conflicts on the session's record, and this writes it as it is. So whoever looks for the leases of a claim
@@ -142,7 +142,7 @@ def seal(work: Work, session_id: bytes) -> None:
     work.tr.set(key, record)
 
 
-def beat(work: Work, session_id: bytes, ttl_s: float, consumed: Sequence[str]) -> bool:
+def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str]) -> bool:
     """Show a sign of life, and the queues consumed; False if the session was fenced."""
     if work.tr.get(work.keys.session(session_id)) is None:
         return False
@@ -150,12 +150,12 @@ def beat(work: Work, session_id: bytes, ttl_s: float, consumed: Sequence[str]) -
     return True
 
 
-def beats(work: Work) -> list[tuple[bytes, bytes, float]]:
+def beats(work: Work) -> list[tuple[SessionId, bytes, float]]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     return _known(work.keys, work.tr.get_range(*work.keys.all_beats, snapshot=True))
 
 
-def neighbours(work: Work, session_id: bytes, most: int) -> list[tuple[bytes, bytes, float]]:
+def neighbours(work: Work, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
     """The session itself and up to ``most`` that follow it in the ring of ids; the last id is followed by the first."""
     begin, end = work.keys.all_beats
     own = work.keys.beat(session_id)
@@ -163,11 +163,11 @@ def neighbours(work: Work, session_id: bytes, most: int) -> list[tuple[bytes, by
     return _known(work.keys, (behind + before)[: most + 1])
 
 
-def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[bytes, bytes, float]]:
-    return [(session_id, value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
+def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[SessionId, bytes, float]]:
+    return [(SessionId(session_id), value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
 
 
-def fence(work: Work, session_id: bytes, *, last_beat: bytes | None = None) -> bool:
+def fence(work: Work, session_id: SessionId, *, last_beat: bytes | None = None) -> bool:
     """End the session, unless its beat is no longer ``last_beat``."""
     if last_beat is not None and work.tr.get(work.keys.beat(session_id)) != last_beat:
         return False
@@ -175,7 +175,7 @@ def fence(work: Work, session_id: bytes, *, last_beat: bytes | None = None) -> b
     return True
 
 
-def leases_of_claim(work: Work, session_id: bytes, first: int, most: int) -> list[Lease]:
+def leases_of_claim(work: Work, session_id: SessionId, first: int, most: int) -> list[Lease]:
     """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those."""
     end = first + LEASES_PER_CLAIM
     rows = work.tr.get_range(
@@ -191,7 +191,7 @@ def holds(work: Work, leases_: Sequence[Lease]) -> list[bool]:
     return [None not in values[at : at + 2] for at in range(0, len(values), 2)]
 
 
-def hold_role(work: Work, role: str, session_id: bytes, observed: bytes | None) -> bool:
+def hold_role(work: Work, role: str, session_id: SessionId, observed: bytes | None) -> bool:
     """Take a role that is free or whose record is still ``observed``, or renew it if it is ours."""
     key = work.keys.role(role)
     record = work.tr.get(key)
@@ -201,7 +201,7 @@ def hold_role(work: Work, role: str, session_id: bytes, observed: bytes | None) 
     return True
 
 
-def leave_role(work: Work, role: str, session_id: bytes) -> None:
+def leave_role(work: Work, role: str, session_id: SessionId) -> None:
     """Free a role we hold, so that another process takes it at once."""
     key = work.keys.role(role)
     record = work.tr.get(key)

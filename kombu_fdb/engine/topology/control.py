@@ -23,6 +23,7 @@ from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
 from kombu_fdb.keyspace.codec import decode_control, encode_control
 from kombu_fdb.keyspace.layout import FORMAT_VERSION
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import SessionId
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
@@ -261,11 +262,11 @@ def expire(work: Work, queue: str, last_use: bytes) -> bool:
     return delete_queue(work, queue, if_unused=True, if_empty=False)
 
 
-def add_consumer(work: Work, session_id: bytes, queue: str, tag: str) -> None:
+def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> None:
     work.tr.set(work.keys.consumer(queue, session_id, tag), b"")
 
 
-def remove_consumer(work: Work, session_id: bytes, queue: str, tag: str) -> bool:
+def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bool:
     """Whether an auto-delete queue has lost its last consumer by this."""
     single.leave(work, queue, session_id, tag)
     work.tr.clear(work.keys.consumer(queue, session_id, tag))
@@ -278,7 +279,7 @@ def remove_consumer(work: Work, session_id: bytes, queue: str, tag: str) -> bool
     return vanishes and not work.tr.get_range(*work.keys.consumers(queue), limit=1)
 
 
-def drop_consumers(work: Work, session_id: bytes) -> list[str]:
+def drop_consumers(work: Work, session_id: SessionId) -> list[str]:
     """Remove all consumers of a session that is gone. Returns the auto-delete queues left without one."""
     orphans = []
     rows = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)

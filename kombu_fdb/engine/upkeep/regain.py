@@ -12,6 +12,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, Range
+from kombu_fdb.model import Place
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "is_any", "part"]
@@ -55,7 +56,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
         settle.release_message(work, message, Release(counted=False))
 
 
-def _return(work: Work, kept: Message) -> None:
+def _return(work: Work, kept: Message[Place]) -> None:
     """What a dead session held; ``kept.value`` is its lease."""
     try:
         record = codec.decode_lease(kept.value)[2]

@@ -25,6 +25,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import SessionId
 
 __all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part", "skip"]
 
@@ -96,7 +97,7 @@ def counted_gap(gap_s: float, longest_s: float) -> float:
 
 
 def release_part(
-    work: Work, session_id: bytes, *, counted: bool, cursor: bytes = b"", limit: int = LEASES_PER_TRANSACTION
+    work: Work, session_id: SessionId, *, counted: bool, cursor: bytes = b"", limit: int = LEASES_PER_TRANSACTION
 ) -> tuple[int, bytes]:
     """Bring up to ``limit`` messages of a fenced session back. Returns how many, and where to go on; b"" at the end.
 
@@ -117,14 +118,14 @@ def release_part(
     return 0, b""
 
 
-def skip(work: Work, session_id: bytes, cursor: bytes) -> bytes:
+def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
     """Where to go on behind the next lease, which can't be brought back; b"" if there is none."""
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     return rows[0][0] + b"\x00" if rows else b""
 
 
-def forget(work: Work, session_id: bytes) -> None:
+def forget(work: Work, session_id: SessionId) -> None:
     """The last trace of a fenced session, by which it is found if whoever cleans up after it dies meanwhile.
 
     It stays while a lease does: one that could not be brought back is tried again with the next sweep.

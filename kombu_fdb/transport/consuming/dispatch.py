@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
 from kombu_fdb.transport.holding.credit import Credit, Room
 
@@ -81,7 +81,7 @@ class Dispatch:
                 del self._by_queue[subscription.queue]
             return subscription.credit.inbox.withdraw(lambda each, _: each is subscription)
 
-    def drop_session(self, session_id: bytes) -> None:
+    def drop_session(self, session_id: SessionId) -> None:
         """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
         with self._lock:
             for credit in self._credits:

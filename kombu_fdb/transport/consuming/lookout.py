@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
@@ -28,7 +29,7 @@ class Lookout:
         self._armed: dict[str, Watch] = {}
         self._membership: Membership | None = None
 
-    def arm(self, engine: Engine, wanted: set[str], session_id: bytes, consumers: Mapping[str, str]) -> None:
+    def arm(self, engine: Engine, wanted: set[str], session_id: SessionId, consumers: Mapping[str, str]) -> None:
         """Watch the queues known to be empty; if one of them is not, all of them are hungry."""
         self.disarm(queue for queue in list(self._armed) if queue not in wanted)
         self.hungry &= wanted

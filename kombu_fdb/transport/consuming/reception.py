@@ -38,7 +38,7 @@ from functools import partial
 
 from kombu_fdb import errors
 from kombu_fdb.errors import StoreError, StoreUnavailable
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.wakeup import Bell
@@ -94,9 +94,9 @@ class Reception:
         self._answered = 0
 
     @property
-    def session_id(self) -> bytes:
+    def session_id(self) -> SessionId:
         """Of the session in whose name it claims; empty before the first turn."""
-        return b"" if self._membership is None else self._membership.session_id
+        return NO_SESSION if self._membership is None else self._membership.session_id
 
     # -- for consumers ---------------------------------------------------------------------------------------------
 
@@ -374,6 +374,6 @@ class Reception:
             done.set()
 
 
-def _remove_consumer(client: Client, session_id: bytes, queue: str, tag: str) -> None:
+def _remove_consumer(client: Client, session_id: SessionId, queue: str, tag: str) -> None:
     """Undo a registration; an auto-delete queue ends with its last consumer. Raises a ``StoreError``."""
     client.engine.queues.remove_consumer(session_id, queue, tag)

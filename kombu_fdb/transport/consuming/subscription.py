@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-from kombu_fdb.model import Delivery
+from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settler import Settler
 
@@ -39,7 +39,7 @@ class Subscription:
     #: The queue serves one consumer at a time.
     single: bool = False
     #: The session in whose name the store knows of this consumer.
-    session_id: bytes | None = None
+    session_id: SessionId | None = None
 
     @property
     def leaseless(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client
 
 __all__ = ["Estate", "Holder"]
@@ -16,7 +16,7 @@ class Holder(Protocol):
     """A channel, as its heirs see it."""
 
     @property
-    def consumers(self) -> Sequence[tuple[bytes, str, str]]:
+    def consumers(self) -> Sequence[tuple[SessionId, str, str]]:
         """As the store knows them: session, queue, tag."""
 
     def bequeath(self) -> list[Lease]:
@@ -28,7 +28,7 @@ class Estate(NamedTuple):
 
     leases: Sequence[Lease] = ()
     #: Session, queue, tag.
-    consumers: Sequence[tuple[bytes, str, str]] = ()
+    consumers: Sequence[tuple[SessionId, str, str]] = ()
     #: Queues that end with their connection.
     exclusive: Sequence[str] = ()
 

@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench, OnBench, _beat, _wait_until
 from kombu_fdb.engine.messages.overflow import MOST_LEAVING
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, QueueCounts
+from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, QueueCounts, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
 
 __all__ = ["LimitsConformance"]
@@ -25,7 +25,7 @@ def declare(bench: Bench, queue: str = "q", **arguments: Any) -> None:
 class Consumer:
     """One of a queue with ``x-single-active-consumer``."""
 
-    def __init__(self, bench: Bench, tag: str, session: bytes | None = None) -> None:
+    def __init__(self, bench: Bench, tag: str, session: SessionId | None = None) -> None:
         self.engine = bench.another()
         self.session = self.engine.sessions.open({"tag": tag}) if session is None else session
         self.tag = tag

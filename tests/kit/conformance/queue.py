@@ -28,7 +28,7 @@ from kombu_fdb.errors import (
 )
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts
+from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts, SessionId
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duty_cycle import ROLE_TTL_S, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -62,7 +62,7 @@ class Bench:
             timeouts=Timeouts(call_s=30.0),
         )
 
-    def duties(self, session: bytes | None = None) -> Duties:
+    def duties(self, session: SessionId | None = None) -> Duties:
         return Duties(
             self.engine,
             self.clock,
@@ -71,7 +71,7 @@ class Bench:
             sweep_interval_s=5.0,
         )
 
-    def beats(self) -> dict[bytes, bytes]:
+    def beats(self) -> dict[SessionId, bytes]:
         """Each session's last beat."""
         return {session_id: beat for session_id, beat, _ttl_s in self.engine.sessions.beats()}
 
@@ -81,7 +81,7 @@ class Bench:
                 properties["task_id"] = payload[:100].hex()
             self.engine.publisher.publish([Publication("", queue, payload, **properties)])
 
-    def take(self, limit: int = 100, *queues: str, session: bytes | None = None) -> list[Delivery]:
+    def take(self, limit: int = 100, *queues: str, session: SessionId | None = None) -> list[Delivery]:
         return self.engine.messages.claim(session or self.session, queues or ("q",), limit)
 
     def payloads(self, limit: int = 100, *queues: str) -> list[bytes]:
@@ -830,7 +830,7 @@ class QueueConformance(OnBench):
         bench.engine.queues.purge("q")
 
 
-def _beat(bench: Bench, session: bytes) -> bytes:
+def _beat(bench: Bench, session: SessionId) -> bytes:
     return bench.beats()[session]
 
 

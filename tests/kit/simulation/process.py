@@ -19,7 +19,7 @@ from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.turns import Turns
 from kombu_fdb.store.protocol import Watch
@@ -190,11 +190,11 @@ class SimulatedSessions(Sessions):
         super().__init__(engine.transactions, engine.queues)
         self.frames = frames
 
-    def recover(self, session_id: bytes, first: int) -> int:
+    def recover(self, session_id: SessionId, first: int) -> int:
         with self._as("recover"):
             return super().recover(session_id, first)
 
-    def close(self, session_id: bytes) -> int:
+    def close(self, session_id: SessionId) -> int:
         with self._as("close"):
             return super().close(session_id)
 
@@ -265,13 +265,13 @@ class Process:
     #: The steps of its session's threads, then.
     turns: Turns | None = None
     #: Every session it ever had.
-    sessions: set[bytes] = field(default_factory=set)
+    sessions: set[SessionId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sessions.add(self.session)
 
     @property
-    def session(self) -> bytes:
+    def session(self) -> SessionId:
         return self.membership.session_id
 
     def begin(self, membership: Membership, duties: Callable[..., SimulatedDuties], now_s: float) -> None:

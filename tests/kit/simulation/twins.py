@@ -26,6 +26,7 @@ from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import delay, expired, ghosts, regain, sweep
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Rank, SessionId, Stamp
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry, tokens
@@ -124,11 +125,11 @@ _fence, _insert, _way = session.fence, fair._Scheduler._insert, bury._way
 _put_ready, _release_part = message.put_ready, sweep.release_part
 
 
-def _require_nothing(work: Work, _session_id: bytes, *, and_read: list[bytes]) -> list[Any]:
+def _require_nothing(work: Work, _session_id: SessionId, *, and_read: list[bytes]) -> list[Any]:
     return work.tr.get_many(and_read, snapshot=True)
 
 
-def _forgetful_fence(work: Work, session_id: bytes, **given: Any) -> bool:
+def _forgetful_fence(work: Work, session_id: SessionId, **given: Any) -> bool:
     work.tr.clear(work.keys.beat(session_id))
     return _fence(work, session_id, **given)
 
@@ -158,7 +159,7 @@ def _first_grave(*args: Any) -> Any:
     return way._replace(queues=way.queues[:1])
 
 
-def _same_turn(scheduler: Any, key: str, items: bytes, _round: int, stamp: bytes, allowance: Any) -> Any:
+def _same_turn(scheduler: Any, key: str, items: Rank, _round: int, stamp: Stamp, allowance: Any) -> Any:
     return _insert(scheduler, key, items, 0, stamp, allowance)
 
 
@@ -180,7 +181,7 @@ def _open_to_all(_work: object, queues: Sequence[str], *_: object) -> list[str]:
     return list(queues)
 
 
-def _hand_over(work: Work, session_id: bytes, **given: Any) -> tuple[int, bytes]:
+def _hand_over(work: Work, session_id: SessionId, **given: Any) -> tuple[int, bytes]:
     if work.tr.get(work.keys.session(session_id)) is None:
         single.leave_all(work, session_id)
     return _release_part(work, session_id, **{**given, "limit": 1})

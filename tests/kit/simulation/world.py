@@ -32,6 +32,7 @@ from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.model import SessionId
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.options import Options
@@ -217,7 +218,7 @@ class World:
         session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
         return Membership(engine, OPTIONS, session, NoThreads(), self.clock)
 
-    def duties(self, engine: Engine, clock: ProcessClock, session: bytes) -> SimulatedDuties:
+    def duties(self, engine: Engine, clock: ProcessClock, session: SessionId) -> SimulatedDuties:
         return SimulatedDuties(
             engine,
             clock,

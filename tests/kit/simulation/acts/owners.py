@@ -10,7 +10,7 @@ from kit.simulation.process import Frame, Killed, Process
 from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
-from kombu_fdb.model import Lease, Publication
+from kombu_fdb.model import Lease, Publication, SessionId
 from kombu_fdb.process.turns import Turns
 from kombu_fdb.testing.faults import Interrupted
 
@@ -222,7 +222,7 @@ def beat(world: World, frame: Frame) -> None:
         lose_session(world, process, session)
 
 
-def lose_session(world: World, process: Process, session: bytes) -> None:
+def lose_session(world: World, process: Process, session: SessionId) -> None:
     """It was fenced: begin another, as a new consumer."""
     if process.session != session:
         return  # another thread was faster

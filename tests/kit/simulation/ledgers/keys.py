@@ -19,12 +19,12 @@ from kombu_fdb.engine.scheduling.turns import rank_of
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_int
-from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.model import KeyLimits, QueueControl, Rank
 
 __all__ = ["Key", "KeyLedger"]
 
 #: Queue, key, packed rank.
-SubQueue = tuple[str, str, bytes]
+SubQueue = tuple[str, str, Rank]
 Key = tuple[str, str]
 
 
@@ -46,7 +46,7 @@ class KeyLedger:
         self.relimits: set[str] = set()
         self.controls: dict[str, QueueControl] = {}
         self.leased: Counter[Key] = Counter()
-        self.ranks: defaultdict[Key, set[bytes]] = defaultdict(set)
+        self.ranks: defaultdict[Key, set[Rank]] = defaultdict(set)
         #: Counters of the store.
         self.flights: Counter[Key] = Counter()
         self.backlogs: Counter[Key] = Counter()
@@ -156,9 +156,10 @@ class KeyLedger:
             if old is not None:
                 self.turns[old] -= 1
             if value is not None:
-                self._entries[store_key] = (queue, name, value)
-                self.turns[queue, name, value] += 1
-                self._stands[queue, name, value] = stands
+                subqueue = queue, name, Rank(value)
+                self._entries[store_key] = subqueue
+                self.turns[subqueue] += 1
+                self._stands[subqueue] = stands
         self._touched.add(key)
 
     # -- checks ------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class KeyLedger:
         if self.exact:
             self._forget_idle()
 
-    def _check_subqueue(self, queue: str, name: str, rank: bytes) -> None:
+    def _check_subqueue(self, queue: str, name: str, rank: Rank) -> None:
         subqueue = queue, name, rank
         mark, turns = self.marks.get(subqueue), self.turns[subqueue]
         if turns != (mark is not None and mark.startswith(ACTIVE)):
@@ -252,6 +253,6 @@ class KeyLedger:
         self._waits = {key: wait for key, wait in self._waits.items() if key in waiting}
 
 
-def _rank(rank: object) -> bytes:
+def _rank(rank: object) -> Rank:
     assert isinstance(rank, int)
-    return pack_int(rank)
+    return Rank(pack_int(rank))

@@ -21,6 +21,7 @@ from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import SessionId
 
 __all__ = ["Ledger"]
 
@@ -59,9 +60,9 @@ class Ledger:
         self.gone: set[bytes] = set()
         #: Names of messages by their ids.
         self.labels: dict[bytes, str] = {}
-        self.sessions: set[bytes] = set()
+        self.sessions: set[SessionId] = set()
         #: When a session last beat, in observable seconds.
-        self.beats: dict[bytes, float] = {}
+        self.beats: dict[SessionId, float] = {}
         self.consumers: Counter[str] = Counter()
         self._ttl_s = session_ttl_s
         self._bodies: Counter[bytes] = Counter()
@@ -211,13 +212,14 @@ class Ledger:
             self.consumers[str(name)] += (new is not None) - (old is not None)
             return
         assert isinstance(name, bytes)
+        session = SessionId(name)
         if tag == "beat":
             if new is not None:
-                self.beats[name] = observable_s
+                self.beats[session] = observable_s
         elif new is not None:
-            self.sessions.add(name)
+            self.sessions.add(session)
         else:
-            self.sessions.discard(name)
-            silent_s = observable_s - self.beats.get(name, 0.0)
+            self.sessions.discard(session)
+            silent_s = observable_s - self.beats.get(session, 0.0)
             if author is not None and author.verb == "duties" and silent_s < self._ttl_s - 0.001:
                 raise Violation("NOT-TWICE", f"a session that beat {silent_s:.1f} s ago was ended")

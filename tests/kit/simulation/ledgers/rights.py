@@ -9,7 +9,7 @@ from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.model import Lease
+from kombu_fdb.model import Lease, SessionId
 
 __all__ = ["Judge"]
 
@@ -87,7 +87,7 @@ class Judge:
         before: Row | None,
         after: Row | None,
         appeared: Sequence[Row],
-        sessions: set[bytes],
+        sessions: set[SessionId],
     ) -> None:
         """One message in one commit. ``appeared``: all rows this commit has written. Raises ``Violation``."""
         assert author is not None
@@ -153,7 +153,7 @@ class Judge:
             raise Violation("NOT-EARLY", f"{name} is ready {due_ms - author.latest_ms} ms before it is due")
 
     @staticmethod
-    def _settled(author: Frame, name: str, before: Row, after: Row | None, sessions: set[bytes]) -> None:
+    def _settled(author: Frame, name: str, before: Row, after: Row | None, sessions: set[SessionId]) -> None:
         own = author.process is not None and before.session in author.process.sessions
         if author.verb in OWNERS and not own:
             raise Violation("ONE-OWNER", f"{name}, {before}, was settled by another")

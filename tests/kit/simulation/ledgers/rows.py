@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_lease, decode_record
-from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, has_key, split_place
+from kombu_fdb.model import NO_SESSION, Rank, SessionId
 
 __all__ = ["STATES", "Row", "label_of", "read_row"]
 
@@ -21,9 +22,9 @@ class Row(NamedTuple):
     queue: str
     record: Record
     key: str = ""
-    rank: bytes = b""
+    rank: Rank = EVERY_RANK
     due_ms: int = 0
-    session: bytes = b""
+    session: SessionId = NO_SESSION
     number: int = 0
     #: Counted among those in flight of its key, which may be "".
     keyed: bool = False
@@ -60,9 +61,10 @@ def read_row(keys: Keyspace, tag: str, key: bytes, value: bytes) -> Row:
 
 
 def _leased(keys: Keyspace, key: bytes, value: bytes) -> Row:
-    _tag, session, number = keys.unpack(key)
-    assert isinstance(session, bytes)
+    _tag, owner, number = keys.unpack(key)
+    assert isinstance(owner, bytes)
     assert isinstance(number, int)
+    session = SessionId(owner)
     queue, place, stored = decode_lease(value)
     record, malformed = _decode(stored)
     at = keys.at(queue, place)

@@ -11,6 +11,7 @@ from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import NO_SESSION, SessionId
 
 __all__ = ["SingleLedger"]
 
@@ -22,11 +23,11 @@ class SingleLedger:
         self._keys = keys
         self._queues = queues
         #: Session of the active consumer; b"" for nobody.
-        self._active: dict[str, bytes] = {}
+        self._active: dict[str, SessionId] = {}
         #: Leases by queue and session.
-        self._held: dict[tuple[str, bytes], int] = {}
+        self._held: dict[tuple[str, SessionId], int] = {}
         self._claimed: list[Row] = []
-        self._changed: list[tuple[str, bytes]] = []
+        self._changed: list[tuple[str, SessionId]] = []
 
     def message(self, row: Row, by: int) -> None:
         """A message row came or went."""
@@ -38,22 +39,24 @@ class SingleLedger:
 
     def note(self, key: bytes, value: bytes | None) -> None:
         """The record of a queue was set."""
-        named = value[:SESSION_BYTES] if value is not None and len(value) >= SESSION_BYTES else b""
+        named = SessionId(value[:SESSION_BYTES]) if value is not None and len(value) >= SESSION_BYTES else NO_SESSION
         self._changed.append((str(self._keys.unpack(key)[1]), named))
 
-    def check(self, author: Frame | None, sessions: set[bytes]) -> None:
+    def check(self, author: Frame | None, sessions: set[SessionId]) -> None:
         """Raises ``Violation``."""
         for queue, named in self._changed:
-            before = self._active.get(queue, b"")
+            before = self._active.get(queue, NO_SESSION)
             if before and before != named and author is not None and author.verb != "drop":
                 self._handed_over(author, queue, before, named, sessions)
             self._active[queue] = named
         for row in self._claimed:
-            if self._active.get(row.queue, b"") != row.session:
+            if self._active.get(row.queue, NO_SESSION) != row.session:
                 raise Violation("ONE-ACTIVE", f"{row} was claimed by one that stands by")
         self._claimed, self._changed = [], []
 
-    def _handed_over(self, author: Frame, queue: str, before: bytes, named: bytes, sessions: set[bytes]) -> None:
+    def _handed_over(
+        self, author: Frame, queue: str, before: SessionId, named: SessionId, sessions: set[SessionId]
+    ) -> None:
         whose = f"of {before.hex()[:4]} in {queue}"
         if named:
             raise Violation("ONE-ACTIVE", f"{named.hex()[:4]} took the place {whose}")
