@@ -1,7 +1,7 @@
 """Keyword arguments that several verbs share, for type checkers and editors (PEP 692).
 
-What is unknown or out of range is refused where it is used, with what there is; ``tests/kombu_fdb/api/test_faces.py`` keeps
-these in step with the values they stand for.
+What is unknown or out of range is refused where it is used, with what there is; ``tests/kombu_fdb/api/test_faces.py``
+keeps these in step with the values they stand for.
 """
 
 from __future__ import annotations
