@@ -76,7 +76,7 @@ def test_a_file_locked_for_so_long_that_the_worker_connects_again(
 ) -> None:
     worker = begin(start, app, broker, until, "-E", pool=pool)
     with locked(file):
-        until(lambda: worker.said("heartbeat to the store fails"))
+        until(lambda: worker.said("heartbeat to the store failed"))
         assert seconds_to_stop(worker, broker) < LONGEST_S
 
 
