@@ -17,6 +17,7 @@ from kombu import Connection
 
 import kombu_fdb.api.broker
 import kombu_fdb.api.connection
+import kombu_fdb.api.job
 import kombu_fdb.api.queue
 import kombu_fdb.api.taking
 from kombu_fdb import Broker
@@ -35,7 +36,7 @@ from kombu_fdb.transport.holding import held as holding
 from kombu_fdb.transport.holding import settling
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
-API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
+API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.job, kombu_fdb.api.queue, kombu_fdb.api.taking)
 MODULES = (
     *API,
     attempt,
@@ -123,6 +124,51 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         assert not broker._client.membership().known
 
     assert each_line(lambda: how(broker), look) > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
+@pytest.mark.parametrize("how", ["ack", "release", "bury"])
+def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker: Broker, how: str) -> None:
+    """A lease that the process believes to hold would keep the store open for good."""
+    queue = broker.queue("q")
+    jobs: list[Any] = []
+
+    def take() -> None:
+        queue.put("x", ttr=3600)
+        jobs.append(queue.take(timeout=0))
+
+    def look() -> None:
+        jobs.clear()  # Python ends it, and so drops what was not settled
+        settle_down(broker)
+        assert held(broker) == 0
+        assert not broker.connection.held
+        assert not broker._client.owes
+        queue.purge()
+        take()
+
+    take()
+    assert each_line(lambda: getattr(jobs[-1], how)(), look) > 10
+
+
+def test_a_session_that_nobody_got_to_know_is_not_kept(broker: Broker) -> None:
+    """Its threads would go on when the store is closed, and it would never end."""
+    own, files = broker._client, {str(client.__file__)}
+    line, where = 0, "yes"
+    while where:
+        line += 1
+        where = interrupt(own.membership, line, files, strikes=runs_handlers)
+        known, own._membership = own._membership, None
+        if known is not None:
+            known.stop()
+        until_no_thread_is_called("kombu-fdb-heartbeat")
+    assert line > 10
+
+
+def until_no_thread_is_called(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(10)
+            assert not thread.is_alive(), "it has no end"
 
 
 def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None) -> None:
