@@ -21,7 +21,7 @@ from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.process import calls
+from kombu_fdb.process import deferred
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
@@ -270,7 +270,7 @@ class TestCollected:
 
         client = forget()
         if store != "answers":
-            monkeypatch.setattr(calls, "RETRY_S", 0.01)
+            monkeypatch.setattr(deferred, "RETRY_S", 0.01)
             delete, failures = client.engine.queues.delete, [1, 2]
 
             def away_for_a_while(*args: Any, **given: Any) -> Any:

@@ -25,7 +25,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import messages, publisher
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process import attempt, calls, client, membership
+from kombu_fdb.process import attempt, client, deferred, membership
 from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
@@ -42,7 +42,7 @@ MODULES = (
     attempt,
     channel,
     client,
-    calls,
+    deferred,
     holding,
     membership,
     settling,
@@ -241,7 +241,7 @@ def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeTy
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
-    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, calls.move.__code__)
+    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, deferred.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))

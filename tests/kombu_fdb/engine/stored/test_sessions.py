@@ -33,3 +33,18 @@ def test_a_beat_of_an_earlier_version_has_no_clock(bench: Bench) -> None:
     bench.write(lambda tr: tr.set_versionstamped_value(keys.beat(old), suffix=(30_000).to_bytes(4, "big")))
     (session,) = (each for each in bench.engine.inspect.sessions() if each.session_id == old)
     assert (session.beat_ms, session.ttl_s) == (0, 30.0)
+
+
+def test_which_leases_stand(bench: Bench) -> None:
+    """Those of a session that was fenced do not, nor those that were settled."""
+    bench.put(b"a", b"b", b"c", b"d")
+    first, second = (each.lease for each in bench.take(2))
+    other = bench.another()
+    stranger = other.sessions.open({})
+    third, fourth = (each.lease for each in bench.take(2, session=stranger))
+    assert first and second and third and fourth  # noqa: PT018
+    bench.engine.messages.ack([second])
+    assert bench.engine.messages.holds([first, second, third, fourth]) == [True, False, True, True]
+    assert bench.engine.sessions.fence(stranger, bench.beats()[stranger])
+    assert bench.engine.messages.holds([third, first, fourth]) == [False, True, False]
+    assert bench.engine.messages.holds([]) == []

@@ -77,3 +77,16 @@ def test_when_the_next_one_is_silent() -> None:
     silent = observer(0, 2, 4, 6, 8)
     assert silent.silent() == [("a", b"same")]
     assert silent.next_silent_s() == math.inf, "it is silent already"
+
+
+def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Bench, counted: CountingDatabase) -> None:
+    keys = bench.engine.keys
+    bench.put(b"a", b"b")
+    leases = [keys.lease(*each.lease) for each in bench.take() if each.lease]
+    counted.reset()
+    behind = bench.engine.sessions.skip_lease(bench.session, b"")
+    assert behind == leases[0] + b"\x00"
+    assert bench.engine.sessions.skip_lease(bench.session, behind) == leases[1] + b"\x00"
+    assert bench.engine.sessions.skip_lease(bench.session, leases[1] + b"\x00") == b""
+    assert all(cost.conflict_ranges == 0 for cost in counted.transactions)
+    assert [cost.rows for cost in counted.transactions] == [1, 1, 0]

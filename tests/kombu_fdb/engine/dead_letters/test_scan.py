@@ -1,0 +1,67 @@
+"""Which dead letters a condition means: moments at their edges, and messages that have not died at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.model import Publication
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase())
+    yield bench
+    bench.check()
+
+
+def reject(bench: Bench, payload: bytes, **details: Any) -> int:
+    """Dead-letter a new message; when that was."""
+    bench.put(payload)
+    (delivery,) = bench.take()
+    assert delivery.lease is not None
+    bench.engine.messages.reject([delivery.lease], **details)
+    bench.later(10)
+    return bench.clock.wall_ms() - 10_000
+
+
+def found(bench: Bench, **conditions: Any) -> list[bytes]:
+    walk = bench.engine.dead_letters.walk("q.dead", Wanted(**conditions))
+    letters, cursor = bench.engine.dead_letters.look(walk, b"", 10)
+    assert cursor == b""
+    return sorted(letter.payload for letter in letters)
+
+
+def test_from_a_moment_on_and_until_before_one(bench: Bench) -> None:
+    first, second, third = (reject(bench, payload) for payload in (b"1", b"2", b"3"))
+    assert first < second < third
+    assert found(bench, died_after_ms=second) == [b"2", b"3"]
+    assert found(bench, died_after_ms=second + 1) == [b"3"]
+    assert found(bench, died_before_ms=second) == [b"1"]
+    assert found(bench, died_before_ms=second + 1) == [b"1", b"2"]
+    assert found(bench, died_after_ms=first, died_before_ms=third) == [b"1", b"2"]
+
+
+def test_by_reason_queue_and_error(bench: Bench) -> None:
+    reject(bench, b"1", error_class="shop.errors.Declined")
+    reject(bench, b"2", reason="failed", error_class="Declined")
+    assert found(bench, reason="failed") == [b"2"]
+    assert found(bench, queue="q") == [b"1", b"2"]
+    assert found(bench, queue="another") == []
+    assert found(bench, error="Declined") == [b"1", b"2"]
+    assert found(bench, error="shop.errors.Declined") == [b"1"]
+    assert found(bench, error="clined") == []
+
+
+def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
+    """Somebody has published it straight to the dead-letter queue."""
+    reject(bench, b"dead")
+    bench.engine.publisher.publish([Publication("", "q.dead", b"fresh")])
+    assert found(bench) == [b"dead", b"fresh"]
+    assert found(bench, queue="q") == [b"dead"]
+    assert found(bench, died_before_ms=bench.clock.wall_ms() + 1) == [b"dead"]

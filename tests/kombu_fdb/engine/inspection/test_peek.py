@@ -1,0 +1,81 @@
+"""Looking at a queue's messages: which, in which order, how many; nothing is changed and nothing conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
+
+from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Iterator[Bench]:
+    bench = Bench(counted)
+    yield bench
+    bench.check()
+
+
+def peeked(bench: Bench, limit: int = 100, *, key: str | None = None, reverse: bool = False) -> list[bytes]:
+    return [each.payload for each in bench.engine.inspect.peek("q", limit, key=key, reverse=reverse)]
+
+
+def test_a_plain_queue_from_both_ends(bench: Bench) -> None:
+    bench.put(b"a", b"b", b"c")
+    assert peeked(bench) == [b"a", b"b", b"c"]
+    assert peeked(bench, reverse=True) == [b"c", b"b", b"a"]
+    assert peeked(bench, 2) == [b"a", b"b"]
+    assert peeked(bench, 2, reverse=True) == [b"c", b"b"]
+
+
+def test_of_one_key_only_its_own(bench: Bench) -> None:
+    bench.put(b"x1", b"x2", b"x3", key="x")
+    bench.put(b"y1", key="y")
+    bench.put(b"plain")
+    assert peeked(bench, key="x") == [b"x1", b"x2", b"x3"]
+    assert peeked(bench, 2, key="x") == [b"x1", b"x2"]
+    assert peeked(bench, 2, key="x", reverse=True) == [b"x3", b"x2"]
+    assert peeked(bench, key="") == [b"plain"]
+    assert peeked(bench, key="nobody") == []
+
+
+def test_keys_come_in_the_order_of_the_claims(bench: Bench) -> None:
+    bench.put(b"x1", b"x2", b"x3", key="x")
+    bench.put(b"y1", b"y2", key="y")
+    expected = peeked(bench)
+    assert sorted(expected) == [b"x1", b"x2", b"x3", b"y1", b"y2"]
+    assert peeked(bench, 3) == expected[:3]
+    assert bench.payloads() == expected
+
+
+def test_a_large_message_stops_no_look(bench: Bench) -> None:
+    bench.put(*(bytes([number]) * 90_000 for number in range(60)), key="x")
+    assert len(peeked(bench)) == 60
+
+
+def test_what_a_limit_withholds_is_not_shown_as_next(bench: Bench) -> None:
+    bench.put(b"x1", b"x2", key="x")
+    bench.engine.queues.limit("q", "x", KeyLimits(max_in_flight=1))
+    assert peeked(bench) == [b"x1"]
+    assert peeked(bench, key="x") == [b"x1", b"x2"]
+
+
+def test_a_look_writes_nothing_and_conflicts_with_nobody(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(b"x1", key="x")
+    bench.put(b"plain")
+    before = bench.counts()
+    counted.reset()
+    peeked(bench)
+    peeked(bench, key="x")
+    assert all((cost.sets, cost.clears, cost.atomics, cost.commits) == (0, 0, 0, 0) for cost in counted.transactions)
+    assert all((cost.conflict_keys, cost.conflict_ranges) == (0, 0) for cost in counted.transactions)
+    assert bench.counts() == before
+    assert bench.engine.inspect.control("q") == QueueControl()

@@ -1,0 +1,65 @@
+"""Each queue argument at the edges of what it accepts, and the name that a misspelt one is like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kombu_fdb import InvalidArgument
+from kombu_fdb.engine.topology.arguments import KINDS, check
+from kombu_fdb.primitives.ranges import MOST
+from kombu_fdb.routing.tables import QueueDeclaration
+
+EDGES = {
+    "x-message-ttl": (0, MOST),
+    "x-expires": (1, MOST),
+    "x-max-length": (0, MOST),
+    "x-max-length-bytes": (0, MOST),
+    "x-delivery-limit": (-MOST, MOST),
+    "x-max-priority": (0, 255),
+    "x-consumer-timeout": (1, MOST),
+    "x-fair-ageing": (1, MOST),
+}
+
+
+def declared(**arguments: Any) -> None:
+    check(QueueDeclaration("q", arguments={name.replace("_", "-"): value for name, value in arguments.items()}))
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_edges_are_accepted_and_what_is_beyond_is_not(name: str) -> None:
+    least, most = EDGES[name]
+    for value in (least, most):
+        declared(**{name: value})
+    for value in (least - 1, most + 1, True, 1.5, "1", b"1"):
+        with pytest.raises(InvalidArgument, match="unusable queue argument") as raised:
+            declared(**{name: value})
+        assert raised.value.fix.startswith(f"{name} is a whole number of ")
+        assert raised.value.attributes[name] == value
+
+
+def test_there_are_no_other_numbers() -> None:
+    assert {name for name, kind in KINDS.items() if kind.what.startswith("a whole number")} == EDGES.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("x-max-lenght", "x-max-length"),
+        ("x-mesage-ttl", "x-message-ttl"),
+        ("x-fair-agein", "x-fair-ageing"),
+        ("x-fair-anything", "x-fair-ageing"),
+        ("x-fair-", "x-fair-ageing"),
+    ],
+)
+def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None:
+    with pytest.raises(InvalidArgument, match="unknown queue argument") as raised:
+        declared(**{given: 1})
+    assert raised.value.fix == f"Did you mean {meant}?"
+    assert raised.value.queue == "q"
+
+
+@pytest.mark.parametrize("name", ["x-priority", "x-queue-type", "x-queue-mode", "my-argument", "x"])
+def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
+    declared(**{name: object()})
