@@ -228,6 +228,10 @@ class ForkedError(KombuFDBError):
 
     text = "opened before the process forked"
 
+    def __init__(self, text: str | None = None, **attributes: Any) -> None:
+        attributes.setdefault("fix", "Open another one in this process")
+        super().__init__(text, **attributes)
+
 
 class FormatError(KombuFDBError):
     """Bytes in the store that this version can't read."""

@@ -29,7 +29,7 @@ class Consumer:
         in_order: bool = False,
     ) -> None:
         """Raises ``InvalidArgument``."""
-        check_take(queues, 1)
+        check_take(queues, 1, timeout)
         self._calls = calls
         self._queues = queues
         self._timeout = timeout

@@ -58,7 +58,7 @@ async def take_many(
     stopped: Stop = never,
 ) -> list[Job]:
     """As :func:`kombu_fdb.api.taking.take_many`. Cancel it at any moment."""
-    check_take(queues, limit)
+    timeout = check_take(queues, limit, timeout)
     deadline = None if timeout is None else monotonic() + timeout
     look = partial(_take_now, calls, connection, queues, limit, in_order=in_order)
     jobs = await look()

@@ -6,11 +6,13 @@ keeps these in step with the values they stand for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8_bytes
 
 __all__ = [
     "Conditions",
@@ -20,8 +22,11 @@ __all__ = [
     "LimitChanges",
     "Named",
     "State",
+    "check_limit",
+    "check_name",
     "known_state",
     "names_of",
+    "seconds",
 ]
 
 #: Of a message that rests in a queue, or is held.
@@ -94,5 +99,36 @@ class Identified(Protocol):
     def id(self) -> bytes: ...
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
 def names_of(queues: Iterable[Named | str]) -> list[str]:
-    return [each if isinstance(each, str) else each.name for each in queues]
+    """Raises ``InvalidArgument``; one name alone would be taken for a queue of each of its letters."""
+    if isinstance(queues, (str, bytes)) or not isinstance(queues, Iterable):
+        raise InvalidArgument("queues are a list", given=shown(queues), fix="Pass [queue], with brackets.")
+    return [_name_of(each) for each in queues]
+
+
+def _name_of(queue: object) -> str:
+    return check_name("queue's name", getattr(queue, "name", queue))
+
+
+def check_name(what: str, given: Any) -> str:
+    """A text, as it is. Raises ``InvalidArgument``."""
+    utf8_bytes(what, given)
+    return str(given)
+
+
+def check_limit(given: int | None, least: int = 0) -> None:
+    """How many at most; None for as many as there are. Raises ``InvalidArgument``."""
+    if given is not None and not is_whole(given, least):
+        raise InvalidArgument(
+            f"a limit is a whole number, {least} or more", given=shown(given), fix=f"At most {MOST:,}."
+        )
+
+
+def seconds(what: str, given: float) -> float:
+    """At most a hundred years, which is for ever; negative ones too. Raises ``InvalidArgument``."""
+    if not is_number(given, -math.inf, math.inf):
+        raise InvalidArgument(f"{what} is a number of seconds", given=shown(given))
+    return float(max(min(given, LONGEST_S), -LONGEST_S))

@@ -28,7 +28,7 @@ from typing import Any, Self, Unpack
 from kombu_fdb.api.administration.inspection import Inspection
 from kombu_fdb.api.administration.migration import Migration
 from kombu_fdb.api.administration.topology import Topology
-from kombu_fdb.api.arguments import Declaration, Named, names_of
+from kombu_fdb.api.arguments import Declaration, Named, check_name, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -121,7 +121,7 @@ class Broker:
 
     def queue(self, name: str) -> Queue:
         """A queue by name. Asks the store for nothing; a queue needs no declaration to be used."""
-        return Queue(self.connection, name)
+        return Queue(self.connection, check_name("queue's name", name))
 
     def declare(self, name: str, **declaration: Unpack[Declaration]) -> Queue:
         """Create a queue, or change its ``arguments``, such as ``{"x-max-length": 128}`` (docs/queue-arguments.md).
@@ -138,7 +138,7 @@ class Broker:
 
     def dead_letters(self, dead_queue: str) -> DeadLetters:
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
-        return DeadLetters(self.connection, dead_queue)
+        return DeadLetters(self.connection, check_name("queue's name", dead_queue))
 
     # -- for whoever looks after it --------------------------------------------------------------------------------
 
@@ -161,18 +161,18 @@ class Broker:
 
     def find(self, task_id: str) -> list[Peeked]:
         """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
-        return self._engine.inspect.find_task(task_id)
+        return self._engine.inspect.find_task(check_name("task id", task_id))
 
     def spots(self, task_id: str) -> list[Listed]:
         """The same as a page shows them: with their spots, and the beginnings of their payloads."""
-        return self._engine.inspect.list_task(task_id)
+        return self._engine.inspect.list_task(check_name("task id", task_id))
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
-        return self._engine.messages.cancel(task_id)
+        return self._engine.messages.cancel(check_name("task id", task_id))
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

@@ -125,9 +125,8 @@ class Connection:
 
     def settled(self, lease: Lease) -> None:
         """A job is no longer held."""
-        with self._lock:
-            self.held.discard(lease)
         self.client.settled([lease])
+        self.held.discard(lease)  # at last: interrupted before, whoever drops the job tells the client again
 
     def watch(self, delivery: Delivery) -> None:
         """Begin a job's time to run, if it has one."""

@@ -68,7 +68,7 @@ class Consumer:
         in_order: bool = False,
     ) -> None:
         """Raises ``InvalidArgument``."""
-        check_take(queues, 1)
+        check_take(queues, 1, timeout)
         self._queues = queues
         self._timeout = timeout
         self._in_order = in_order

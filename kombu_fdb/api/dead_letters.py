@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol, Unpack
 
-from kombu_fdb.api.arguments import Conditions
+from kombu_fdb.api.arguments import Conditions, check_limit, check_name, seconds
 from kombu_fdb.api.pace import Pace, Stop, never
 from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
@@ -37,6 +37,8 @@ from kombu_fdb.model import Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
 __all__ = ["DeadLetters"]
+
+NO_ID = (b"", None)
 
 
 class Holder(Protocol):
@@ -73,6 +75,7 @@ class DeadLetters:
 
     def list(self, limit: int = 100, **conditions: Unpack[Conditions]) -> list[Peeked]:
         """The oldest of them, with payload and deaths (in a queue with priorities: the oldest of the most urgent)."""
+        check_limit(limit)
         return [letter for letter, _ in zip(self.each(**conditions), range(limit), strict=False)]
 
     def get(self, message_id: bytes) -> Peeked | None:
@@ -114,6 +117,9 @@ class DeadLetters:
         if at is not None:
             _check_alone(limit, to, rate, conditions)
             return self._replay_at(at)
+        check_limit(limit)
+        if to is not None:
+            check_name("queue's name", to)
         walk, engine, pace = self._walk(conditions), self._holder.engine, Pace(self._clock, rate)
 
         def part(cursor: bytes, room: int) -> Moved:
@@ -142,6 +148,7 @@ class DeadLetters:
         **conditions: Unpack[Conditions],
     ) -> int:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
+        check_limit(limit)
         walk, engine = self._walk(conditions), self._holder.engine
         return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
 
@@ -149,11 +156,13 @@ class DeadLetters:
 
     def _walk(self, given: Conditions) -> Walk:
         conditions: dict[str, Any] = {**given}
+        if conditions.get("message_id", True) in NO_ID:  # which is none, so that all letters would meet it
+            raise InvalidArgument("no message's id", message_id=conditions["message_id"])
         moments: dict[str, Any] = {}
         for name, condition in (("older_than", "died_before_ms"), ("younger_than", "died_after_ms")):
-            seconds = conditions.pop(name, None)
-            if seconds is not None:
-                moments[condition] = self._clock.wall_ms() - int(seconds * 1000)
+            age_s = conditions.pop(name, None)
+            if age_s is not None:
+                moments[condition] = self._clock.wall_ms() - int(seconds(name, age_s) * 1000)
         try:
             wanted = Wanted(**conditions, **moments)
         except TypeError:

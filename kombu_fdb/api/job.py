@@ -48,13 +48,15 @@ class Holder(Protocol):
 class Job:
     """Get it from ``take``. Settle it once; any thread may. It is held for as long as somebody refers to it."""
 
+    #: Settled or lost: there is nothing to release. Or not made yet: whoever was about to make it still has the lease.
+    _ended = True
+
     def __init__(self, holder: Holder, delivery: Delivery) -> None:
         self._holder = holder
         self._delivery = delivery
         self._settled: str | None = None
-        #: Settled or lost: there is nothing to release.
-        self._ended = False
         self._in_doubt = False
+        self._ended = False
 
     def __repr__(self) -> str:
         state = self._settled or "held"
@@ -178,8 +180,8 @@ class Job:
         except CommitUnknown:
             self._in_doubt = True
             raise
-        self._ended = True
         self._holder.settled(self._delivery.lease)
+        self._ended = True  # only now: interrupted before, it is dropped, and so nobody keeps its lease
         if not held:
             self._check_unsettled()  # another thread was faster
             raise self._lost()
@@ -208,7 +210,15 @@ def due_at(delay: float) -> int:
 def _details(error: object) -> dict[str, str]:
     if error is None:
         return {}
-    details = {"error": str(error)[:ERROR_LENGTH]}
+    details = {"error": _told(error)}
     if isinstance(error, BaseException):
         details["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
     return details
+
+
+def _told(error: object) -> str:
+    """What it says of itself; whatever comes of that, the job goes where it should."""
+    try:
+        return str(error)[:ERROR_LENGTH]
+    except Exception:  # noqa: BLE001 - somebody else's __str__
+        return f"<{type(error).__qualname__}, whose text can't be had>"

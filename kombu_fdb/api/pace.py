@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown
 
 __all__ = ["Pace", "Stop", "never"]
 
@@ -26,8 +27,8 @@ class Pace:
 
     def __init__(self, clock: Clock, rate: float | None) -> None:
         """Raises ``InvalidArgument``."""
-        if rate is not None and not rate > 0:
-            raise InvalidArgument("a rate is more than 0 messages a second", rate=rate)
+        if rate is not None and not is_number(rate, SLOWEST, MOST):
+            raise InvalidArgument("a rate is more than 0 messages a second", rate=shown(rate))
         self._clock = clock
         self._rate = rate
         self._begin = clock.monotonic()

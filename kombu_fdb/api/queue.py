@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Unpack
 
-from kombu_fdb.api.arguments import ControlChanges, Identified, LimitChanges, Named, State, known_state, names_of
+from kombu_fdb.api.arguments import (
+    ControlChanges,
+    Identified,
+    LimitChanges,
+    Named,
+    State,
+    check_limit,
+    check_name,
+    known_state,
+    names_of,
+)
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -14,7 +24,7 @@ from kombu_fdb.api.publications import parts, positive_ms, publication
 from kombu_fdb.api.taking import take_many
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.errors import CapacityExceeded, QueueError
+from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import (
     KeyCounts,
     KeyLimits,
@@ -28,6 +38,7 @@ from kombu_fdb.model import (
     Spot,
     View,
 )
+from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.routing.tables import QueueDeclaration
 
 __all__ = ["Queue"]
@@ -156,6 +167,8 @@ class Queue:
 
     def keys(self, *, after: str | None = None, limit: int | None = None) -> dict[str, KeyCounts]:
         """The keys that have jobs or limits; with ``limit`` so many of them by name, those behind ``after``."""
+        check_limit(limit)
+        _check_keys(after)
         if limit is None and after is None:
             return self._engine.inspect.keys_of(self.name)
         return self._engine.inspect.key_page(self.name, after=after, limit=KEYS if limit is None else limit)
@@ -169,6 +182,8 @@ class Queue:
         (``QueueError``). ``state``: ``"delayed"`` for those that are not due, the next due first; ``"leased"`` for
         those in flight, whose ``owner`` is the session of whoever took it.
         """
+        check_limit(limit)
+        _check_keys(key)
         if known_state(state) == "ready":
             return self._engine.inspect.peek(self.name, limit, key=key, reverse=reverse)
         found = (
@@ -193,6 +208,8 @@ class Queue:
 
         ``after``: :attr:`~kombu_fdb.model.Page.following` of the page before. ``key``: ready ones of this key only.
         """
+        check_limit(limit, 1)
+        _check_keys(key)
         return self._engine.inspect.page(self.name, View(known_state(state), key, after or b"", reverse), limit)
 
     def each(self, state: State = "ready") -> Iterator[Peeked]:
@@ -210,6 +227,8 @@ class Queue:
 
     def at(self, spot: Spot) -> Listed | None:
         """The whole job where a page has shown it; None if it has moved."""
+        if not isinstance(spot, Spot):
+            raise InvalidArgument("not a spot", given=shown(spot), fix="Pass Listed.spot, of a page.")
         listed = self._engine.inspect.read_at(self.name, spot.state, spot.position)
         return None if listed is None or listed.message.message_id != spot.message_id else listed
 
@@ -223,6 +242,7 @@ class Queue:
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
         """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""
+        check_limit(limit)
         return self._engine.inspect.snapshot(self.name, limit)
 
     def declaration(self) -> QueueDeclaration | None:
@@ -240,6 +260,7 @@ class Queue:
         self._pause(key, paused=False)
 
     def _pause(self, key: str | None, *, paused: bool) -> None:
+        _check_keys(key)
         if key is None:
             self._engine.queues.change_control(self.name, paused=paused)
         else:
@@ -251,15 +272,16 @@ class Queue:
         They count from the next job on. ``priority`` here is 9 for the most urgent whatever ``priority_order`` says.
         Raises ``InvalidArgument``.
         """
-        return self._engine.queues.change_limits(self.name, key, **changes)
+        return self._engine.queues.change_limits(self.name, check_name("key", key), **changes)
 
     def limits(self, key: str | None = None) -> KeyLimits:
         """What holds for the key; without one, what holds for every key that has no limits of its own."""
+        _check_keys(key)
         return self.control().every_key if key is None else self._engine.inspect.limits(self.name, key)
 
     def unlimit(self, key: str) -> None:
         """Remove the key's own limits; those of every key apply again."""
-        self._engine.queues.limit(self.name, key, None)
+        self._engine.queues.limit(self.name, check_name("key", key), None)
 
     def limit_every_key(self, **changes: Unpack[LimitChanges]) -> None:
         """Change the limits of all keys without limits of their own."""
@@ -284,6 +306,8 @@ class Queue:
         dead letters back, see :attr:`dead_letters`.
         """
         (name,) = names_of([target])
+        check_limit(limit)
+        _check_keys(key)
         return self._engine.messages.move(self.name, name, limit, key=key)
 
     def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
@@ -293,6 +317,8 @@ class Queue:
         """
         if isinstance(job, Spot):
             return self._engine.messages.delete_at(self.name, job.state, job.position, job.message_id)
+        if not isinstance(job, bytes | Peeked) and not hasattr(job, "id"):
+            raise InvalidArgument("not a job, its id or its spot", given=shown(job))
         job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
         return self._engine.messages.delete(self.name, job_id)
 
@@ -311,3 +337,8 @@ class Queue:
                 "the queue is in use", queue=self.name, fix="Settle its jobs and end its consumers, or purge it."
             )
         return deleted
+
+
+def _check_keys(key: str | None) -> None:
+    if key is not None:
+        check_name("key", key)

@@ -18,11 +18,13 @@ from time import monotonic
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from kombu_fdb.api.arguments import seconds
 from kombu_fdb.api.connection import Connection, Sleeper
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.pace import Stop, never
 from kombu_fdb.errors import InvalidArgument, SessionLost
 from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.store.protocol import Watch
 
@@ -31,10 +33,11 @@ __all__ = ["Wait", "check_take", "take_many", "take_now"]
 S = TypeVar("S", bound=Sleeper)
 
 
-def check_take(queues: Collection[str], limit: int) -> None:
-    """Raises ``InvalidArgument``."""
-    if limit < 1 or not queues:
-        raise InvalidArgument("take at least one job from at least one queue", limit=limit, queues=tuple(queues))
+def check_take(queues: Collection[str], limit: int, timeout: float | None = None) -> float | None:
+    """Raises ``InvalidArgument``. Returns the timeout as the clock can add it."""
+    if not queues or not is_whole(limit, 1):
+        raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
+    return None if timeout is None else seconds("timeout", timeout)
 
 
 def take_many(
@@ -47,7 +50,7 @@ def take_many(
     stopped: Stop = never,
 ) -> list[Job]:
     """Up to ``limit`` jobs; none if ``timeout`` seconds have passed, or it was ``stopped`` while it waited."""
-    check_take(queues, limit)
+    timeout = check_take(queues, limit, timeout)
     deadline = None if timeout is None else monotonic() + timeout
     jobs = take_now(connection, queues, limit, in_order=in_order)
     if not jobs and timeout != 0:

@@ -26,7 +26,7 @@ __all__ = [
 
 from typing import Any
 
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, InvalidArgument
 
 Element = str | bytes | int
 
@@ -50,6 +50,8 @@ def _pack_element(element: Element) -> bytes:
         return pack_int(element)
     if isinstance(element, str):
         return TEXT_CODE + _utf8(element).replace(b"\x00", b"\x00\xff") + b"\x00"
+    if not isinstance(element, bytes | bytearray):
+        raise InvalidArgument("a name is a text", given=ascii(element)[:80])
     return BYTES_CODE + element.replace(b"\x00", b"\x00\xff") + b"\x00"
 
 

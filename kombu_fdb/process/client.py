@@ -217,12 +217,15 @@ class Client:
 
     def _join(self, engine: Engine) -> Membership:
         membership = open_session(engine, self.options, self._run_deferred)
-        with self._lock:
-            if self._opened is not None and self._opened.engine is engine:
-                self._membership = membership
-                return membership
-        membership.stop()  # the store was closed meanwhile
-        raise StoreUnavailable("the connection is closed", location=str(self.location))
+        try:
+            with self._lock:
+                if self._opened is not None and self._opened.engine is engine:
+                    self._membership = membership
+                    return membership
+        finally:  # also after a signal handler's exception: nobody else knows of its threads
+            if self._membership is not membership:
+                membership.stop()
+        raise StoreUnavailable("the connection is closed", location=str(self.location))  # since it was asked for
 
     @property
     def owes(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kombu_fdb.api.arguments import names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.engine.metrics.keytotals import KeyTotals
 from kombu_fdb.engine.upkeep.asides import Aside
@@ -24,7 +25,7 @@ class Inspection:
 
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Declaration, control and age of these queues; their counters are ``Broker.queues()``."""
-        return self._connection.engine.inspect.facts(queues)
+        return self._connection.engine.inspect.facts(names_of(queues))
 
     def sessions(self, *, held: bool = False) -> list[SessionFacts]:
         """Every consumer process that is open or not yet cleaned up. ``held``: with the number of its messages."""

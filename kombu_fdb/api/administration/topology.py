@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kombu_fdb.api.arguments import check_name
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.routing.tables import Exchange
 
@@ -24,7 +25,7 @@ class Topology:
 
     def route(self, exchange: str, routing_key: str) -> list[str]:
         """The queues that a message would reach now. Raises ``ExchangeNotFound``."""
-        return self._connection.engine.inspect.route(exchange, routing_key)
+        return self._connection.engine.inspect.route(_exchange(exchange), check_name("routing key", routing_key))
 
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
@@ -32,12 +33,17 @@ class Topology:
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
         """Delete an exchange and its bindings; False if refused. The queues stay."""
-        return self._connection.engine.queues.delete_exchange(name, if_unused=if_unused)
+        return self._connection.engine.queues.delete_exchange(_exchange(name), if_unused=if_unused)
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
-        self._connection.engine.queues.bind(queue, exchange, routing_key)
+        self._connection.engine.queues.bind(queue, _exchange(exchange), routing_key)
 
     def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Idempotent."""
-        self._connection.engine.queues.unbind(queue, exchange, routing_key)
+        names = check_name("queue's name", queue), _exchange(exchange), check_name("routing key", routing_key)
+        self._connection.engine.queues.unbind(*names)
+
+
+def _exchange(name: str) -> str:
+    return check_name("exchange's name", name)

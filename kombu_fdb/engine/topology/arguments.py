@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import InvalidArgument
-from kombu_fdb.primitives.ranges import MOST, is_whole
-from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.primitives.ranges import MOST, is_whole, shown
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["check", "for_claims"]
+__all__ = ["check", "check_flags", "for_claims"]
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: Ours begin with it.
@@ -57,8 +57,18 @@ KINDS = {
 }
 
 
+def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
+    """Nobody could read it otherwise, nor the list it stands in. Raises ``InvalidArgument``."""
+    for name in names:
+        if not isinstance(getattr(declared, name), bool):
+            raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))
+    if not isinstance(declared.arguments, dict):
+        raise InvalidArgument("arguments are a dictionary", given=shown(declared.arguments))
+
+
 def check(declaration: QueueDeclaration) -> None:
     """Raises ``InvalidArgument``, which names the argument and what it accepts. An argument of None is none."""
+    check_flags(declaration, "durable", "exclusive", "auto_delete")
     given = {name: value for name, value in declaration.arguments.items() if value is not None}
     for name, value in given.items():
         kind = KINDS.get(name)

@@ -163,7 +163,8 @@ def _came_by(last: bytes, key: bytes) -> bool:
 
 
 def declare_exchange(work: Work, exchange: Exchange) -> None:
-    """Create it. Raises ``NotEquivalent`` if it exists with another type."""
+    """Create it. Raises ``NotEquivalent`` if it exists with another type, and ``InvalidArgument``."""
+    arguments.check_flags(exchange, "durable", "auto_delete")
     key = work.keys.exchange(exchange.name)
     stored = work.tr.get(key)
     existing = PREDECLARED.get(exchange.name) if stored is None else Exchange.decode(exchange.name, stored)

@@ -48,6 +48,8 @@ class Credit(Generic[C]):
         self.can_consume: Callable[[], bool] = self._within_prefetch
         #: Messages with acks that were handed out, and how many may be altogether (None: any number).
         self._handed = 0
+        #: The last one of those: a tag is greater than all before it.
+        self._last_counted = 0
         self._most_handed: int | None = None
         #: Since when less room than is worth a claim is free.
         self._free_since: float | None = None
@@ -114,9 +116,9 @@ class Credit(Generic[C]):
         self.inbox.take(now)
         if lease is not None:
             self.held.leases[tag] = lease
-            self._handed += 1
+            self._handed, self._last_counted = self._handed + 1, tag
 
     def reclaim(self, tag: int) -> None:
         """No callback has seen it."""
-        if self.held.withdraw(tag):
+        if self.held.withdraw(tag) and tag <= self._last_counted:  # else interrupted before it was counted
             self._handed -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import pickle
 import re
@@ -142,6 +143,26 @@ def test_the_error_of_a_block_is_told_also_if_its_job_is_lost(jobs):
     with pytest.raises(ZeroDivisionError), jobs.take(0):
         assert jobs.delete(job_id)
         1 / 0  # noqa: B018
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("how", ["block", "release", "bury"])
+def test_an_error_that_can_t_tell_its_text_changes_nothing(broker, how):
+    jobs = broker.declare("jobs", arguments={"x-delivery-limit": 0})
+    jobs.put("a")
+    job = jobs.take(0)
+    if how == "block":
+        with pytest.raises(Unspeakable), job:
+            raise Unspeakable
+    else:
+        getattr(job, how)(error=Unspeakable())
+    (letter,) = jobs.dead_letters.list()
+    assert letter.deaths[0].details["error"] == "<Unspeakable, whose text can't be had>"
+    assert letter.deaths[0].details["error_class"].endswith(".Unspeakable")
 
 
 # -- consume -----------------------------------------------------------------------------------------------------------
@@ -401,6 +422,35 @@ WRONG = [
     lambda jobs: jobs.dead_letters.replay(rate=0),
     lambda jobs: jobs.dead_letters.count("color"),
     lambda jobs: jobs.dead_letters.list(reson="rejected"),
+    lambda jobs: jobs.take(math.nan),
+    lambda jobs: jobs.take("1"),
+    lambda jobs: jobs.take_many(math.inf, 0),
+    lambda jobs: jobs.take_many(True, 0),
+    lambda jobs: jobs.consume(timeout=math.nan),
+    lambda jobs: jobs.consume(limit=1.5),
+    lambda jobs: jobs.peek(-1),
+    lambda jobs: jobs.peek(10**400),
+    lambda jobs: jobs.peek(state="redy"),
+    lambda jobs: jobs.peek(key=5),
+    lambda jobs: jobs.page(0),
+    lambda jobs: jobs.page(state=None),
+    lambda jobs: jobs.keys(limit=-1),
+    lambda jobs: jobs.keys(after=b"a"),
+    lambda jobs: jobs.snapshot(math.nan),
+    lambda jobs: jobs.at(None),
+    lambda jobs: jobs.delete("a"),
+    lambda jobs: jobs.pause(b"k"),
+    lambda jobs: jobs.limit(7, weight=2),
+    lambda jobs: jobs.limits(b""),
+    lambda jobs: jobs.unlimit(0),
+    lambda jobs: jobs.move("other", 0.5),
+    lambda jobs: jobs.move(None),
+    lambda jobs: jobs.dead_letters.discard(older_than=math.nan),
+    lambda jobs: jobs.dead_letters.discard(message_id=b""),
+    lambda jobs: jobs.dead_letters.get(None),
+    lambda jobs: jobs.dead_letters.replay(limit=True),
+    lambda jobs: jobs.dead_letters.replay(to=b"q"),
+    lambda jobs: jobs.dead_letters.replay(rate=math.inf),
 ]
 
 
@@ -412,10 +462,40 @@ def test_a_wrong_argument_is_an_invalid_argument_and_a_value_error(jobs, number)
     assert not isinstance(caught.value, OptionError)
 
 
-def test_no_queue_is_an_invalid_argument(broker):
+@pytest.mark.parametrize("queues", [[], "jobs", None, 5, [None], [b"jobs"], ["\ud800"]])
+def test_no_queue_is_an_invalid_argument(broker, queues):
     for wrong in (broker.take, broker.consume):
         with pytest.raises(InvalidArgument):
-            wrong([])
+            wrong(queues)
+
+
+@pytest.mark.parametrize("name", [None, 5, True, b"jobs", ["jobs"], "\ud800"])
+def test_no_name_is_an_invalid_argument(broker, name):
+    shape = broker.topology
+    for wrong in (broker.queue, broker.dead_letters, broker.declare, broker.find, broker.spots, broker.cancel):
+        with pytest.raises(InvalidArgument):
+            wrong(name)
+    for wrong in (shape.delete_exchange, lambda name: shape.route(name, ""), lambda name: shape.unbind("q", name, "")):
+        with pytest.raises(InvalidArgument):
+            wrong(name)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, "yes", math.nan])
+def test_a_declaration_that_nobody_could_read_is_refused(broker, wrong):
+    for name in ("durable", "exclusive", "auto_delete", "arguments"):
+        with pytest.raises(InvalidArgument):
+            broker.declare("jobs", **{name: wrong})
+    for name in ("durable", "auto_delete", "arguments"):
+        with pytest.raises(InvalidArgument):
+            broker.topology.declare_exchange(Exchange("x", **{name: wrong}))
+    assert (broker.queues(), broker.topology.exchanges()) == ({}, [])
+
+
+def test_a_time_out_may_be_longer_than_any_clock(broker, jobs):
+    jobs.put_many("ab")
+    for timeout in (math.inf, 10**400):
+        assert jobs.take(timeout) is not None
+    assert jobs.take(-math.inf) is None
 
 
 def test_a_closed_broker_says_so(broker, jobs):

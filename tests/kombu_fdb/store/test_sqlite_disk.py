@@ -162,3 +162,19 @@ def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch
         monkeypatch.setattr(Retry, "_pause", lambda *_: pytest.fail("it was tried again"))
         with pytest.raises(StoreUnavailable, match="disk is full"):
             retry(lambda tr: tr.set(b"more", bytes(60_000)), timeout_s=PATIENCE_S)
+
+
+def test_a_full_disk_is_purged(disk: Path) -> None:
+    """In one go, not message by message."""
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
+        queue, sent = broker.queue("q"), 0
+        for _ in range(2):
+            sent = 0
+            with pytest.raises(StoreError, match="disk is full"):
+                while True:
+                    queue.put(b"x" * 20_000)
+                    sent += 1
+            assert queue.purge() == sent
+        queue.put(b"again")
+        assert queue.count() == 1

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
+from kombu_fdb.transport.holding import credit, held, inbox
 from kombu_fdb.transport.holding.credit import Credit
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0
+HAND_OUT = frozenset(str(each.__file__) for each in (credit, held, inbox))
 
 
 class Channel:
@@ -160,3 +163,20 @@ def test_no_more_than_there_are_free_slots() -> None:
     assert dispatch.plan({"q"}, 0).limit == 1, "and keeps it when it was handed out"
     assert channel.credit.limit_slots(2), "one is free again"
     assert dispatch.plan({"q"}, 0).limit == 2
+
+
+def test_a_hand_out_that_is_interrupted_anywhere_leaves_the_credit_as_it_was(dispatch: Dispatch) -> None:
+    one, line = Channel(), 0
+    dispatch.add(subscription(one))
+    one.credit.limit_slots(3)
+    dispatch.place(deliveries(2))
+    where = "yes"
+    while where:
+        line += 1
+        hand: list[Arrival] = []
+        where = interrupt(lambda: dispatch.next(hand), line, HAND_OUT, strikes=runs_handlers)  # noqa: B023
+        for arrival in hand:
+            dispatch.return_undelivered(arrival)
+        assert (len(one.credit.inbox), len(one.credit.held)) == (2, 0), where
+        assert dispatch.plan({"q"}, 0).limit == 1, where
+    assert line > 10

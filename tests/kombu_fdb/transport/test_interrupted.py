@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from operator import methodcaller
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from kombu import Connection
 
 import kombu_fdb.api.broker
 import kombu_fdb.api.connection
+import kombu_fdb.api.job
 import kombu_fdb.api.queue
 import kombu_fdb.api.taking
 from kombu_fdb import Broker
@@ -75,10 +77,10 @@ def in_another_thread(call: Callable[[], object]) -> None:
     assert not thread.is_alive(), "something stayed locked"
 
 
-def each_line(call: Callable[[], object], after: Callable[[], object]) -> int:
+def each_line(call: Callable[[], object], after: Callable[[], object], watched: frozenset[str] = WATCHED) -> int:
     """Interrupt ``call`` at every line in turn; look ``after`` each."""
     for line in range(1, MOST_LINES):
-        if not interrupt(call, line, WATCHED, strikes=runs_handlers):
+        if not interrupt(call, line, watched, strikes=runs_handlers):
             return line
         after()
     raise AssertionError("the call has no end")
@@ -123,6 +125,47 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         assert not broker._client.membership().known
 
     assert each_line(lambda: how(broker), look) > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
+@pytest.mark.parametrize("how", ["ack", "release", "bury"])
+def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker: Broker, how: str) -> None:
+    """A lease that the process believes to hold would keep the store open for good."""
+    settle = methodcaller(how)
+    queue = broker.queue("q")
+    jobs: list[Any] = []
+
+    def take() -> None:
+        queue.put("x", ttr=3600)
+        jobs.append(queue.take(timeout=0))
+
+    def look() -> None:
+        jobs.clear()  # Python ends it, and so drops what was not settled
+        settle_down(broker)
+        assert held(broker) == 0
+        assert not broker.connection.held
+        assert not broker._client.owes
+        queue.purge()
+        take()
+
+    take()
+    assert each_line(lambda: settle(jobs[-1]), look, WATCHED | {str(kombu_fdb.api.job.__file__)}) > 10
+
+
+def test_a_session_that_nobody_got_to_know_is_not_kept(broker: Broker) -> None:
+    """Its threads would go on when the store is closed, and it would never end."""
+    own, files, others = broker._client, {str(client.__file__)}, set(threading.enumerate())
+    line, where = 0, "yes"
+    while where:
+        line += 1
+        where = interrupt(own.membership, line, files, strikes=runs_handlers)
+        known, own._membership = own._membership, None
+        if known is not None:
+            known.stop()
+        for thread in set(threading.enumerate()) - others:
+            thread.join(10)
+            assert not thread.is_alive(), f"{thread.name} has no end after {where}"
+    assert line > 5
 
 
 def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None) -> None:
