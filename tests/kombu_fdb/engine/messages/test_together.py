@@ -111,3 +111,12 @@ def test_what_no_transaction_holds_goes_in_front() -> None:
     assert [len(part) for part in together.parts(publications)] == [2, 2, 1]
     assert [len(part) for part in together.parts([Publication("", "q", b"")] * 4_100)] == [2_000, 2_000, 100]
     assert together.parts([]) == [[]]
+
+
+def test_a_part_holds_exactly_so_many_bytes() -> None:
+    """A message counts with what stands around it; the size of one part does not go on to the next."""
+    half = together.BATCH_BYTES // 2 - together.OVERHEAD_BYTES
+    full = [Publication("", "q", bytes(half)), Publication("", "q", bytes(half + together.BATCH_BYTES % 2))]
+    assert [len(part) for part in together.parts(full * 3)] == [2, 2, 2]
+    over = [full[0], Publication("", "q", full[1].payload + b"x")]
+    assert [len(part) for part in together.parts(over)] == [1, 1]
