@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import pickle
 import re
 from pathlib import Path
@@ -567,7 +566,6 @@ def test_every_error_stands_in_the_tree_and_can_be_imported_from_the_package():
 
 
 def test_the_version_is_that_of_the_distribution():
-    text = Path(kombu_fdb.__file__).parents[1].joinpath("pyproject.toml").read_text()
+    text = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
     assert f'version = "{kombu_fdb.__version__}"' in text
     assert "__version__" in dir(kombu_fdb)
-    assert os.fspath(Path(kombu_fdb.__file__)).endswith("__init__.py")
