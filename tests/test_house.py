@@ -151,7 +151,7 @@ def avoided() -> dict[str, str]:
     for line in (ROOT / "docs" / "glossary.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 3 and cells[0].startswith("**"):
-            for each in re.sub(r"\\(.*?\\)", "", cells[2]).split(","):
+            for each in cells[2].split(","):
                 if each.strip():
                     found[each.strip()] = cells[0].strip("*")
     return found
