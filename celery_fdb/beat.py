@@ -51,7 +51,7 @@ class OncePerTick:
         marked.options = {**entry.options, "headers": headers}
         if advance:
             self.reserve(entry)  # type: ignore[attr-defined]  # Scheduler's
-        return super().apply_async(marked, producer=producer, advance=False, **kwargs)  # type: ignore[misc]
+        return super().apply_async(marked, producer=producer, advance=False, **kwargs)  # type: ignore[misc]  # a mixin
 
 
 class Scheduler(OncePerTick, PersistentScheduler):

@@ -179,7 +179,7 @@ def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = N
     )
     for heading in headings.split():
         justify = "right" if heading.startswith(">") else "left"
-        made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type] # one of the two
+        made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of the two
     for row in rows:
         made.add_row(*[clean(number(cell)) for cell in row])
     return made

@@ -63,7 +63,7 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         return rate
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic when it runs
     """Seconds, or a number with its unit: 30s, 10m, 12h, 7d."""
 
     name = "duration"
@@ -76,10 +76,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
-class OrNone(click.ParamType):  # type: ignore[type-arg]
+class OrNone(click.ParamType):  # type: ignore[type-arg]  # not generic when it runs
     """What another type takes, or ``none`` to take the limit away."""
 
-    def __init__(self, inner: click.ParamType) -> None:  # type: ignore[type-arg]
+    def __init__(self, inner: click.ParamType) -> None:  # type: ignore[type-arg]  # likewise
         self.inner = inner
         self.name = f"{inner.name}|none"
 

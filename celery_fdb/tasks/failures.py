@@ -204,12 +204,12 @@ class FailureRequest:
         if not self._is_kept:
             super().acknowledge()  # type: ignore[misc]  # a mixin
         elif not self.acknowledged:
-            self._on_reject(request_logger, self._connection_errors, False)  # type: ignore[attr-defined]
+            self._on_reject(request_logger, self._connection_errors, False)  # type: ignore[attr-defined]  # of the Request
             self.acknowledged = True
 
     def _keep_copy(self) -> None:
         """Of a message that was acknowledged before its task began."""
-        if self._is_kept and not self.task.acks_late and not self._copied:  # type: ignore[attr-defined]
+        if self._is_kept and not self.task.acks_late and not self._copied:  # type: ignore[attr-defined]  # of the Request
             self._copied = True
             channel = self._own_channel
             if channel is not None and self._death is not None:

@@ -144,8 +144,7 @@ class Broker(Face[sync.Broker]):
         in_order: bool = False,
     ) -> Consumer:
         """``async for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues."""
-        names, connection = names_of(queues), self._sync.connection
-        return Consumer(self._calls, connection, names, timeout=timeout, limit=limit, in_order=in_order)
+        return Consumer(self._sync.consume(queues, timeout=timeout, limit=limit, in_order=in_order), self._calls)
 
 
 class Opening:

@@ -45,7 +45,7 @@ class Queue(Face[sync.Queue]):
         The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
-        return Consumer(self._calls, self._sync.connection, [self.name], timeout=timeout, limit=limit)
+        return Consumer(self._sync.consume(timeout=timeout, limit=limit), self._calls)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from kombu_fdb.api.administration.migration import Migration
 from kombu_fdb.api.administration.topology import Topology
 from kombu_fdb.api.arguments import Declaration, Named, check_name, names_of
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.api.consumer import Consumer
+from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
@@ -203,4 +203,5 @@ class Broker:
         in_order: bool = False,
     ) -> Consumer:
         """``for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues as :meth:`take`."""
-        return Consumer(self.connection, names_of(queues), timeout=timeout, limit=limit, in_order=in_order)
+        names = names_of(queues)
+        return Consumer(Takings(self.connection, names, timeout=timeout, limit=limit, in_order=in_order))

@@ -27,16 +27,27 @@ __all__ = ["Consumer", "Takings"]
 
 
 class Takings:
-    """How many jobs a consumer may still take, and whether it has ended. Its verbs never wait."""
+    """What a loop takes, how much of it is left, and whether it has ended. Its verbs never wait."""
 
-    def __init__(self, connection: Connection, limit: int | None) -> None:
-        check_take("x", 1 if limit is None else limit)
+    def __init__(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        *,
+        timeout: float | None,
+        limit: int | None,
+        in_order: bool = False,
+    ) -> None:
+        """Raises ``InvalidArgument``."""
+        check_take(queues, 1 if limit is None else limit, timeout)
         self.connection = connection
+        self.queues = queues
+        self.timeout = timeout
+        self.in_order = in_order
         self._left = limit
         self._stopped = False
 
     def stop(self) -> None:
-        """End it. From any thread, also out of a signal handler; idempotent."""
         self._stopped = True
         self.connection.wake()
 
@@ -58,21 +69,8 @@ class Takings:
 class Consumer:
     """Get it from :meth:`.queue.Queue.consume` or :meth:`.broker.Broker.consume`. One thread iterates."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        queues: Sequence[str],
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        in_order: bool = False,
-    ) -> None:
-        """Raises ``InvalidArgument``."""
-        check_take(queues, 1, timeout)
-        self._queues = queues
-        self._timeout = timeout
-        self._in_order = in_order
-        self._takings = Takings(connection, limit)
+    def __init__(self, takings: Takings) -> None:
+        self._takings = takings
 
     def stop(self) -> None:
         """End the loop; a job that it has stays its own. From any thread, also out of a signal handler; idempotent."""
@@ -83,25 +81,20 @@ class Consumer:
 
     def __next__(self) -> Job:
         """Raises as ``take``."""
-        if self._takings.ended:
+        takings = self._takings
+        if takings.ended:
             raise StopIteration
         try:
-            jobs = self._take()
+            jobs = _take(takings)
         except StoreUnavailable:
-            if self._takings.connection.closed:
+            if takings.connection.closed:
                 raise StopIteration from None
             raise
-        self._takings.took(jobs)
+        takings.took(jobs)
         if not jobs:
             raise StopIteration
         return jobs[0]
 
-    def _take(self) -> list[Job]:
-        return take_many(
-            self._takings.connection,
-            self._queues,
-            1,
-            self._timeout,
-            in_order=self._in_order,
-            stopped=self._takings.stopped,
-        )
+
+def _take(of: Takings) -> list[Job]:
+    return take_many(of.connection, of.queues, 1, of.timeout, in_order=of.in_order, stopped=of.stopped)

@@ -10,7 +10,7 @@ from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import NO_PRIORITY, URGENT, Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.primitives.ranges import is_number, milliseconds, utf8_bytes
+from kombu_fdb.primitives.ranges import is_number, milliseconds, utf8, utf8_bytes
 from kombu_fdb.settings.options import Options
 
 __all__ = ["parts", "positive_ms", "publication"]
@@ -52,8 +52,7 @@ def _priority(options: Options, given: int | None) -> int:
 
 def _bytes(payload: bytes | str) -> bytes:
     if isinstance(payload, str):
-        utf8_bytes("payload", payload)
-        return payload.encode()
+        return utf8("payload", payload)
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         given = type(payload).__name__
         raise InvalidArgument("a payload is bytes or a string", given=given, fix="Try json.dumps(payload).")

@@ -17,7 +17,7 @@ from kombu_fdb.api.arguments import (
     names_of,
 )
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.api.consumer import Consumer
+from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.publications import parts, positive_ms, publication
@@ -153,7 +153,7 @@ class Queue:
         The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
-        return Consumer(self.connection, [self.name], timeout=timeout, limit=limit)
+        return Consumer(Takings(self.connection, [self.name], timeout=timeout, limit=limit))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

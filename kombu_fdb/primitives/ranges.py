@@ -53,6 +53,7 @@ __all__ = [
     "moment",
     "number",
     "shown",
+    "utf8",
     "utf8_bytes",
 ]
 
@@ -134,11 +135,16 @@ def check_text(name: str, value: object, longest: int) -> None:
 
 
 def utf8_bytes(name: str, value: object) -> int:
-    """How many bytes a text takes. Raises ``InvalidArgument`` for what is none, or has no UTF-8 form."""
+    """How many bytes a text takes. Raises as :func:`utf8`."""
+    return len(utf8(name, value))
+
+
+def utf8(name: str, value: object) -> bytes:
+    """A text's bytes. Raises ``InvalidArgument`` for what is none, or has no UTF-8 form."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a string", given=shown(value), fix=f"Try str({name}).")
     try:
-        return len(value.encode())
+        return value.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(
             f"{name} can't be encoded as UTF-8", given=shown(value), fix="Remove its lone surrogates."

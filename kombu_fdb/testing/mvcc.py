@@ -12,7 +12,7 @@ from itertools import pairwise
 from kombu_fdb.store.protocol import KeyValue
 
 try:
-    from sortedcontainers import SortedDict  # type: ignore[import-untyped]
+    from sortedcontainers import SortedDict  # type: ignore[import-untyped]  # it has no stubs
 except ModuleNotFoundError as error:
     message = "stores in memory need the extra [testing], or: pip install sortedcontainers"
     raise ModuleNotFoundError(message, name="sortedcontainers") from error

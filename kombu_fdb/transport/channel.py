@@ -68,8 +68,8 @@ class Channel(DeclaringChannel):
 
     supports_fanout = True
     #: Bodies are stored as they are.
-    body_encoding = None  # type: ignore[assignment]
-    from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]
+    body_encoding = None  # type: ignore[assignment]  # as other transports of kombu
+    from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]  # as other transports of kombu
 
     def __init__(self, connection: Connecting, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)

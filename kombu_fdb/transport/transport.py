@@ -64,9 +64,9 @@ class Transport(virtual.Transport):
     can_parse_url = False
     default_port = None
     #: Draining waits for a message; it does not poll.
-    polling_interval = None  # type: ignore[assignment]
-    connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]
-    channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]
+    polling_interval = None  # type: ignore[assignment]  # kombu tells a narrower type than it takes
+    connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]  # kombu tells a narrower type than it takes
+    channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]  # kombu tells a narrower type than it takes
     recoverable_connection_errors = RECOVERABLE_CONNECTION_ERRORS
     recoverable_channel_errors: tuple[type[BaseException], ...] = ()
     implements = virtual.Transport.implements.extend(

@@ -226,11 +226,11 @@ def _redirected(path: str) -> Iterator[None]:
         asked = os.path.basename(name or "")
         return original(path if asked.startswith(("libfdb_c", "fdb_c")) else name, *args, **kwargs)
 
-    ctypes.CDLL = load  # type: ignore[assignment,misc]
+    ctypes.CDLL = load  # type: ignore[assignment,misc]  # for one import
     try:
         yield
     finally:
-        ctypes.CDLL = original  # type: ignore[misc]
+        ctypes.CDLL = original  # type: ignore[misc]  # a class
 
 
 # Around a fork

@@ -23,7 +23,7 @@ from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
-from kombu_fdb.primitives.ranges import is_whole, utf8_bytes
+from kombu_fdb.primitives.ranges import is_whole, utf8, utf8_bytes
 from kombu_fdb.transport.encoding.given import MOST_PRIORITY, check, check_numbers, whole_of
 from kombu_fdb.transport.encoding.identity import dedup_of, once_of, task_id_of
 from kombu_fdb.transport.encoding.timing import due_ms, ttl_ms, ttr_ms
@@ -117,8 +117,7 @@ def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
 
 def _body(body: Any) -> bytes:
     if isinstance(body, str):
-        utf8_bytes("body", body)
-        return body.encode()
+        return utf8("body", body)
     if body is None:
         return b""
     return bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists

@@ -631,7 +631,7 @@ class QueueConformance(OnBench):
             watches = bench.engine.messages.arm(["q"])
             assert watches is not None
             fired: list[bool] = []
-            watches[0].on_fire(lambda fired=fired: fired.append(True))  # type: ignore[misc]
+            watches[0].on_fire(lambda fired=fired: fired.append(True))  # type: ignore[misc]  # mypy infers no default
             ready()
             bench.later(1)
         _wait_until(lambda: bool(fired))
