@@ -29,7 +29,7 @@ from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Standing"]
+__all__ = ["Rivalry", "Standing"]
 
 #: Alone again after so many services of nobody else.
 LONELY = 16
@@ -45,17 +45,48 @@ class Spread(Protocol):
     def uniform(self, a: float, b: float, /) -> float: ...
 
 
-class Standing:
-    """Of one owner, in one line at a time. Not thread-safe, but for ``ring``, which is called from any thread."""
+class Rivalry:
+    """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
 
-    def __init__(self, ring: Callable[[], None], clock: Callable[[], float], spread: Spread, longest_s: float) -> None:
+    def __init__(self) -> None:
+        #: By line, how often nobody else was seen there.
+        self._contested: dict[bytes, int] = {}
+
+    def is_contested(self, queues: Iterable[str]) -> bool:
+        return bool(self._contested) and line.name([*queues]) in self._contested
+
+    def contest(self, queues: Iterable[str]) -> None:
+        """A rival was faster."""
+        if len(self._contested) >= MOST_LINES:
+            self._contested.clear()
+        self._contested[line.name([*queues])] = 0
+
+    def served(self, name: bytes, *, alone: bool) -> None:
+        """Its first one has served the line, with or without a sign of somebody else."""
+        times = self._contested.get(name, 0) + 1 if alone else 0
+        if times < LONELY:
+            self._contested[name] = times
+        else:
+            self._contested.pop(name, None)
+
+
+class Standing:
+    """Of one owner, in one line at a time. For one thread; ``ring`` is called from any, as :meth:`abandon` may be."""
+
+    def __init__(
+        self,
+        ring: Callable[[], None],
+        clock: Callable[[], float],
+        spread: Spread,
+        longest_s: float,
+        rivalry: Rivalry,
+    ) -> None:
         """``clock``: seconds since any moment. ``longest_s``: between two looks at most."""
+        self.rivalry = rivalry
         self._ring = ring
         self._clock = clock
         self._spread = spread
         self._longest_s = longest_s
-        #: By line, how often nobody else was seen there.
-        self._contested: dict[bytes, int] = {}
         self._membership: Membership | None = None
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
@@ -79,15 +110,6 @@ class Standing:
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
-    def is_contested(self, queues: Iterable[str]) -> bool:
-        return bool(self._contested) and line.name([*queues]) in self._contested
-
-    def contest(self, queues: Iterable[str]) -> None:
-        """A rival was faster."""
-        if len(self._contested) >= MOST_LINES:
-            self._contested.clear()
-        self._contested[line.name([*queues])] = 0
-
     @property
     def in_line(self) -> bool:
         return self._demand is not None
@@ -103,14 +125,15 @@ class Standing:
 
     def next_look_s(self) -> float | None:
         """In how many seconds it wants to be called again."""
-        return None if self._demand is None else max(0.0, self._due_s - self._clock())
+        if self._demand is None:
+            return None
+        return 0.0 if self._rung else max(0.0, self._due_s - self._clock())
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
         """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
-        if self._membership is not membership:
-            self._membership, self._before = membership, None
+        self.belong_to(membership)
         self._demand = membership.join(line.name(queues), want, acks, self._before)
         self._queues = tuple(queues)
         self._reset()
@@ -120,18 +143,19 @@ class Standing:
 
         Raises as ``Membership.claim``.
         """
-        if self._demand is None or not (self._rung or self._clock() >= self._due_s):
+        demand = self._demand
+        if demand is None or not (self._rung or self._clock() >= self._due_s):
             return False
         fired, was_first = self._fired, self.is_first
         self._rung = self._fired = False
         self._disarm()
-        sight = self._of().look(self._demand, hand, fired=fired)
+        sight = self._of().look(demand, hand, fired=fired)
         if sight.stands != WAITING:
-            self._end()
+            self._end(demand)
         elif sight.is_first:
             self._lead(sight)
         else:
-            self._wait(engine, sight)
+            self._wait(engine, demand, sight)
         return self.is_first and not was_first
 
     def _lead(self, sight: Sight) -> None:
@@ -141,14 +165,14 @@ class Standing:
         self._server = sight.server
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, sight: Sight) -> None:
+    def _wait(self, engine: Engine, demand: Demand, sight: Sight) -> None:
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
         if sight.first != self._first:
             self._first, self._first_s, self._work_s = sight.first, now, None
         elif now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
-            engine.messages.depose(self._demanded(), sight.first)
+            engine.messages.depose(demand, sight.first)
             pause_s = 0.0
         if self._work_s is not None:
             pause_s = min(pause_s, PATIENCE_S)
@@ -156,6 +180,8 @@ class Standing:
         self._watches = sight.watches
         for watch in sight.watches:
             watch.on_fire(self._fire)
+        if self._demand is not demand:  # abandoned meanwhile
+            self._disarm()
 
     def _is_idle(self, engine: Engine, now: float) -> bool:
         """Whether the first one had work for as long as anybody is patient, and let it lie."""
@@ -175,47 +201,46 @@ class Standing:
 
         Raises as ``Membership.claim``.
         """
-        rows, demand = self._rows, self._demanded()
-        assert rows is not None, "only the first one serves"
+        rows, demand = self._rows, self._demand
+        if rows is None or demand is None:
+            return
         served = self._of().serve(demand, queues, rows, consumers, hand)
         if served.ended:
-            self._end()
+            self._end(demand)
         elif served.deliveries:
-            self._count_loneliness(demand, alone=len(rows) == 1 and self._server == demand.session)
-            self._end()
+            self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
+            self._end(demand)
         else:
             # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and
             # whoever is the next one sees who has joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
 
-    def _count_loneliness(self, demand: Demand, *, alone: bool) -> None:
-        times = self._contested.get(demand.line, 0) + 1 if alone else 0
-        if times < LONELY:
-            self._contested[demand.line] = times
-        else:
-            self._contested.pop(demand.line, None)
-
     def leave(self, hand: list[Delivery]) -> None:
         """Stand in no line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
-        if self._demand is not None:
+        demand = self._demand
+        if demand is not None:
             self._disarm()
-            self._of().leave(self._demand, hand)
-            self._end()
+            self._of().leave(demand, hand)
+            self._end(demand)
 
     def abandon(self) -> None:
         """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
-        if self._demand is not None and self._membership is not None:
-            self._membership.give_up(self._demand.first)
-        self._end()
+        demand, membership = self._demand, self._membership
+        if demand is not None and membership is not None:
+            membership.give_up(demand.first)
+            self._end(demand)
 
-    def forget(self) -> None:
-        """Its session has ended, and its demand with it."""
-        self._end()
+    def belong_to(self, membership: Membership) -> None:
+        """Demands end with their session."""
+        if self._membership is not membership:
+            if self._demand is not None:
+                self._end(self._demand)
+            self._membership, self._before = membership, None
 
-    def _end(self) -> None:
+    def _end(self, demand: Demand) -> None:
         self._disarm()
-        if self._demand is not None:
-            self._before, self._demand = self._demand.first, None
+        if self._demand is demand:
+            self._before, self._demand = demand.first, None
 
     def _disarm(self) -> None:
         watches, self._watches = self._watches, []
@@ -225,7 +250,3 @@ class Standing:
     def _of(self) -> Membership:
         assert self._membership is not None, "it has joined"
         return self._membership
-
-    def _demanded(self) -> Demand:
-        assert self._demand is not None, "it stands in a line"
-        return self._demand

@@ -30,14 +30,13 @@ class Claiming:
         self.standing = standing
         self._client = client
         self._dispatch = dispatch
-        self._membership: Membership | None = None
 
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
 
         Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
         """
-        self._notice(membership)
+        self.standing.belong_to(membership)
         plan, standing = self._contested(now), self.standing
         queues = sorted(plan.queues)
         if standing.in_line and list(standing.queues) != queues:
@@ -50,13 +49,7 @@ class Claiming:
 
     def _contested(self, now: float) -> Plan:
         shared = self._dispatch.shared
-        return self._dispatch.plan(shared, now) if self.standing.is_contested(shared) else Plan()
-
-    def _notice(self, membership: Membership) -> None:
-        """Demands end with their session."""
-        if self._membership is not membership:
-            self._membership = membership
-            self.standing.forget()
+        return self._dispatch.plan(shared, now) if self.standing.rivalry.is_contested(shared) else Plan()
 
     def others(self) -> set[str]:
         """The queues that somebody else looks at."""
@@ -75,7 +68,7 @@ class Claiming:
         try:
             return self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues)))
         except Outrun:
-            self.standing.contest(shared)
+            self.standing.rivalry.contest(shared)
             return []
 
     def _serve(self, plan: Plan) -> list[Delivery]:

@@ -47,7 +47,7 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.standing import Standing
+from kombu_fdb.process.standing import Rivalry, Standing
 from kombu_fdb.process.upkeep.ring import Jitter
 from kombu_fdb.transport.consuming.attendance import Attendance, Drain
 from kombu_fdb.transport.consuming.claiming import Claiming
@@ -86,7 +86,7 @@ class Reception:
         self._clock = clock
         self._rng = rng
         longest_s = min(options.poll_interval, options.operation_timeout)
-        self._claiming = Claiming(client, self.dispatch, Standing(lookout.bell.ring, clock, rng, longest_s))
+        self._claiming = Claiming(client, self.dispatch, Standing(lookout.bell.ring, clock, rng, longest_s, Rivalry()))
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._membership: Membership | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()

@@ -322,10 +322,10 @@ TWINS: dict[str, Twin] = {
         "BOUNDED", "connections", Credit, "_free", property(wrong.count_what_is_held)
     ),
     # Lines
-    "who serves does not look at who has left": Twin("ONE-OWNER", "lines", *_blind(line, "grant")),
+    "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
     "who leaves does not look at what he was granted": Twin("DURABLE", "lines", Membership, "leave", wrong.just_leave),
     "a recovery leaves its demand in the line": Twin(
-        "ONE-OWNER", "lines", sessions, "line", SimpleNamespace(end=lambda *_: b"")
+        "ONE-OWNER", "", sessions, "line", SimpleNamespace(end=lambda *_: b"")
     ),
     "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
     "a cancelled consumer keeps what waits for it": Twin(

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from kit.conformance.invariants import check_counts, messages
+from kit.conformance.lines import Rival
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
 from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
@@ -388,7 +390,55 @@ def take_it(bench: Bench, other: Engine) -> None:
     assert len(bench.take()) == 1
 
 
+def two_in_line(bench: Bench) -> tuple[Rival, Rival]:
+    """And two messages."""
+    rivals = Rival(bench), Rival(bench)
+    bench.put(b"a", b"b")
+    return rivals
+
+
+def leave_while_the_line_is_served(bench: Bench) -> None:
+    one, two = two_in_line(bench)
+    seen = one.look()
+    during(bench, lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
+    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+
+
+def session_ends_while_the_line_is_served(bench: Bench) -> None:
+    one, two = two_in_line(bench)
+    seen = one.look()
+    during(bench, lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
+    assert bench.counts() == (1, 0, 1), "a session that has ended was given a lease"
+
+
+def recovery_of_one_that_waits(bench: Bench) -> None:
+    """Its owner does not know whether it stands in the line."""
+    one, two = two_in_line(bench)
+    two.engine.sessions.recover(two.session, two.demand.first)
+    one.serve()
+    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+
+
+def test_two_that_serve(bench: Bench) -> None:
+    """The second one believes that the first is dead. No guard of its own: both want the same message."""
+    one, two = two_in_line(bench)
+    seen = one.look()
+    found: list[bytes] = []
+
+    def meanwhile() -> None:
+        two.engine.messages.depose(two.demand, two.look().first)
+        found.extend(each.payload for each in two.serve().deliveries)
+
+    served = during(bench, lambda: one.serve(seen), meanwhile)
+    assert isinstance(served, Served)
+    assert served.ended
+    assert (found, bench.counts()) == ([b"a"], (1, 0, 1))
+
+
 GUARDS: dict[Race, str] = {
+    leave_while_the_line_is_served: "who serves does not look at who has left",
+    session_ends_while_the_line_is_served: "who serves does not look at who has left",
+    recovery_of_one_that_waits: "a recovery leaves its demand in the line",
     two_consumers_become_active: "consumers become active without a look at each other",
     cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
     session_ends_while_another_takes_over: "a session leaves without a look at who is active",

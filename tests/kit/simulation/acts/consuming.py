@@ -52,7 +52,7 @@ def connect(world: World, process: Process) -> SimulatedTransport:
     for number, queue in enumerate(world.profile.queues):
         transport.consume(queue, f"{process.name}-{number}")
     if world.profile.contested:
-        transport.reception._claiming.standing.contest(world.profile.queues)
+        transport.reception._claiming.standing.rivalry.contest(world.profile.queues)
     return transport
 
 
