@@ -90,8 +90,8 @@ class Standing:
         self._membership: Membership | None = None
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
-        #: The first lease of the last demand.
-        self._before: int | None = None
+        #: Its owner has ended; another thread may have said so while this one joined.
+        self._abandoned = False
         self._reset()
 
     def _reset(self) -> None:
@@ -134,9 +134,17 @@ class Standing:
     def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
         """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
         self.belong_to(membership)
-        self._demand = membership.join(line.name(queues), want, acks, self._before)
-        self._queues = tuple(queues)
         self._reset()
+        self._queues = tuple(queues)
+        self._demand = demand = membership.demand(line.name(queues), want)
+        try:
+            membership.join(demand, acks)
+        except BaseException:
+            self._end(demand)
+            raise
+        if self._abandoned:  # and recovered before it has joined, perhaps
+            membership.give_up(demand.first)
+            self._end(demand)
 
     def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
         """Look, if that is due, and bring what was granted into ``hand``. Whether it has become the first one.
@@ -149,7 +157,11 @@ class Standing:
         fired, was_first = self._fired, self.is_first
         self._rung = self._fired = False
         self._disarm()
-        sight = self._of().look(demand, hand, fired=fired)
+        try:
+            sight = self._of().look(demand, hand, fired=fired)
+        except BaseException:
+            self._rung, self._fired = True, fired  # what it was woken for is still to be seen
+            raise
         if sight.stands != WAITING:
             self._end(demand)
         elif sight.is_first:
@@ -206,7 +218,7 @@ class Standing:
             return
         served = self._of().serve(demand, queues, rows, consumers, hand)
         if served.ended:
-            self._end(demand)
+            self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
             self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
             self._end(demand)
@@ -225,6 +237,7 @@ class Standing:
 
     def abandon(self) -> None:
         """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
+        self._abandoned = True  # before the look: a join that has not ended yet sees it
         demand, membership = self._demand, self._membership
         if demand is not None and membership is not None:
             membership.give_up(demand.first)
@@ -235,12 +248,12 @@ class Standing:
         if self._membership is not membership:
             if self._demand is not None:
                 self._end(self._demand)
-            self._membership, self._before = membership, None
+            self._membership = membership
 
     def _end(self, demand: Demand) -> None:
         self._disarm()
         if self._demand is demand:
-            self._before, self._demand = demand.first, None
+            self._demand = None
 
     def _disarm(self) -> None:
         watches, self._watches = self._watches, []

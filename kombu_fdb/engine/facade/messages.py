@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -107,18 +107,18 @@ class Messages:
 
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
 
-    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, before: int | None = None) -> None:
+    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, over: Collection[int] = ()) -> None:
         """Wait for messages in the line of those who consume the same queues. ``acks`` are settled with it.
 
-        ``before``: the first lease of the owner's last demand, which is over. Raises ``SessionLost``. Whoever does not
-        know what has become of a demand calls ``Sessions.recover``.
+        ``over``: the first leases of demands of the session that have ended, and that nobody will look at any more.
+        Raises ``SessionLost``. Whoever does not know what has become of a demand calls ``Sessions.recover``.
         """
 
         def body(work: Work) -> None:
             session.require(work, demand.session)
             if acks:
                 settle.ack(work, acks)
-            line.join(work, demand, before)
+            line.join(work, demand, over)
 
         self._run.write(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from threading import Event
 
 import pytest
@@ -33,10 +34,10 @@ class Rival:
         self.want = want
         self.demand = self.join()
 
-    def join(self, *acks: Lease, before: int | None = None) -> Demand:
+    def join(self, *acks: Lease, over: Collection[int] = ()) -> Demand:
         first = self.engine.messages.reserve()
         self.demand = Demand(line.name(self.queues), self.session, first, self.want)
-        self.engine.messages.join(self.demand, acks, before=before)
+        self.engine.messages.join(self.demand, acks, over=over)
         return self.demand
 
     def look(self, *, fired: bool = False) -> Sight:
@@ -252,7 +253,7 @@ class LineConformance(OnBench):
     def test_who_was_deposed_joins_again(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
         two.engine.messages.depose(two.demand, two.look().first)
-        one.join(before=one.demand.first)
+        one.join(over=[one.demand.first])
         assert two.look().is_first
         assert one.look().stands == WAITING
 
@@ -265,6 +266,16 @@ class LineConformance(OnBench):
         assert sight.first == garbage
         one.engine.messages.depose(one.demand, sight.first)
         assert one.look().is_first
+
+    def test_who_waits_and_has_no_row_any_more_waits_in_vain(self, bench: Bench) -> None:
+        """An older version could not read its row, and deposed it."""
+        one, two = Rival(bench), Rival(bench)
+        row = one.look().first
+        bench.write(lambda tr: tr.clear(row))
+        assert one.look().stands == ENDED
+        assert two.look().is_first
+        one.join(over=[one.demand.first])
+        assert one.look().stands == WAITING
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +330,7 @@ class LineConformance(OnBench):
         bench.put(b"a", b"b")
         (first,) = one.serve().deliveries
         before = one.demand
-        one.join(first.lease, before=before.first)
+        one.join(first.lease, over=[before.first])
         assert bench.counts() == (1, 0, 0)
         assert one.engine.messages.look(before)[0].stands == ENDED
         assert payloads(one.serve().deliveries) == [b"b"]
