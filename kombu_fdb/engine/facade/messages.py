@@ -60,17 +60,20 @@ class Messages:
     def _claim(self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
         number = self.reserve() if terms.first is None else terms.first
         tried: list[Delivery] = []
+        gives_way = terms.gives_way
 
         def body(work: Work) -> list[Delivery]:
+            nonlocal gives_way
             if terms.acks:
                 settle.ack(work, terms.acks)
             window = self._window(session_id, number, limit, terms.consumers)
             tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
+            gives_way = terms.gives_way and not window.single  # a line would be served for one only: the active one
             return list(tried)
 
         def on_conflict() -> None:
             self._lost(queues, tried)
-            if terms.gives_way and not doubt.is_open:
+            if gives_way and not doubt.is_open:
                 raise Outrun
 
         doubt: Doubt[list[Delivery]] = Doubt()

@@ -24,7 +24,7 @@ from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.errors import SessionLost
+from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -298,6 +298,30 @@ class Consumers:
     def active(self) -> str:
         found = self.engine.inspect.active_consumer("q")
         return "" if found is None else found[1]
+
+
+def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_line(bench: Bench) -> None:
+    """Its first one might be somebody who gets nothing, and would keep the active one waiting behind it."""
+    consumers = Consumers(bench)
+    bench.put(b"a", b"b")
+    terms = ClaimTerms(consumers={"q": "one"}, gives_way=True)
+    found = during(
+        bench,
+        lambda: bench.engine.messages.claim(consumers.sessions["one"], ["q"], 1, terms=terms),
+        lambda: consumers.take("two"),
+    )
+    assert (found, consumers.active) == ([], "two")
+
+
+def test_who_loses_another_race_may_give_way(bench: Bench) -> None:
+    bench.put(b"a", b"b")
+    other, session = bench.another(), bench.engine.sessions.open({})
+    with pytest.raises(Outrun):
+        during(
+            bench,
+            lambda: bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True)),
+            lambda: other.messages.claim(session, ["q"], 1),
+        )
 
 
 def two_consumers_become_active(bench: Bench) -> None:
