@@ -19,7 +19,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import Outrun, QueueError
+from kombu_fdb.errors import LimitExceeded, Outrun, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
@@ -39,7 +39,7 @@ class Messages:
         self._claims = count(1)
         self._windows = Portion(session.LEASES_PER_CLAIM)
         self._settlements = Portion(session.LEASES_PER_CLAIM)
-        self._services = Portion(serve.MOST_MESSAGES)
+        self._services = Portion(serve.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -142,7 +142,11 @@ class Messages:
         """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
 
         ``consumers``: as in ``ClaimTerms``. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+
+        Whoever claims past the line takes little, and is faster than a service that takes much: it would lose race
+        after race, and a whole line waits for it. So each one that it loses halves it.
         """
+        tried: list[serve.Served] = []
 
         def body(work: Work, most: int) -> serve.Served:
             window = self._window(demand.session, demand.first, most, consumers)
@@ -150,13 +154,17 @@ class Messages:
             return tried[0]
 
         def run(most: int) -> serve.Served:
-            return self._run.write(lambda work: body(work, most), on_conflict=lost)
+            doubt: Doubt[serve.Served] = Doubt()
+            on_conflict = partial(lost, doubt, most)
+            return self._run.write(lambda work: body(work, most), on_conflict=on_conflict, doubt=doubt)
 
-        def lost() -> None:
+        def lost(doubt: Doubt[serve.Served], most: int) -> None:
             self._lost(queues, [delivery for each in tried for delivery in each.deliveries])
+            if most > 1 and not doubt.is_open:
+                raise Outrun
 
-        tried: list[serve.Served] = []
-        return self._services.run(run)
+        wanted = sum(row.demand.want for row in rows if row.demand is not None)
+        return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:
         """Wait no longer. True if the demand was granted messages before."""

@@ -459,6 +459,27 @@ def test_two_that_serve(bench: Bench) -> None:
     assert (found, bench.counts()) == ([b"a"], (1, 0, 1))
 
 
+def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
+    """Whoever takes little past the line would win each race, and all who stand in it would wait."""
+    rivals = [Rival(bench, 10) for _ in range(4)]
+    seen = rivals[0].look()
+    bench.put(*[b"m"] * 50)
+    other, session, database = bench.another(), bench.engine.sessions.open({}), bench.database
+    assert isinstance(database, MemoryDatabase)
+    races = iter(range(3))
+
+    def outrun() -> None:
+        database.before_commit = None
+        other.messages.claim(session, ["q"], 1)
+        database.before_commit = outrun if next(races, None) is not None else None
+
+    database.before_commit = outrun
+    began_s = bench.clock.monotonic()
+    assert len(rivals[0].serve(seen).deliveries) + sum(len(each.collect()) for each in rivals[1:]) == 40 >> 4
+    assert bench.clock.monotonic() == began_s, "and does not rest meanwhile"
+    check_counts(bench.engine)
+
+
 GUARDS: dict[Race, str] = {
     leave_while_the_line_is_served: "who serves does not look at who has left",
     session_ends_while_the_line_is_served: "who serves does not look at who has left",
