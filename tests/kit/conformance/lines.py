@@ -195,6 +195,17 @@ class LineConformance(OnBench):
         (granted,) = two.collect()
         assert (granted.payload, granted.ttr_ms) == (large, 60_000)
 
+    def test_any_number_of_queues_may_have_times_to_run(self, bench: Bench) -> None:
+        """How a demand stands is one value, which has a limit."""
+        queues = [f"{number:03}".ljust(255, "x") for number in range(400)]
+        for queue in queues:
+            bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-consumer-timeout": 60_000}))
+        one, two = Rival(bench, 1, *queues), Rival(bench, 2, *queues)
+        for queue in queues[-3:]:
+            bench.put(b"a", queue=queue)
+        one.serve()
+        assert [(each.queue, each.ttr_ms) for each in two.collect()] == [(each, 60_000) for each in queues[-2:]]
+
     def test_a_payload_that_is_gone_is_dead_lettered_by_who_gets_it(self, bench: Bench) -> None:
         """POISON-ENDS."""
         one, two = Rival(bench), Rival(bench)
