@@ -123,6 +123,11 @@ class Standing:
         """Those in whose line it stands."""
         return self._queues if self._demand is not None else ()
 
+    @property
+    def want(self) -> int:
+        """How many messages it waits for."""
+        return 0 if self._demand is None else self._demand.want
+
     def next_look_s(self) -> float | None:
         """In how many seconds it wants to be called again."""
         if self._demand is None:

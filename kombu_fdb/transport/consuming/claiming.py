@@ -39,9 +39,9 @@ class Claiming:
         self.standing.belong_to(membership)
         plan, standing = self._contested(now), self.standing
         queues = sorted(plan.queues)
-        if standing.in_line and list(standing.queues) != queues:
+        if list(standing.queues) != queues or standing.want > plan.limit:  # what it is granted might not fit any more
             standing.leave(hand)
-        elif queues and not standing.in_line:
+        if queues and not hand and not standing.in_line:
             self._with_acks(membership, partial(standing.join, membership, queues, plan.limit))
         if hand or not standing.attend(self._client.engine, hand):
             plan.queues = []
