@@ -11,6 +11,7 @@ from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
@@ -124,6 +125,35 @@ class LineConformance(OnBench):
         rivals[0].serve()
         assert all(each.wait(PATIENCE_S) for each in rung)
 
+    def test_who_is_served_wakes_up_though_nobody_before_it_was(self, bench: Bench) -> None:
+        one, _two, three = Rival(bench), Rival(bench), Rival(bench)
+        rung = woken(three.look())
+        sight = one.look()
+        bench.put(b"a", b"b")
+        one.serve(sight._replace(rows=[sight.rows[0], sight.rows[2]]))
+        assert rung.wait(PATIENCE_S)
+        assert payloads(three.collect()) == [b"b"]
+
+    def test_a_row_of_somebody_who_waits_elsewhere_counts_for_nothing(self, bench: Bench) -> None:
+        """Nor does a second row of somebody."""
+        one, two = Rival(bench, 1), Rival(bench, 1, "q", "r")
+        own, elsewhere = one.look().rows[0].key, two.look().rows[0].key
+        behind = own[:-4] + b"\xff" * 4
+
+        def copy(work: Work) -> None:
+            for source, target in ((elsewhere, behind), (own, behind[:-1] + b"\xfe")):
+                value = work.tr.get(source)
+                assert value is not None
+                work.tr.set(target, value)
+
+        bench.work(copy)
+        bench.put(b"a", b"b")
+        sight = one.look()
+        assert len(sight.rows) == 3
+        assert payloads(one.serve(sight).deliveries) == [b"a"]
+        assert two.look().is_first
+        assert bench.counts() == (1, 0, 1)
+
     def test_who_joins_while_the_line_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
         """The first one has not seen him, so nobody else would tell him."""
         one = Rival(bench)
@@ -215,6 +245,15 @@ class LineConformance(OnBench):
         one.serve()
         assert two.collect() == []
         assert bench.counts("q.dead") == (1, 0, 0)
+
+    def test_a_lease_that_cannot_be_read_is_left_for_the_sweep(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench, 2)
+        bench.put(b"a", b"b")
+        one.serve()
+        lease = bench.engine.keys.lease(two.session, two.demand.first + 1)
+        bench.write(lambda tr: tr.set(lease, b"garbage"))
+        assert payloads(two.collect()) == [b"b"]
+        bench.write(lambda tr: tr.clear(lease))
 
     def test_what_has_expired_is_granted_to_nobody(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.scheduling.line import Sight
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
@@ -357,3 +359,84 @@ def test_a_line_has_nobody_in_it_twice(bench: Bench) -> None:
     one.join()
     rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
     assert len(rows) == 1
+
+
+def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    assert one.attend()
+    three.attend()
+    bench.put(b"a")
+    for _ in range(2):
+        wait_and_look(bench, three)
+    one.standing.leave(one.hand)
+    wait_and_look(bench, three)
+    assert two.attend(), "it is the first by now, and nobody has deposed it"
+
+
+def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:
+    """One message, more often than not: that shall be quick."""
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    one.serve()
+    bench.put(b"a", b"b")
+    one.serve()
+    assert one.payloads == [b"a"]
+    assert two.attend(), "it is the first by now"
+
+
+def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
+    one = Consumer(bench)
+    assert one.attend()
+    one.serve()
+    two = Consumer(bench)
+    bench.later(LATER_S)
+    one.attend()
+    bench.put(b"a", b"b")
+    one.serve()
+    two.attend()
+    assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
+
+
+def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.standing.belong_to(two.membership)
+    assert not one.standing.in_line
+    one.standing.belong_to(two.membership)
+    one.standing.join(two.membership, ["q"], 1, ())
+    one.standing.belong_to(two.membership)
+    assert one.standing.in_line
+
+
+def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    for _ in range(30):
+        wait_and_look(bench, one)
+        wait_and_look(bench, two)
+    for each in (one, two):
+        each.membership.watch_claims()
+        assert each.standing.in_line
+    assert demands(bench) == [b"W", b"W"]
+
+
+def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    look = two.engine.messages.look
+    seen: list[Sight] = []
+
+    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
+        found = look(*args, **given)
+        seen.append(found[0])
+        two.standing.abandon()
+        return found
+
+    monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
+    two.attend()
+    cancelled: list[object] = []
+    assert len(seen[0].watches) == 2
+    for watch in seen[0].watches:
+        watch.on_fire(lambda: cancelled.append(1))
+    one.standing.leave(one.hand)
+    two.membership.recover()
+    assert not cancelled
