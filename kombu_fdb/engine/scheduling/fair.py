@@ -95,6 +95,8 @@ class _Scheduler:
         #: The next message of a sub-queue; only with ageing.
         self._heads: dict[tuple[str, Rank], bytes] = {}
         self._chosen: Chosen = []
+        #: Turns that this claim has made and not served: a key that is alone gets many, and the store sees the last.
+        self._entries: dict[bytes, Rank] = {}
         #: The last turn that was read, if more are behind it than one claim looks at.
         self._sight: _Place | None = None
 
@@ -126,7 +128,13 @@ class _Scheduler:
         self._look_at_heads(turns)
         return sorted(turns, key=self._order)
 
+    def _write_entries(self) -> None:
+        for entry, items in self._entries.items():
+            self._tr.set(entry, items)
+        self._entries.clear()
+
     def _end(self) -> None:
+        self._write_entries()
         for rank, round_ in self._rounds.items():
             self._tr.byte_max(self._keys.round(self._queue, rank), round_.to_bytes(8, "big"))
         self._tenants.write()
@@ -245,7 +253,7 @@ class _Scheduler:
     def _insert(self, key: str, items: Rank, round_: int, stamp: Stamp, allowance: Allowance) -> Turn:
         rank = _ring_rank(items, allowance)
         turn = Turn(rank, self._tenants.round(rank, key, round_), stamp, key, items)
-        self._tr.set(self._entry(turn), items)
+        self._entries[self._entry(turn)] = items
         if (mark := self._tenants.mark(turn)) != ACTIVE:
             self._tr.set(self._keys.active(self._queue, key, items), mark)
         self._tenants.entered(turn)
@@ -300,6 +308,7 @@ class _Scheduler:
 
     def _look(self, most: int) -> tuple[list[Turn], bool]:
         """The next turns, and whether the ring may have more."""
+        self._write_entries()
         rings = self._tr.get_ranges(self._rings(most), snapshot=True)
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
@@ -343,8 +352,10 @@ class _Scheduler:
 
     def _serve_one(self, turn: Turn, room: int) -> Turn | None:
         """Serve a sub-queue; returns its next turn, None if it left the ring."""
-        self._tr.add_read_conflict_key(self._entry(turn))
-        self._tr.clear(self._entry(turn))
+        entry = self._entry(turn)
+        if self._entries.pop(entry, None) is None:
+            self._tr.add_read_conflict_key(entry)
+            self._tr.clear(entry)
         self._tenants.left(turn)
         allowance = self._allowances.of(turn.key)
         if allowance.messages <= 0:
