@@ -124,10 +124,11 @@ def curve(console: Console, costs: Costs, reads: int, given: argparse.Namespace)
         there = costs._replace(round_trip=given.round_trip_ms / 1e3, commit=commit_ms / 1e3)
         shown.add_row(f"{commit_ms:g}", *[f"{rate(there, number, reads):,.0f}" for number in workers])
     console.print(shown)
+    own = f"{1e6 * costs.serving:.0f} us to serve a message, {1e6 * costs.own:.0f} us to receive and ack it"
     console.print(
-        f"measured here: {1e6 * costs.serving:.0f} us to serve a message, {1e6 * costs.own:.0f} us to receive and ack "
-        f"it, {1e3 * costs.round_trip:.2f} ms a round trip, {1e3 * costs.commit:.2f} ms a commit. From the first column in "
-        "which a row stops growing, one server's processor is the bound: another queue has another one."
+        f"measured here: {own}, {1e3 * costs.round_trip:.2f} ms a round trip, {1e3 * costs.commit:.2f} ms a commit. "
+        "From the first column in which a row stops growing, one server's processor is the bound: another queue has "
+        "another one."
     )
 
 
