@@ -62,7 +62,7 @@ def changelog() -> str:
 
 
 def build(version: str) -> list[Path]:
-    """Wheel and sdist, their metadata checked. The wheel is built from the sdist, so that one is enough for the other."""
+    """Wheel and sdist, their metadata checked. The wheel is built from the sdist, so the sdist is complete."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
     found = sorted(DIST.iterdir())
