@@ -16,6 +16,8 @@ import griffe
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(#[^)]*)?\)")
+#: From one border of ``=`` to the next empty line.
+TABLE = re.compile(r"^=+(?: +=+)+\n(?:.+\n)+", re.MULTILINE)
 ROLE = re.compile(r":(?:class|meth|func|mod|data|attr|exc|ref):`[~.]*([^`]+)`")
 
 
@@ -59,7 +61,8 @@ class PlainDocstrings(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    """Roles become code, and ``::`` the colon (or nothing) that it is in plain text: Markdown sees the indentation."""
+    """Roles become code, tables stay as they are, and ``::`` is a colon or nothing: Markdown sees the indentation."""
     text = ROLE.sub(r"`\1`", text)
+    text = TABLE.sub(lambda match: f"```text\n{match[0].replace('``', '')}```\n", f"{text}\n")
     text = re.sub(r"^::$\n?", "", text, flags=re.MULTILINE)
     return re.sub(r"::$", ":", text, flags=re.MULTILINE)
