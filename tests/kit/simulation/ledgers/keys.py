@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from kit.simulation.ledgers.rights import CLAIMS
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
@@ -176,7 +177,7 @@ class KeyLedger:
             if key[0] in self.fair:
                 for rank in self.ranks[key]:
                     self._check_subqueue(*key, rank)
-        if author is not None and author.verb == "claim":
+        if author is not None and author.verb in CLAIMS:
             self._check_limits()
             if self.exact:
                 self._count_turns()
