@@ -95,7 +95,15 @@ def write_bill_of_materials(python: Path, version: str) -> None:
     """What a user gets who installs the wheel today, in CycloneDX's form."""
     BUILD.mkdir(exist_ok=True)
     bill = BUILD / f"celery_fdb-{version}.cdx.json"
-    settings = ["--output-reproducible", "--of", "JSON", "-o", bill, "--pyproject", ROOT / "pyproject.toml"]
+    settings: list[str | Path] = [
+        "--output-reproducible",
+        "--of",
+        "JSON",
+        "-o",
+        bill,
+        "--pyproject",
+        ROOT / "pyproject.toml",
+    ]
     run(sys.executable, "-m", "cyclonedx_py", "environment", *settings, python)
 
 

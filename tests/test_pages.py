@@ -9,7 +9,7 @@
 
 All of it happens in an empty folder that stands for ``/var/lib/shop``. A block after ``<!-- not run: reason -->`` is
 left out. After ``<!-- from here on: FoundationDB -->`` a URL ``fdb:///name`` leads to a real node; where there is none,
-the rest of the page is skipped. A page that another test names, as ``results.md``, is run there.
+the rest of the page is skipped. A page of docs that another test names, as ``results.md``, is run there.
 """
 
 import configparser
@@ -70,8 +70,8 @@ def is_run_elsewhere(page):
 
 PAGES = [
     page
-    for page in (*sorted(ROOT.glob("docs/**/*.md")), ROOT / "SECURITY.md")
-    if blocks_of(page) and not is_run_elsewhere(page)
+    for page in (*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "SECURITY.md")
+    if blocks_of(page) and (page.parent == ROOT or not is_run_elsewhere(page))
 ]
 
 
