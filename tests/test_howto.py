@@ -8,8 +8,10 @@ import configparser
 import json
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -249,3 +251,38 @@ def test_the_composed_cluster_survives_the_loss_of_a_server():
             taken = [broker.queue("celery").take(timeout=60).payload for _ in range(2)]
         assert taken == [b"before", b"after"]
         cluster._cli("again: to configure what is configured changes nothing")
+
+
+# -- backup ------------------------------------------------------------------------------------------------------------
+
+PUBLISHER = """
+import sys
+from kombu_fdb import Broker
+
+with Broker.open(sys.argv[1]) as broker, open(sys.argv[2], "w") as confirmed:
+    while True:
+        broker.queue("jobs").put("later", delay=3600)
+        print(".", end="", file=confirmed, flush=True)
+        if confirmed.tell() == 200:
+            print("200 confirmed", flush=True)
+"""
+
+
+@pytest.mark.process
+def test_a_copy_of_the_file_has_all_that_was_confirmed_before_it(tmp_path):
+    """While another process publishes. The copy works as the file does: in SQLite's WAL mode."""
+    (tmp_path / "backup.py").write_text(files_of("backup.md")["backup.py"])
+    confirmed = tmp_path / "confirmed"
+    command = [sys.executable, "-c", PUBLISHER, f"fdb+sqlite:///{tmp_path}/broker.db", str(confirmed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as publisher:
+        try:
+            assert publisher.stdout.readline() == "200 confirmed\n"
+            before = confirmed.stat().st_size
+            subprocess.run([sys.executable, "backup.py", "broker.db", "copy.db"], cwd=tmp_path, check=True)
+            after = confirmed.stat().st_size
+        finally:
+            publisher.kill()
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        assert copy.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with Broker.open(f"fdb+sqlite:///{tmp_path}/copy.db") as broker:
+        assert before <= broker.queue("jobs").stats().delayed <= after + 1
