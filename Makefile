@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-scaling bench-fairness sim fuzz storm \
+.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-scaling bench-tenants bench-fairness sim fuzz storm \
 	mutate docs release-check doctor clean
 
 help: ## this list
@@ -58,6 +58,9 @@ bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 
 bench-scaling: $(TOX) ## what rival consumers would do on a cluster, by a model that is fed with what they do here
 	$(TOX) run -q -e bench-scaling -- $(ARGS)
+
+bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers on a real FoundationDB
+	$(TOX) run -q -e bench-tenants -- $(ARGS)
 
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)
