@@ -64,10 +64,8 @@ class Messages:
 
         def body(work: Work) -> list[Delivery]:
             nonlocal gives_way
-            if terms.acks:
-                settle.ack(work, terms.acks)
             window = self._window(session_id, number, limit, terms.consumers)
-            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
+            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
             gives_way = terms.gives_way and not window.single  # a line would be served for one only: the active one
             return list(tried)
 
@@ -118,9 +116,9 @@ class Messages:
         """
 
         def body(work: Work) -> None:
-            session.require(work, demand.session)
+            values, _ = session.require(work, demand.session, and_read=settle.lease_keys(work, acks))
             if acks:
-                settle.ack(work, acks)
+                settle.ack(work, acks, values)
             line.join(work, demand, over)
 
         self._run.write(body)

@@ -147,6 +147,11 @@ class SqliteTransaction:
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        return self.get_many(keys), self.get_ranges(ranges)
+
     # Writes
 
     def set(self, key: bytes, value: bytes) -> None:

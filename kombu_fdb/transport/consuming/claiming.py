@@ -39,12 +39,15 @@ class Claiming:
         self.standing.belong_to(membership)
         plan, standing = self._contested(now), self.standing
         queues = sorted(plan.queues)
-        if list(standing.queues) != queues or standing.want > plan.limit:  # what it is granted might not fit any more
-            standing.leave(hand)
-        if queues and not hand and not standing.in_line:
-            self._with_acks(membership, partial(standing.join, membership, queues, plan.limit))
+        join = partial(standing.join, membership, queues, plan.limit)
+        if standing.in_line and (list(standing.queues) != queues or standing.want > plan.limit):
+            standing.leave(hand)  # what it was granted there might not fit any more
+        elif queues and not standing.in_line:
+            self._with_acks(membership, join)
         if hand or not standing.attend(self._client.engine, hand):
             plan.queues = []
+        if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
+            self._with_acks(membership, join)
         return plan
 
     def _contested(self, now: float) -> Plan:
@@ -52,8 +55,9 @@ class Claiming:
         return self._dispatch.plan(shared, now) if self.standing.rivalry.is_contested(shared) else Plan()
 
     def others(self) -> set[str]:
-        """The queues that somebody else looks at."""
-        return set() if self.standing.is_first else set(self.standing.queues)
+        """The queues that somebody else looks at, or would if there were anybody with room."""
+        shared = self._dispatch.shared
+        return shared if self.standing.rivalry.is_contested(shared) and not self.standing.is_first else set()
 
     def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
         """Carry the plan out; if one transaction must not do all of it, what is nobody else's first.

@@ -59,6 +59,10 @@ from kombu_fdb.transport.holding.settling import MANY_ACKS
 
 __all__ = ["Reception"]
 
+#: The first one of a line looks into so many queues without asking. Who consumes more watches their bells while it
+#: waits, too, so that it knows then which ones have messages.
+FEW_QUEUES = 8
+
 logger = logging.getLogger(__name__)
 
 #: Rests after claims that brought nothing, in seconds.
@@ -242,9 +246,11 @@ class Reception:
         line = self._claiming.stand(membership, now, granted)
         if granted:
             return self._hand_over(granted)
-        self._lookout.hungry.update(line.queues)
-        others = self._claiming.others()
-        queues = self.dispatch.queues - others
+        others, queues = self._claiming.others(), self.dispatch.queues
+        if len(line.queues) <= FEW_QUEUES:
+            self._lookout.hungry.update(line.queues)
+        if len(others) <= FEW_QUEUES:
+            queues -= others
         self._lookout.arm(self._client.engine, queues, membership.session_id, self.dispatch.consumers)
         plan = self.dispatch.plan(self._lookout.hungry - others, now)
         if plan.queues:

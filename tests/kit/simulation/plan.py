@@ -105,7 +105,7 @@ class Profile:
     delivery_limit: int = 6
     #: Of claims: how many take messages without a lease.
     no_ack: float = 0.0
-    #: One consumer at a time, so that turns follow each other exactly.
+    #: Turns are counted: nothing takes messages but claims, and each commits where it is made.
     exact: bool = False
     #: By how many seconds a wall clock is set, and how far off the true time it may be then.
     jumps: Sequence[int] = (-300, -30, 30, 300)

@@ -121,7 +121,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},
         {"fair": {}},
         keys=("", "k", "l", "m", "n"),
-        rivals={"publish": 8, "release": 1},
+        rivals={"publish": 8, "release": 1, "claim": 4},
         trouble=0.0,
         delayed=0.0,
         expiring=0.0,

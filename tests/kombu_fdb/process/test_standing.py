@@ -1,68 +1,73 @@
-"""A consumer's way through a line of rivals, step by step: each owner's thread is the test's."""
+"""A consumer among its rivals: when it waits, serves, deposes, and is alone again (``process/standing.py``)."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.simulation.process import NoThreads
 
-from kombu_fdb.engine.scheduling.line import Sight
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
+from kombu_fdb.process import standing
+from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.standing import LONELY, PATIENCE_S, Rivalry, Standing
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.memory import MemoryDatabase
 
-#: Enough for the longest pause between two looks.
-LONGEST_S = 1.0
-LATER_S = LONGEST_S * 1.3
+QUEUES = ["q"]
+LONGEST_S = 4.0
+OPTIONS = Options(operation_timeout=5.0)
 
 
-class NoThreads:
-    def ring(self) -> None: ...
+class Middle:
+    """Chance that is none."""
 
-    def end(self) -> None: ...
-
-    def join(self) -> None: ...
+    @staticmethod
+    def uniform(a: float, b: float, /) -> float:
+        return (a + b) / 2
 
 
 class Consumer:
-    """Of q, in a process and a session of its own."""
+    """One process with one consumer."""
 
     def __init__(self, bench: Bench, want: int = 1) -> None:
-        self.bench = bench
-        self.want = want
         self.engine = bench.another()
-        session = self.engine.sessions.open({"host": "test"})
-        self.membership = Membership(self.engine, Options(), session, NoThreads(), bench.clock)
-        self.rung = 0
+        self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
         self.rivalry = Rivalry()
-        self.rivalry.contest(["q"])
-        self.standing = self.stand()
-        self.hand: list[Delivery] = []
-        self.join()
-
-    def stand(self) -> Standing:
-        return Standing(self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.rivalry)
+        self.rung = False
+        self.standing = Standing(self._ring, bench.clock.monotonic, Middle(), LONGEST_S, self.rivalry)
+        self.rivalry.contest(QUEUES)
+        self._want = want
+        self._clock = bench.clock
 
     def _ring(self) -> None:
-        self.rung += 1
+        self.rung = True
 
-    def join(self) -> None:
-        self.standing.join(self.membership, ["q"], self.want, ())
+    def turn(self) -> list[bytes]:
+        """As its owner does: join, look, serve. What it got."""
+        hand: list[Delivery] = []
+        self.rung = False
+        if not self.standing.in_line:
+            self.standing.join(self.membership, QUEUES, self._want, [])
+        self.standing.attend(self.engine, hand)
+        if not hand and self.standing.is_first:
+            self.standing.serve(QUEUES, {}, hand)
+        return [each.payload for each in hand]
 
-    def attend(self) -> bool:
-        return self.standing.attend(self.engine, self.hand)
+    def see_the_line(self) -> None:
+        """As one does who has just become the first."""
+        demand = self.standing._demand
+        assert demand is not None
+        self.standing._rows = self.engine.messages.look(demand)[0].rows
 
-    def serve(self) -> None:
-        self.standing.serve(["q"], {}, self.hand)
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [each.payload for each in self.hand]
+    def sleep(self) -> float:
+        """Until it wants to look; how long that was."""
+        pause_s = self.standing.next_look_s()
+        assert pause_s is not None
+        self._clock.advance(pause_s)
+        return pause_s
 
 
 @pytest.fixture
@@ -70,373 +75,209 @@ def bench() -> Bench:
     return Bench(MemoryDatabase())
 
 
-def demands(bench: Bench) -> list[bytes]:
-    """How they stand, in any order."""
-    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_demands))
-    return sorted(value[:1] for _, value in rows)
-
-
-def wait_and_look(bench: Bench, consumer: Consumer) -> None:
-    bench.later(LATER_S)
-    consumer.attend()
-
-
-# -- what is left ------------------------------------------------------------------------------------------------------
-
-
-def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> None:
-    """Each take that waits is an owner of its own (``api/taking.py``), in a session that may last for months."""
+def test_it_is_the_first_if_nobody_else_is_there(bench: Bench) -> None:
     one = Consumer(bench)
-    for _ in range(5):
-        bench.put(b"a")
-        one.attend()
-        one.serve()
-        one.standing = one.stand()
-        one.join()
-        one.standing.leave(one.hand)
-        one.standing = one.stand()
-        one.join()
-        one.standing.abandon()
-        one.membership.recover()
-        one.standing = one.stand()
-        one.join()
-    assert one.payloads == [b"a"] * 5
-    assert demands(bench) == [b"W"]
-
-
-def test_a_join_that_fails_clears_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Consumer(bench)
-    one.standing.leave(one.hand)
-    with monkeypatch.context() as patch:
-        patch.setattr(one.engine.messages, "join", _refuse)
-        with pytest.raises(StoreUnavailable):
-            one.join()
+    assert one.turn() == []
+    assert one.standing.is_first
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
     assert not one.standing.in_line
-    one.join()
-    assert demands(bench) == [b"W"]
 
 
-def _refuse(*_args: object, **_given: object) -> None:
-    raise StoreUnavailable("the store does not answer")
-
-
-# -- who ends while it does something ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_owner_that_ends_while_it_joins_waits_no_longer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """A task is cancelled while a thread joins for it."""
-    one = Consumer(bench)
-    one.standing = one.stand()
-    join = one.engine.messages.join
-
-    def join_meanwhile_ended(*args: object, **given: object) -> None:
-        if when == "after":
-            join(*args, **given)  # type: ignore[arg-type]  # as they came
-        one.standing.abandon()
-        one.membership.recover()
-        if when == "before":
-            join(*args, **given)  # type: ignore[arg-type]  # as they came
-
-    monkeypatch.setattr(one.engine.messages, "join", join_meanwhile_ended)
-    one.join()
-    one.membership.recover()
-    assert not one.standing.in_line
-    assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
-
-
-def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Consumer(bench)
-    one.standing.leave(one.hand)
-    join = one.engine.messages.join
-
-    def join_and_be_interrupted(*args: object, **given: object) -> None:
-        join(*args, **given)  # type: ignore[arg-type]  # as they came
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(one.engine.messages, "join", join_and_be_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            one.join()
-    assert not one.standing.in_line
-    one.membership.recover()
-    assert Consumer(bench).attend(), "nobody stands before it"
-
-
-@pytest.mark.parametrize("step", ["look", "serve", "leave"])
-def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
-    mine = one if step == "serve" else two
-    assert one.attend()
-    two.attend()
-    bench.put(b"a", b"b")
-    if mine is two:
-        one.serve()
-    verb = getattr(mine.engine.messages, step)
-
-    def do_meanwhile_ended(*args: object, **given: object) -> object:
-        done = verb(*args, **given)
-        mine.standing.abandon()
-        return done
-
-    monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
-    _take_step(mine, step)
-    mine.membership.recover()
-    assert mine.hand == []
-    assert not mine.membership.known
-    assert bench.counts() == (1, 0, 1)
-
-
-def _take_step(consumer: Consumer, step: str) -> None:
-    if step == "look":
-        consumer.attend()
-    elif step == "serve":
-        consumer.serve()
-    else:
-        consumer.standing.leave(consumer.hand)
-
-
-def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen for longer than a claim may last, and both threads wake up at once: its messages are another's."""
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    bench.put(b"a", b"b")
-    one.serve()
-    bench.later(CLAIM_TIMEOUTS * Options().operation_timeout + 1)
-    monotonic = bench.clock.monotonic
-
-    def look_meanwhile_given_up() -> float:
-        monkeypatch.setattr(bench.clock, "monotonic", monotonic)
-        two.membership.watch_claims()
-        return monotonic()
-
-    two.standing._rung = True
-    monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.membership.look(two.standing._demand, two.hand)  # type: ignore[arg-type]  # it has one
-    assert two.hand == []
-    assert bench.counts() == (1, 0, 1)
-
-
-def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    bench.put(b"a", b"b")
-    one.serve()
+    assert (one.turn(), two.turn()) == ([], [])
+    one.standing.leave([])
     assert two.rung
-    with monkeypatch.context() as patch:
-        patch.setattr(two.engine.messages, "look", _refuse)
-        with pytest.raises(StoreUnavailable):
-            two.attend()
-    assert two.standing.next_look_s() == 0.0
-    two.attend()
-    assert two.payloads == [b"b"]
+    two.turn()
+    assert two.standing.is_first
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    assert two.turn() == [b"a"]
+    assert one.rung
+    assert one.turn() == [b"b"]
+    assert one.membership.known
 
 
-# -- who does not serve ------------------------------------------------------------------------------------------------
-
-
-def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
+def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
+    one.turn()
+    pauses = []
+    for _ in range(8):
+        two.turn()
+        pauses.append(two.sleep())
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(PATIENCE_S * 1.125)
+    assert pauses[-1] == pytest.approx(LONGEST_S * 1.125)
+    assert not two.standing.is_first, "an idle first one stays"
+
+
+def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:
+    """BOUNDED: however long everybody had been idle before, two looks with work find it."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    two.turn()
     bench.put(b"a")
-    for _ in range(3):
-        wait_and_look(bench, two)
-    assert two.attend() or two.standing.is_first
-    two.serve()
-    assert two.payloads == [b"a"]
-    one.serve()
-    assert one.standing.next_look_s() == 0.0
-    one.attend()
+    found, waited_s = two.turn(), 0.0
+    while not found:
+        waited_s += two.sleep()
+        found = two.turn()
+    assert found == [b"a"]
+    assert 2 * PATIENCE_S <= waited_s <= 1.0
+    one.sleep()
+    one.turn()
+    assert not one.standing.in_line, "it finds that it has ended"
+    one.turn()
+    assert one.standing.is_first, "it was only slow, and has joined again"
+
+
+def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    for number in range(20):
+        two.turn()
+        bench.put(b"%d" % number)
+        two.sleep()
+        assert one.turn() == [b"%d" % number]
+        two.turn()
+        one.turn()
+        one, two = two, one  # the next one is the first
+
+
+def test_it_is_alone_again_when_it_has_seen_nobody_for_long(bench: Bench) -> None:
+    one = Consumer(bench)
+    for _ in range(LONELY + 1):
+        assert one.rivalry.is_contested(QUEUES)
+        bench.put(b"a")
+        assert one.turn() == [b"a"]
+    assert not one.rivalry.is_contested(QUEUES)
+
+
+def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> None:
+    """Each is alone there when it serves, and claims would collide."""
+    one, two = Consumer(bench), Consumer(bench)
+    for _ in range(LONELY):
+        bench.put(b"a", b"b")
+        assert (one.turn(), two.turn()) == ([b"a"], [b"b"])
+    assert one.rivalry.is_contested(QUEUES)
+    assert two.rivalry.is_contested(QUEUES)
+
+
+def test_lines_that_are_known_are_bounded() -> None:
+    rivalry = Rivalry()
+    for number in range(10 * standing.MOST_LINES):
+        rivalry.contest([f"q{number}"])
+        assert rivalry.is_contested([f"q{number}"])
+    assert len(rivalry._contested) <= standing.MOST_LINES
+
+
+def test_the_order_of_the_queues_does_not_matter() -> None:
+    rivalry = Rivalry()
+    rivalry.contest(["a", "b"])
+    assert rivalry.is_contested(("b", "a"))
+    assert not rivalry.is_contested(["ab"])
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_brings_what_was_granted(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    hand: list[Delivery] = []
+    one.standing.leave(hand)
+    assert [each.payload for each in hand] == [b"b"]
     assert not one.standing.in_line
 
 
-def test_nobody_is_deposed_while_there_is_no_work(bench: Bench) -> None:
+@pytest.mark.parametrize("granted", [False, True])
+def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> None:
+    """DURABLE: nobody has to remember it but the session."""
     one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    for _ in range(10):
-        wait_and_look(bench, two)
-    assert not two.standing.is_first
-    assert demands(bench) == [b"W", b"W"]
-
-
-def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
-    """It was the first for long, but had nothing to do."""
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    for _ in range(5):
-        wait_and_look(bench, two)
-    bench.put(b"a")
-    wait_and_look(bench, two)
-    assert not two.standing.is_first
-    one.serve()
-    assert one.payloads == [b"a"]
-
-
-def test_who_sees_work_lie_looks_again_soon(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    for _ in range(5):
-        wait_and_look(bench, two)
-    assert (two.standing.next_look_s() or 0) > PATIENCE_S * 1.25
-    bench.put(b"a")
-    wait_and_look(bench, two)
-    assert (two.standing.next_look_s() or 9) <= PATIENCE_S * 1.25
-
-
-def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    assert one.standing._demand is not None
-    sight = one.engine.messages.look(one.standing._demand)[0]
-    two.engine.messages.depose(two.standing._demand, sight.first)  # type: ignore[arg-type]  # it has one
-    one.serve()
-    one.attend()
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    if granted:
+        two.see_the_line()
+        two.turn()
+    one.standing.abandon()
+    one.membership.recover()
+    if not granted:
+        two.turn()
+    assert bench.counts() == (1, 0, 1)
     assert not one.standing.in_line
+
+
+def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
+    """Its thread is gone, by two exceptions at once."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    bench.later(2 * OPTIONS.operation_timeout)
+    one.turn()
     one.membership.watch_claims()
-    assert not one.membership._claims
+    two.turn()
+    bench.later(4 * OPTIONS.operation_timeout)
+    one.turn()
+    one.membership.watch_claims()
+    two.membership.watch_claims()
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert bench.counts() == (0, 0, 1)
+    one.turn()
+    assert one.standing.is_first, "the other one does not stand behind it any more"
+
+
+def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    one.membership._claims.clear()
+    assert one.turn() == []
+    one.membership.recover()
+    assert bench.counts() == (1, 0, 1)
+
+
+@pytest.mark.parametrize("verb", ["join", "serve", "look"])
+def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.put(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, verb, _fails)
+        if verb == "join":
+            one.standing.leave([])
+        else:
+            one.sleep()
+        with pytest.raises(StoreUnavailable):
+            one.turn()
+    one.standing._rung = True
+    assert one.turn() == [b"a"]
     assert not one.membership._suspects
 
 
-# -- alone, or not -----------------------------------------------------------------------------------------------------
+def _fails(*_: object, **__: object) -> None:
+    raise StoreUnavailable("the cluster is away")
 
 
-def test_after_so_many_services_of_nobody_else_it_is_alone(bench: Bench) -> None:
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.standing.leave([])])
+def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
     one = Consumer(bench)
-    for number in range(LONELY + 1):
-        assert one.rivalry.is_contested(["q"]), number
-        _serve_one(bench, one)
-    assert not one.rivalry.is_contested(["q"])
-
-
-def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
-    """Neither sees the other in the line."""
-    one, two = Consumer(bench), Consumer(bench)
-    two.standing.leave(two.hand)
-    two.standing._demand = None
-    one.standing.leave(one.hand)
-    for _ in range(LONELY * 2):
-        for each in (one, two):
-            each.join()
-            _serve_one(bench, each, rejoin=False)
-    assert one.rivalry.is_contested(["q"])
-    assert two.rivalry.is_contested(["q"])
-
-
-def _serve_one(bench: Bench, consumer: Consumer, *, rejoin: bool = True) -> None:
-    assert consumer.attend()
+    one.turn()
+    bench.engine.sessions.fence(one.membership.session_id, bench.beats()[one.membership.session_id])
     bench.put(b"a")
-    consumer.serve()
-    if rejoin:
-        consumer.join()
-
-
-def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
-    """An older version could not read it, and took it out of the line."""
-    one = Consumer(bench)
-    bench.write(lambda tr: tr.clear_range(*bench.engine.keys.all_lines))
-    two = Consumer(bench)
-    assert two.attend()
-    one.attend()
-    assert not one.standing.in_line
-    one.join()
-    assert demands(bench) == [b"W", b"W"]
-
-
-def test_a_line_has_nobody_in_it_twice(bench: Bench) -> None:
-    one = Consumer(bench)
-    one.standing.leave(one.hand)
-    one.join()
-    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
-    assert len(rows) == 1
-
-
-def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
-    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
-    assert one.attend()
-    three.attend()
-    bench.put(b"a")
-    for _ in range(2):
-        wait_and_look(bench, three)
-    one.standing.leave(one.hand)
-    wait_and_look(bench, three)
-    assert two.attend(), "it is the first by now, and nobody has deposed it"
-
-
-def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:
-    """One message, more often than not: that shall be quick."""
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    one.serve()
-    bench.put(b"a", b"b")
-    one.serve()
-    assert one.payloads == [b"a"]
-    assert two.attend(), "it is the first by now"
-
-
-def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
-    one = Consumer(bench)
-    assert one.attend()
-    one.serve()
-    two = Consumer(bench)
-    bench.later(LATER_S)
-    one.attend()
-    bench.put(b"a", b"b")
-    one.serve()
-    two.attend()
-    assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
-
-
-def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    one.standing.belong_to(two.membership)
-    assert not one.standing.in_line
-    one.standing.belong_to(two.membership)
-    one.standing.join(two.membership, ["q"], 1, ())
-    one.standing.belong_to(two.membership)
-    assert one.standing.in_line
-
-
-def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    for _ in range(30):
-        wait_and_look(bench, one)
-        wait_and_look(bench, two)
-    for each in (one, two):
-        each.membership.watch_claims()
-        assert each.standing.in_line
-    assert demands(bench) == [b"W", b"W"]
-
-
-def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    look = two.engine.messages.look
-    seen: list[Sight] = []
-
-    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
-        found = look(*args, **given)
-        seen.append(found[0])
-        two.standing.abandon()
-        return found
-
-    monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
-    two.attend()
-    cancelled: list[object] = []
-    assert len(seen[0].watches) == 2
-    for watch in seen[0].watches:
-        watch.on_fire(lambda: cancelled.append(1))
-    one.standing.leave(one.hand)
-    two.membership.recover()
-    assert not cancelled
+    try:
+        act(one)
+    except SessionLost:
+        assert one.membership.lost
+    one.membership = Membership(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
+    one.standing.belong_to(one.membership)
+    bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.membership.session_id})))
+    assert one.turn() == [b"a"]

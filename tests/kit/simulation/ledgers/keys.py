@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 
 class KeyLedger:
-    """Books of every queue's keys. ``exact``: one consumer, so that turns can be counted."""
+    """Books of every queue's keys. ``exact``: turns are counted, of any number of consumers."""
 
     def __init__(self, keys: Keyspace, *, exact: bool) -> None:
         self.keys = keys
