@@ -40,8 +40,8 @@ key                                                   value                     
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
-``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, depose, sweep
-``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, depose; cleared by the next join, sweep
+``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, depose, recover, sweep
+``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, depose; cleared by the next join, recover, sweep
 ``("served", line)``                                  session that served the line last        serve
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind

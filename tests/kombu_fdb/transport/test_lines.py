@@ -194,6 +194,21 @@ def test_queues_that_are_nobody_elses_are_claimed_from_by_themselves(bench: Benc
     assert sorted(connection.waiting) == [b"a", b"b"]
 
 
+def test_a_service_brings_nothing_of_queues_that_are_nobody_elses(bench: Bench) -> None:
+    connection = Connection(bench, "q", prefetch=2)
+    connection.consume("mine", "another")
+    connection.subscriptions[-1].transient = True
+    connection.turns()
+    rival = Rival(bench, 4)
+    bench.later(OPTIONS.poll_interval * 2)
+    connection.turns()
+    assert connection.standing.is_first
+    bench.put(*[b"mine"] * 4, queue="mine")
+    bench.put(b"a", b"b")
+    connection.turns()
+    assert not {each.queue for each in rival.collect()} - {"q"}
+
+
 def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection(bench, contested=False)
     bench.put(b"a")
