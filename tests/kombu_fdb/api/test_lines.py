@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from kombu_fdb import Broker
+from kombu_fdb.api import taking
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.model import Demand
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
@@ -100,6 +102,43 @@ def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more
     sight, _ = first.messages.look(demand)
     first.messages.serve(demand, ["q"], sight.rows, {})
     job = taken.result()
+    assert job is not None
+    assert job.payload == b"b"
+    job.ack()
+
+
+def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
+    process: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = process()
+    first = broker.connection.engine
+    first.messages.join(Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
+    monkeypatch.setattr(taking, "Bell", InterruptedBell)
+    with pytest.raises(KeyboardInterrupt):
+        broker.queue("q").take(timeout=PATIENCE_S)
+    until(lambda: standing(broker) == 1)
+
+
+class InterruptedBell(Bell):
+    def wait(self, timeout_s: float | None) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = process(), process()
+    first = theirs.connection.engine
+    demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
+    first.messages.join(demand)
+
+    def grant_and_end(*_args: object) -> bool:
+        if standing(ours) < 2:
+            return True
+        theirs.queue("q").put_many(["a", "b"])
+        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})
+        return False
+
+    monkeypatch.setattr(taking, "_sleep", grant_and_end)
+    job = ours.queue("q").take(timeout=PATIENCE_S)
     assert job is not None
     assert job.payload == b"b"
     job.ack()
