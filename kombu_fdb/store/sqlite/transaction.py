@@ -1,11 +1,11 @@
 """One transaction of the SQLite store, operation by operation.
 
-Model. It begins with its first read, or when what it has to write is written (:mod:`~kombu_fdb.store.sqlite.write_set`),
-and ends with ``commit`` or ``cancel``. Its *turn* is made before anything is taken in its name (the lock, a connection,
-SQLite's transaction), and everything is undone by that turn: so ``cancel`` mends whatever an exception at any moment has
-left, and may be called again if it was cut short itself. A write that an exception cut short ends the transaction: half
-of what was noted is never committed. A commit that one cut short has happened, or has not; its bells are rung in both
-cases.
+Model. It begins with its first read, or when it writes what it has noted so far
+(:mod:`~kombu_fdb.store.sqlite.write_set`), and ends with ``commit`` or ``cancel``. Its *turn* is made before anything
+is taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by that turn: so
+``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut short itself. A
+write that an exception cut short ends the transaction: half of what was noted is never committed. A commit that one cut
+short has happened, or has not; its bells are rung in both cases.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Model. Each key stands in one of three places, by what was last done to it: a *row*, its new value, or None if it is
 cleared; a *sum*, to be added to whatever is stored; a *stamp*, a value that the versionstamp completes. Keys that it
-completes have no name yet, so they are a list. All of it is *written* at the commit, or before a read that might have to
-see it, by few statements, each prepared once: :meth:`WriteSet._rows_with` makes rows of it, with what is stored of the
-sums and of the version, read at once (:meth:`WriteSet._asked`).
+completes have no name yet, so they are a list. All of it is *written* at the commit, or before a read that might have
+to see it, by few statements, each prepared once: :meth:`WriteSet._rows_with` makes rows of it, with what is stored of
+the sums and of the version, read at once (:meth:`WriteSet._asked`).
 
 So a row that changes twice is written once, and a transaction that only writes needs the right to write no sooner than
 it commits. Writing is the transaction's part, and what goes wrong there: what was noted is written by it, or never.

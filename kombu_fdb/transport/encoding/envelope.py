@@ -72,20 +72,21 @@ def encode(
     check_numbers(meta, headers, properties)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     once_id, once_window_ms = once_of(headers, dedup_window_s)
-    return Publication(
+    return Publication(  # by their places: names take half a microsecond more
         exchange,
         routing_key,
         _payload(meta, message),
         _priority(properties, most_urgent_is_zero),
         due_ms(headers, properties, now_ms),
         ttl_ms(headers, properties),
-        key=key,
-        ttr_ms=ttr_ms(headers),
-        task_id=task_id_of(headers, properties),
-        dedup_id=dedup_id,
-        dedup_window_ms=dedup_window_ms,
-        once_id=once_id,
-        once_window_ms=once_window_ms,
+        0,
+        key,
+        ttr_ms(headers),
+        task_id_of(headers, properties),
+        dedup_id,
+        dedup_window_ms,
+        once_id,
+        once_window_ms,
     )
 
 
@@ -105,7 +106,7 @@ def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
         raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
     for name, text in (("content type", content_type), ("content encoding", content_encoding)):
-        if text is not None:
+        if text is not None and not (type(text) is str and text.isascii()):
             utf8_bytes(name, text)
     try:
         return _dumps([content_type, content_encoding, headers, kept, exchange, routing_key]).encode()
@@ -189,7 +190,7 @@ def open_payload(payload: bytes) -> Envelope:
         raise _foreign(payload, "headers and properties are not objects")
     if not isinstance(exchange, str) or not isinstance(routing_key, str):
         raise _foreign(payload, "exchange and routing key are not strings")
-    if not all(text is None or isinstance(text, str) for text in (content_type, content_encoding)):
+    if not isinstance(content_type, str | None) or not isinstance(content_encoding, str | None):
         raise _foreign(payload, "content type and encoding are not strings")
     return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 

@@ -107,6 +107,11 @@ class Listener:
         """How many watches wait."""
         return sum(map(len, list(self._armed.values())))
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether any watch waits."""
+        return bool(self._armed)
+
     def open(self) -> None:
         """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
         if self._thread is None:
