@@ -24,7 +24,7 @@ from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.space import FULL_S
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
 from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
-from kombu_fdb.store.sqlite.write_set import WriteSet
+from kombu_fdb.store.sqlite.write_set import WriteSet, blob
 from kombu_fdb.store.watch import OneShotWatch
 
 __all__ = ["SqliteTransaction"]
@@ -99,17 +99,17 @@ class SqliteTransaction(WriteSet):
             return self._rows[key]
         if key in self._sums or key in self._stamps:
             self._write()
-        row = self._run(GET, (key,)).fetchone()
+        row = self._run(GET, (blob(key),)).fetchone()
         return None if row is None else row[0]
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
         self._write()
         found: dict[bytes, bytes] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
-            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
+            found.update(self._get_some([*map(blob, keys[first : first + MOST_PARAMETERS])]))
         return [found.get(key) for key in keys]
 
-    def _get_some(self, keys: Sequence[bytes | int]) -> list[Any]:
+    def _get_some(self, keys: Sequence[bytearray | int]) -> list[Any]:
         # Few different statements, so that they stay prepared: the last key fills up to a power of two.
         size = 1 << (len(keys) - 1).bit_length()
         padded = [*keys, *[keys[-1]] * (size - len(keys))]
@@ -121,7 +121,7 @@ class SqliteTransaction(WriteSet):
         if limit < 0:
             raise ValueError("limit is negative")
         self._write()
-        return self._run(RANGE_REVERSE if reverse else RANGE, (begin, end, limit or -1)).fetchall()
+        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1)).fetchall()
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]

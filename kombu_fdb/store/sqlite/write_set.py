@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
 
-__all__ = ["Rows", "WriteSet"]
+__all__ = ["Rows", "WriteSet", "blob"]
 
 #: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
 MUTATION_BYTES = 64
 STAMP_BYTES = 10
 #: The key of the row that holds the version; see ``files.SCHEMA``.
 VERSION = 0
+#: What keys and values are given to SQLite as: of ``bytes`` Python looks up first whether they are to be adapted to it
+#: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
+blob = bytearray
 
 _pack_stamp = struct.Struct(">QH").pack
 
@@ -38,8 +41,8 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
 class Rows(NamedTuple):
     """What is to be deleted, and what is to be stored."""
 
-    gone: list[tuple[bytes]]
-    kept: list[tuple[Any, Any]]
+    gone: list[tuple[bytearray]]
+    kept: list[tuple[bytearray | int, bytearray | int]]
 
 
 class WriteSet:
@@ -120,35 +123,38 @@ class WriteSet:
         """Write what was noted, so that it can be read."""
         raise NotImplementedError
 
-    def _asked(self) -> list[bytes | int]:
-        """The rows on which it depends what is to be written."""
-        needs_version = not self._stamp and (self._stamped or self._stamps)
-        return [*self._sums, VERSION] if needs_version else [*self._sums]
+    def _asked(self) -> list[bytearray | int]:
+        """The keys of the rows on which it depends what is to be written."""
+        keys: list[bytearray | int] = [*map(blob, self._sums)]
+        if not self._stamp and (self._stamped or self._stamps):
+            keys.append(VERSION)
+        return keys
 
     def _rows_with(self, stored: Mapping[Any, Any]) -> Rows:
         """What was noted, which is noted no more. ``stored``: of the rows that were asked for, those that are there."""
         rows, sums, self._rows, self._sums = self._rows, self._sums, {}, {}
-        kept: list[tuple[Any, Any]] = self._completed(stored.get(VERSION))
-        gone = []
+        kept, gone = self._completed(stored.get(VERSION)), []
         for key, (delta, width) in sums.items():
             total = _sum(stored.get(key), delta, width)
             if total is not None or key in stored:
                 rows[key] = total
-        for row in rows.items():
-            if row[1] is None:
-                gone.append(row[:1])
+        for key, value in rows.items():
+            if value is None:
+                gone.append((blob(key),))
             else:
-                kept.append(row)
+                kept.append((blob(key), blob(value)))
         return Rows(gone, kept)
 
-    def _completed(self, version: int | None) -> list[tuple[Any, Any]]:
+    def _completed(self, version: int | None) -> list[tuple[bytearray | int, bytearray | int]]:
         """What needs the stamp, which is made of the stored version unless it was before."""
         stamped, stamps, self._stamped, self._stamps = self._stamped, self._stamps, [], {}
-        kept: list[tuple[Any, Any]] = []
+        kept: list[tuple[bytearray | int, bytearray | int]] = []
         if version is not None:
             kept.append((VERSION, version + 1))
             self._stamp = _pack_stamp(version + 1, 0)
         stamp = self._stamp
-        kept += [(prefix + stamp + suffix, value) for prefix, suffix, value in stamped]
-        kept += [(key, prefix + stamp + suffix) for key, (prefix, suffix) in stamps.items()]
+        for prefix, suffix, value in stamped:
+            kept.append((blob(prefix + stamp + suffix), blob(value)))
+        for key, (prefix, suffix) in stamps.items():
+            kept.append((blob(key), blob(prefix + stamp + suffix)))
         return kept

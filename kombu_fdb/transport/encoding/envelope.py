@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
@@ -36,7 +36,19 @@ _ENCODED_TYPE = {"__type__", "__value__"}
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
 
-_dumps = JSONEncoder(separators=(",", ":")).encode
+
+def _encoder() -> Callable[[Any], str]:
+    """``JSONEncoder.encode``, whose C part is made once, not for each text: that is a third of its time."""
+    plain = JSONEncoder(separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # a Python without it
+        return plain.encode
+    # No markers: of a circle it learns by its depth, and threads may share it.
+    encode = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_dumps = _encoder()
 _loads = json.JSONDecoder().decode
 
 
@@ -100,8 +112,9 @@ def _payload(meta: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    headers, properties = message.get("headers") or {}, message.get("properties") or {}
-    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+    headers, kept = message.get("headers") or {}, dict(message.get("properties") or {})
+    for name in _PER_DELIVERY:
+        kept.pop(name, None)
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
         raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
