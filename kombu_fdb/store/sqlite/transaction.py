@@ -104,10 +104,15 @@ class SqliteTransaction(WriteSet):
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
         self._write()
-        found: dict[bytes, bytes] = {}
-        for first in range(0, len(keys), MOST_PARAMETERS):
-            found.update(self._get_some([*map(blob, keys[first : first + MOST_PARAMETERS])]))
+        found = self._stored([*map(blob, keys)])
         return [found.get(key) for key in keys]
+
+    def _stored(self, keys: Sequence[bytearray | int]) -> dict[Any, Any]:
+        """Of these rows those that are there."""
+        found: dict[Any, Any] = {}
+        for first in range(0, len(keys), MOST_PARAMETERS):
+            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
+        return found
 
     def _get_some(self, keys: Sequence[bytearray | int]) -> list[Any]:
         # Few different statements, so that they stay prepared: the last key fills up to a power of two.
@@ -146,8 +151,7 @@ class SqliteTransaction(WriteSet):
             return
         cursor = self._cursor or self._start()
         self._ended = True  # until all of it is written
-        asked = self._asked()
-        gone, kept = self._rows_with(dict(self._get_some(asked)) if asked else {})
+        gone, kept = self._rows_with(self._stored(self._asked()))
         try:
             if gone:
                 self._clears = True

@@ -114,11 +114,6 @@ class WriteSet:
         self._sums.pop(key, None)
         self._stamps.pop(key, None)
 
-    @property
-    def _is_noted(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self._rows or self._stamped or self._sums or self._stamps)
-
     def _write(self) -> None:
         """Write what was noted, so that it can be read."""
         raise NotImplementedError

@@ -343,6 +343,42 @@ class StoreConformance:
         assert number(read(database, key(b"n"))) == 42
         assert number(read(database, key(b"gone"))) == 1
 
+    def test_adds_of_a_thousand_keys(self, database: Database, key: Keys) -> None:
+        for total in (1, 2):
+            commit(database, lambda tr: [tr.add(key(b"%04d" % i), 1) for i in range(1001)])
+            rows = commit(database, lambda tr: tr.get_range(*key.range()))
+            assert [number(value) for _, value in rows] == [total] * 1001
+
+    def test_the_last_write_of_a_key_counts(self, database: Database, key: Keys) -> None:
+        commit(database, lambda tr: [tr.set(key(name), struct.pack("<q", 40)) for name in (b"a", b"b", b"d", b"g")])
+
+        def body(tr: Transaction) -> None:
+            tr.add(key(b"a"), 5)
+            tr.set(key(b"a"), b"set")
+            tr.add(key(b"b"), 5)
+            tr.clear(key(b"b"))
+            tr.set_versionstamped_value(key(b"c"))
+            tr.set(key(b"c"), b"set")
+            tr.set_versionstamped_value(key(b"d"))
+            tr.clear(key(b"d"))
+            tr.set(key(b"e"), b"set")
+            tr.set_versionstamped_value(key(b"e"), b"<")
+            tr.add(key(b"f"), 5)
+            tr.set_versionstamped_value(key(b"f"), b"<")
+            tr.clear(key(b"g"))
+            tr.add(key(b"g"), 1)
+
+        commit(database, body)
+        found = dict(key.strip(commit(database, lambda tr: tr.get_range(*key.range()))))
+        assert {name: found.pop(name) for name in (b"a", b"c", b"g")} == {
+            b"a": b"set",
+            b"c": b"set",
+            b"g": struct.pack("<q", 1),
+        }
+        assert sorted(found) == [b"e", b"f"]
+        assert found[b"e"] == found[b"f"]
+        assert found[b"e"].startswith(b"<")
+
     def test_byte_max_compares_bytes(self, database: Database, key: Keys) -> None:
         for value, kept in ((b"b", b"b"), (b"a", b"b"), (b"ba", b"ba"), (b"\xff", b"\xff"), (b"", b"\xff")):
             commit(database, lambda tr: tr.byte_max(key(b"m"), value))  # noqa: B023
