@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-fairness sim fuzz storm mutate doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-scaling bench-fairness sim fuzz storm mutate doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate 
 
 bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 	$(TOX) run -q -e bench-contention -- $(ARGS)
+
+bench-scaling: $(TOX) ## what rival consumers would do on a cluster, by a model that is fed with what they do here
+	$(TOX) run -q -e bench-scaling -- $(ARGS)
 
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)

@@ -1,8 +1,12 @@
 """Rival consumers on a real FoundationDB: ``make bench-contention``.
 
-Consumers are threads of 4 processes, each claiming and acknowledging windows of 10 from one queue that never runs
-empty: without keys, with one hot key, and with 1,000 keys. Shown are messages and claims per second and lost races per
-claim.
+Throughput: consumers are threads of 4 processes. Each has a session, claims windows of 10 from one queue that never
+runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/standing.py``), and
+acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per claim,
+the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
+
+Latency: as many Kombu consumers, each with a connection of its own, wait at an empty queue, and one message after
+another is published. Shown is the time from before the publish to the callback.
 """
 
 from __future__ import annotations
@@ -10,108 +14,279 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
+import statistics
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 from rich.console import Console
 from rich.table import Table
 
 from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
-from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import ClaimTerms, Publication
+from kombu_fdb.errors import Outrun, StoreUnavailable
+from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.standing import Rivalry, Standing
+from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
 WINDOW = 10
 PROCESSES = 4
-KEYS = {"no keys": [""], "one key": ["hot"], "1,000 keys": [f"key-{number}" for number in range(1000)]}
+QUEUES = ["q"]
+KEYS = {"no keys": 0, "one key": 1, "1,000 keys": 1_000, "100,000 keys": 100_000}
+MESSAGES = 60_000
+WARM_UP_S = 1.0
+#: Pings of the latency, of which the first are not counted: the consumers learn that they have rivals.
+PINGS, LEARNING = 150, 30
 
 
 class Tally(NamedTuple):
-    claims: int
-    messages: int
-    lost: int
+    claims: int = 0
+    messages: int = 0
+    lost: int = 0
+    #: Transactions in which somebody claimed for the line.
+    services: int = 0
+    cpu_s: float = 0.0
+
+
+def total(tallies: Sequence[Tally]) -> Tally:
+    return Tally(*(sum(column) for column in zip(*tallies, strict=True)))
+
+
+class NoThreads:
+    """Nobody beats: a session lives longer than its measurement."""
+
+    def ring(self) -> None:
+        """Nobody waits."""
+
+    def end(self) -> None:
+        """Nobody goes on."""
+
+    def join(self) -> None:
+        """Nobody is there."""
+
+
+class Rival:
+    """One consumer."""
+
+    def __init__(self, engine: Engine, until: float, seconds: float) -> None:
+        self._engine = engine
+        self._until = until
+        self._seconds = seconds
+        #: What its process had spent when the counting began.
+        self.began_cpu_s = time.process_time()
+        self._rung = threading.Event()
+        session = engine.sessions.open({}, ttl_s=3_600)
+        self._membership = Membership(engine, Options(), session, NoThreads(), SystemClock())
+        self._standing = Standing(self._rung.set, time.monotonic, random.Random(), 1.0, Rivalry())
+        self._acks: list[Lease] = []
+        self._services = 0
+
+    def run(self, tallies: list[Tally]) -> None:
+        """The first second is not counted: they learn that they have rivals by losing to them."""
+        claims = messages = 0
+        began_s, before = self._until - self._seconds, Tally()
+        while time.monotonic() < self._until:
+            if began_s and time.monotonic() >= began_s:
+                began_s, before = 0.0, Tally(claims, messages, self._engine.messages.lost_races, self._services)
+                self.began_cpu_s = time.process_time()
+            hand: list[Delivery] = []
+            try:
+                self._claim(hand)
+            except StoreUnavailable:
+                break
+            if hand:
+                self._acks = [each.lease for each in hand]
+                self._membership.known.difference_update(self._acks)
+                claims, messages = claims + 1, messages + len(hand)
+        now = Tally(claims, messages, self._engine.messages.lost_races, self._services)
+        tallies.append(Tally(*(late - early for late, early in zip(now, before, strict=True))))
+
+    def _claim(self, hand: list[Delivery]) -> None:
+        if self._standing.rivalry.is_contested(QUEUES):
+            self._stand(hand)
+            return
+        try:
+            self._membership.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, hand=hand)
+            self._acks = []
+        except Outrun:
+            self._standing.rivalry.contest(QUEUES)
+
+    def _stand(self, hand: list[Delivery]) -> None:
+        if not self._standing.in_line:
+            self._standing.join(self._membership, QUEUES, WINDOW, self._acks)
+            self._acks = []
+        self._rung.clear()
+        self._standing.attend(self._engine, hand)
+        if self._standing.is_first:
+            self._services += 1
+            self._standing.serve(QUEUES, {}, hand)
+        elif not hand and self._standing.in_line:
+            self._rung.wait(self._standing.next_look_s())
 
 
 def open_engine(cluster_file: str, namespace: str) -> Engine:
+    environment = Environment(SystemClock(), random_id, random.Random())
     database = FoundationDatabase.open(cluster_file)
-    return Engine(
-        database, namespace, Environment(SystemClock(), random_id, random.Random()), timeouts=Timeouts(call_s=30)
-    )
+    return Engine(database, namespace, environment, timeouts=Timeouts(call_s=30))
 
 
-def fill(engine: Engine, keys: list[str], messages: int) -> None:
+def fill(engine: Engine, keys: int, messages: int) -> None:
     chosen = random.Random(0)
     for _ in range(messages // 1000):
-        engine.publisher.publish([Publication("", "q", b"x" * 500, key=chosen.choice(keys)) for _ in range(1000)])
+        names = [f"key-{chosen.randrange(keys)}" if keys else "" for _ in range(1000)]
+        engine.publisher.publish([Publication("", "q", b"x" * 500, key=name) for name in names])
 
 
-def consume(engine: Engine, until: float, tallies: list[Tally]) -> None:
-    """One consumer: its own session, and its own view of its rivals."""
-    session, claims, messages, lost, acks = engine.sessions.open({}), 0, 0, 0, []
-    while time.monotonic() < until:
-        before = engine.messages.lost_races
-        try:
-            taken = engine.messages.claim(session, ["q"], WINDOW, terms=ClaimTerms(acks=acks))
-        except StoreUnavailable:
-            break
-        acks = [delivery.lease for delivery in taken]
-        claims, messages, lost = claims + 1, messages + len(taken), lost + engine.messages.lost_races - before
-    tallies.append(Tally(claims, messages, lost))
-
-
-def run_process(cluster_file: str, namespace: str, consumers: int, seconds: float, results: Any) -> None:
+def consume(cluster_file: str, namespace: str, consumers: int, seconds: float, results: Any) -> None:
+    """One process."""
     tallies: list[Tally] = []
-    engines = [open_engine(cluster_file, namespace) for _ in range(consumers)]
-    until = time.monotonic() + seconds
-    threads = [threading.Thread(target=consume, args=(engine, until, tallies)) for engine in engines]
+    until = time.monotonic() + WARM_UP_S + seconds
+    rivals = [Rival(open_engine(cluster_file, namespace), until, seconds) for _ in range(consumers)]
+    _run_threads([lambda rival=rival: rival.run(tallies) for rival in rivals])
+    results.put(total([*tallies, Tally(cpu_s=time.process_time() - min(each.began_cpu_s for each in rivals))]))
+
+
+def _run_threads(targets: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=each) for each in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    results.put(tallies)
 
 
-def measure(cluster_file: str, keys: list[str], consumers: int, seconds: float) -> Tally:
+def throughput(cluster_file: str, keys: int, consumers: int, seconds: float) -> Tally:
     namespace = random_id().hex()
-    fill(open_engine(cluster_file, namespace), keys, 60_000)
+    fill(open_engine(cluster_file, namespace), keys, max(MESSAGES, keys))
+    return total(_in_processes(consume, (cluster_file, namespace), consumers, seconds))
+
+
+def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: int, amount: float) -> list[Any]:
+    """The consumers' results; they are spread over the processes."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     shares = [consumers // PROCESSES + (number < consumers % PROCESSES) for number in range(PROCESSES)]
-    processes = [
-        context.Process(target=run_process, args=(cluster_file, namespace, share, seconds, results))
-        for share in shares
-        if share
-    ]
+    processes = [context.Process(target=work, args=(*where, share, amount, results)) for share in shares if share]
     for process in processes:
         process.start()
-    tallies = [tally for _ in processes for tally in results.get()]
+    found = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    return Tally(*(sum(column) for column in zip(*tallies, strict=True)))
+    return found
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+
+
+def listen(url: str, queue: str, consumers: int, _amount: float, results: Any) -> None:
+    """One process: tells when each ping came, until it gets a farewell for each of its consumers."""
+    found: list[tuple[int, float]] = []
+    _run_threads([lambda: _listen_once(url, queue, found) for _ in range(consumers)])
+    results.put(found)
+
+
+def _listen_once(url: str, queue: str, found: list[tuple[int, float]]) -> None:
+    left = threading.Event()
+
+    def note(body: Any, message: Any) -> None:
+        came_s = time.time()
+        message.ack()
+        if body is None:
+            left.set()
+        else:
+            found.append((body["number"], came_s - body["sent_s"]))
+
+    with Connection(url) as connection, connection.channel() as channel:
+        channel.basic_qos(0, 1, False)
+        with Consumer(channel, [Queue(queue, Exchange(""), queue, durable=True)], callbacks=[note]):
+            while not left.is_set():
+                connection.drain_events()
+
+
+def latency(url: str, consumers: int) -> list[float]:
+    """Seconds of each ping, in order."""
+    queue = f"pings-{random_id().hex()[:8]}"
+    answers: list[list[tuple[int, float]]] = []
+    collect = threading.Thread(target=lambda: answers.extend(_in_processes(listen, (url, queue), consumers, 0)))
+    collect.start()
+    with Connection(url) as connection, connection.channel() as channel:
+        producer = Producer(channel)
+        Queue(queue, Exchange(""), queue, durable=True)(channel).declare()
+        time.sleep(3)  # the processes start, and their consumers find nothing
+        for number in range(PINGS):
+            producer.publish({"number": number, "sent_s": time.time()}, routing_key=queue)
+            time.sleep(0.05)  # they are idle again
+        for _ in range(consumers):
+            producer.publish(None, routing_key=queue)
+    collect.join()
+    return [took_s for number, took_s in sorted(each for part in answers for each in part) if number >= LEARNING]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def median(rounds: Sequence[Tally]) -> Tally:
+    """Of each figure by itself."""
+    return Tally(*(statistics.median(column) for column in zip(*rounds, strict=True)))
+
+
+def show_throughput(console: Console, cluster_file: str, given: argparse.Namespace) -> None:
+    shown = Table(title=f"one queue, windows of {WINDOW}, single-node FoundationDB, medians of {given.rounds}")
+    for name in ("keys", "consumers", "messages/s", "of fewer", "lost per claim", "windows per service", "us/message"):
+        shown.add_column(name, justify="left" if name == "keys" else "right")
+    for name in given.keys:
+        before = 0.0
+        for consumers in given.consumers:
+            rounds = [throughput(cluster_file, KEYS[name], consumers, given.seconds) for _ in range(given.rounds)]
+            done = median(rounds)
+            rate = done.messages / given.seconds
+            windows = f"{done.claims / done.services:.1f}" if done.services else "-"
+            shown.add_row(
+                name,
+                str(consumers),
+                f"{rate:,.0f}",
+                f"{rate / before:.2f}" if before else "",
+                f"{done.lost / max(1, done.claims):.3f}",
+                windows,
+                f"{1e6 * done.cpu_s / max(1, done.messages):.0f}",
+            )
+            before = rate
+        shown.add_section()
+    console.print(shown)
+
+
+def show_latency(console: Console, url: str, given: argparse.Namespace) -> None:
+    shown = Table(title="one message for idle consumers, from before the publish to the callback, ms")
+    for name in ("consumers", "p50", "p99", "p99 of one"):
+        shown.add_column(name, justify="right")
+    alone = 0.0
+    for consumers in given.idle:
+        taken = sorted(latency(url, consumers))
+        p99 = taken[int(len(taken) * 0.99)]
+        alone = alone or p99
+        shown.add_row(str(consumers), f"{1e3 * statistics.median(taken):.1f}", f"{1e3 * p99:.1f}", f"{p99 / alone:.2f}")
+    console.print(shown)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--consumers", type=int, nargs="*", default=[1, 8, 50])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--consumers", type=int, nargs="*", default=[1, 8, 50, 200])
+    parser.add_argument("--keys", nargs="*", choices=[*KEYS], default=[*KEYS])
+    parser.add_argument("--idle", type=int, nargs="*", default=[1, 8, 50])
     given = parser.parse_args()
     reason = fdb_unavailable_reason()
     if reason is not None:
         raise SystemExit(reason)
-    shown = Table(title=f"one queue, windows of {WINDOW}, single-node FoundationDB")
-    for name in ("keys", "consumers", "messages/s", "claims/s", "lost races per claim"):
-        shown.add_column(name, justify="left" if name == "keys" else "right")
+    console = Console(width=110)
     with SingleNodeCluster() as cluster:
-        for name, keys in KEYS.items():
-            for consumers in given.consumers:
-                done = measure(str(cluster.cluster_file), keys, consumers, given.seconds)
-                rates = (f"{done.messages / given.seconds:,.0f}", f"{done.claims / given.seconds:,.0f}")
-                shown.add_row(name, str(consumers), *rates, f"{done.lost / max(1, done.claims):.2f}")
-            shown.add_section()
-    Console(width=100).print(shown)
+        show_throughput(console, str(cluster.cluster_file), given)
+        show_latency(console, f"fdb:///{cluster.cluster_file}", given)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,12 @@ class Conflict(StoreError):
     retryable = True
 
 
+class Outrun(StoreError):
+    """A rival's claim was faster, and this one was told not to run after it. Nothing has happened."""
+
+    text = "a rival's claim was faster"
+
+
 class TransactionTooOld(StoreError):
     """The transaction lived longer than the store keeps old versions (5 s)."""
 

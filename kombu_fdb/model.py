@@ -23,6 +23,7 @@ __all__ = [
     "ClaimTerms",
     "Death",
     "Delivery",
+    "Demand",
     "KeyCounts",
     "KeyLimits",
     "Lease",
@@ -109,13 +110,28 @@ class ClaimTerms(NamedTuple):
 
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
-    caller who may have to recover this claim.
+    caller who may have to recover this claim. ``gives_way``: to a rival who was faster, by raising ``Outrun``, instead
+    of trying again.
     """
 
     no_ack: Collection[str] = ()
     acks: Sequence[Lease] = ()
     consumers: Mapping[str, str] = {}
     first: int | None = None
+    gives_way: bool = False
+
+
+class Demand(NamedTuple):
+    """What a consumer waits for in a line of rivals (``engine/scheduling/line.py``).
+
+    ``line``: 16 bytes, the same for all who consume the same queues. ``first``: the number of its first lease, which
+    nobody else of the session has; ``want``: how many messages at most.
+    """
+
+    line: bytes
+    session: SessionId
+    first: int
+    want: int
 
 
 class Delivery(NamedTuple):

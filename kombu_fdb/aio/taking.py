@@ -7,17 +7,16 @@ done, or its answer is on the way to the loop: until the task has it, the call's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 
 from kombu_fdb.aio.calls import Calls
-from kombu_fdb.api import taking
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.pace import Stop, never
-from kombu_fdb.api.taking import Wait, check_take
+from kombu_fdb.api.taking import Look, Wait, check_take, leave_line, take_first, take_now
 from kombu_fdb.store.protocol import Watch
 
 __all__ = ["LoopBell", "take_many"]
@@ -60,20 +59,20 @@ async def take_many(
     """As :func:`kombu_fdb.api.taking.take_many`. Cancel it at any moment."""
     timeout = check_take(queues, limit, timeout)
     deadline = None if timeout is None else monotonic() + timeout
-    look = partial(_take_now, calls, connection, queues, limit, in_order=in_order)
-    jobs = await look()
-    if not jobs and timeout != 0:
+    look = Look(connection, queues, limit, in_order)
+
+    async def run(take: Callable[[], list[Job]]) -> list[Job]:
+        return await calls.run(take, undo=partial(_give_back, connection))
+
+    if timeout == 0:
+        return await run(partial(take_now, look))
+    jobs = await run(partial(take_first, look))
+    if not jobs:
         with Wait(connection, queues, LoopBell()) as wait:
             while not jobs and await _sleep(calls, wait, deadline, stopped):
-                jobs = await look()
+                jobs = await run(partial(take_now, look, wait.standing))
+            jobs = jobs or await run(partial(leave_line, look, wait.standing))
     return jobs
-
-
-async def _take_now(
-    calls: Calls, connection: Connection, queues: Sequence[str], limit: int, *, in_order: bool
-) -> list[Job]:
-    look = partial(taking.take_now, connection, queues, limit, in_order=in_order)
-    return await calls.run(look, undo=partial(_give_back, connection))
 
 
 def _give_back(connection: Connection, jobs: Sequence[Job] | None) -> None:

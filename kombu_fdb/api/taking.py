@@ -4,6 +4,10 @@ Model. A take looks (:func:`take_now`, one claim), and only if nothing is there 
 queues and sleeps until one fires, somebody rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
 
+Who waits while others take from the same queues stands in a line with them (``process/standing.py``): then a look is
+one at the line, only its first one arms watches on the queues, and whoever stops waiting leaves it. A take that does
+not wait (``timeout=0``) claims past the line.
+
 What was claimed is in a hand, then held, then a job's, at every moment; an exception at any line (a signal handler's)
 lets it go back uncounted, as nobody has seen it. ``poll_interval`` is the safety look of every idle consumer
 (``options.py``), not how a job is noticed.
@@ -13,22 +17,26 @@ The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from random import SystemRandom
 from time import monotonic
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from kombu_fdb.api.arguments import seconds
 from kombu_fdb.api.connection import Connection, Sleeper
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.pace import Stop, never
-from kombu_fdb.errors import InvalidArgument, SessionLost
+from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.standing import Standing
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Wait", "check_take", "take_many", "take_now"]
+__all__ = ["Look", "Wait", "check_take", "leave_line", "take_first", "take_many", "take_now"]
 
 S = TypeVar("S", bound=Sleeper)
 
@@ -52,11 +60,15 @@ def take_many(
     """Up to ``limit`` jobs; none if ``timeout`` seconds have passed, or it was ``stopped`` while it waited."""
     timeout = check_take(queues, limit, timeout)
     deadline = None if timeout is None else monotonic() + timeout
-    jobs = take_now(connection, queues, limit, in_order=in_order)
-    if not jobs and timeout != 0:
+    look = Look(connection, queues, limit, in_order)
+    if timeout == 0:
+        return take_now(look)
+    jobs = take_first(look)
+    if not jobs:
         with Wait(connection, queues, Bell()) as wait:
             while not jobs and _sleep(wait, deadline, stopped):
-                jobs = take_now(connection, queues, limit, in_order=in_order)
+                jobs = take_now(look, wait.standing)
+            jobs = jobs or leave_line(look, wait.standing)
     return jobs
 
 
@@ -83,6 +95,8 @@ class Wait(Generic[S]):
         self._connection = connection
         self._queues = queues
         self._consumed: dict[object, Collection[str]] | None = None
+        longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
+        self.standing = Standing(sleeper.ring, monotonic, SystemRandom(), longest_s, connection.rivalry)
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +111,8 @@ class Wait(Generic[S]):
         connection, membership = self._connection, self._connection.client.membership()
         if self._consumed is None:
             self._begin(membership.consumed)
+        if connection.rivalry.is_contested(self._queues) and not self.standing.is_first:
+            return [] if self.standing.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         watches = connection.engine.messages.arm(self._queues, membership.session_id, consumers)
         for watch in watches or ():
@@ -114,6 +130,7 @@ class Wait(Generic[S]):
 
     def end(self) -> None:
         """Idempotent; never blocks."""
+        self.standing.abandon()
         if self._consumed is not None:
             self._consumed.pop(self.sleeper, None)
         self._connection.remove_sleeper(self.sleeper)
@@ -123,18 +140,50 @@ class Wait(Generic[S]):
 
     def shortest_s(self, left_s: float | None) -> float:
         """How long to sleep at most."""
-        interval_s = self._connection.options.poll_interval
-        return interval_s if left_s is None else min(left_s, interval_s)
+        bounds = (left_s, self.standing.next_look_s(), self._connection.options.poll_interval)
+        return min(bound for bound in bounds if bound is not None)
 
 
 # -- one look ----------------------------------------------------------------------------------------------------------
 
 
-def take_now(connection: Connection, queues: Sequence[str], limit: int, *, in_order: bool) -> list[Job]:
-    """What is there now: from the claim on in the hand, and then in jobs, which are dropped if nobody gets them."""
+class Look(NamedTuple):
+    """What is to be taken. ``in_order``: from the first of the queues on, and not from each in turn."""
+
+    connection: Connection
+    queues: Sequence[str]
+    limit: int
+    in_order: bool = False
+
+    @property
+    def in_turn(self) -> list[str]:
+        return list(self.queues) if self.in_order else self.connection.in_turn(self.queues)
+
+
+def take_now(look: Look, standing: Standing | None = None) -> list[Job]:
+    """What is there now, or was granted to who stands in a line."""
+    return _take(look.connection, partial(_claim, look, standing))
+
+
+def take_first(look: Look) -> list[Job]:
+    """The same, before anybody waits: nothing if there are rivals."""
+    if look.connection.rivalry.is_contested(look.queues):
+        return []
+    return _take(look.connection, partial(_claim_alone, look, gives_way=True))
+
+
+def leave_line(look: Look, standing: Standing) -> list[Job]:
+    """What was granted while the time ran out."""
+    return _take(look.connection, standing.leave) if standing.in_line else []
+
+
+def _take(connection: Connection, claim: Callable[[list[Delivery]], object]) -> list[Job]:
+    """From the claim on in the hand, and then in jobs, which are dropped if nobody gets them."""
     hand: list[Delivery] = []
     try:
-        _claim(connection, queues, limit, hand, in_order=in_order)
+        _ = connection.engine  # of an open broker
+        connection.taken = True
+        claim(hand)
         if hand and not connection.hold(hand):
             _let_go(connection, hand)
             return []
@@ -150,12 +199,40 @@ def _let_go(connection: Connection, hand: Sequence[Delivery]) -> None:
     connection.let_go([each.lease for each in hand])
 
 
-def _claim(connection: Connection, queues: Sequence[str], limit: int, hand: list[Delivery], *, in_order: bool) -> None:
-    names = list(queues) if in_order else connection.in_turn(queues)
-    _ = connection.engine  # of an open broker
-    consumers = dict.fromkeys(names, connection.tag)
-    connection.taken = True
+def _claim(look: Look, standing: Standing | None, hand: list[Delivery]) -> None:
+    if standing is not None and look.connection.rivalry.is_contested(look.queues):
+        with suppress(SessionLost):  # the next look is another session's
+            _stand(look, standing, hand)
+    else:
+        _claim_alone(look, hand, gives_way=standing is not None)
+
+
+def _claim_alone(look: Look, hand: list[Delivery], *, gives_way: bool) -> None:
+    connection, names = look.connection, look.in_turn
+    claim = partial(_claim_once, connection, names, look.limit, hand, gives_way=gives_way)
     try:
-        connection.client.membership().claim(names, limit, consumers=consumers, hand=hand)
-    except SessionLost:  # the next one is as good
-        connection.client.membership().claim(names, limit, consumers=consumers, hand=hand)
+        try:
+            claim()
+        except SessionLost:  # the next one is as good
+            claim()
+    except Outrun:
+        connection.rivalry.contest(names)
+
+
+def _claim_once(
+    connection: Connection, names: Sequence[str], limit: int, hand: list[Delivery], *, gives_way: bool
+) -> None:
+    consumers = dict.fromkeys(names, connection.tag)
+    connection.client.membership().claim(names, limit, consumers=consumers, gives_way=gives_way, hand=hand)
+
+
+def _stand(look: Look, standing: Standing, hand: list[Delivery]) -> None:
+    connection = look.connection
+    membership = connection.client.membership()
+    standing.belong_to(membership)
+    if not standing.in_line:
+        standing.join(membership, look.queues, look.limit, ())
+    standing.attend(connection.engine, hand)
+    if not hand and standing.is_first:
+        names = look.in_turn
+        standing.serve(names, dict.fromkeys(names, connection.tag), hand)

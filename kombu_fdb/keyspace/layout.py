@@ -40,6 +40,9 @@ key                                                   value                     
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
+``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, depose, sweep
+``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, depose; cleared by the next join, sweep
+``("served", line)``                                  session that served the line last        serve
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
@@ -498,6 +501,30 @@ class Keyspace:
 
     def role(self, role: str) -> bytes:
         return self._key("role", role)
+
+    # -- lines of demands -----------------------------------------------------------------------------------------
+
+    @lru_cache(64)  # noqa: B019
+    def line(self, line: bytes) -> bytes:
+        """Prefix of a line's demands; append a stamp. Includes the stamp's code."""
+        return self._key("line", line) + STAMP_CODE
+
+    @property
+    def all_lines(self) -> Range:
+        return range_of(self._key("line"))
+
+    def demand(self, session: SessionId, first: int) -> bytes:
+        return self._key("demand", session, first)
+
+    def demands(self, session: SessionId) -> Range:
+        return range_of(self._key("demand", session))
+
+    @property
+    def all_demands(self) -> Range:
+        return range_of(self._key("demand"))
+
+    def served(self, line: bytes) -> bytes:
+        return self._key("served", line)
 
     # -- routing --------------------------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ from kombu_fdb.process.attempt import Attempt
 from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.overdue import Overdue
-from kombu_fdb.process.round_robin import TROUBLE
 from kombu_fdb.process.session_threads import open_session
+from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.patience import Patience

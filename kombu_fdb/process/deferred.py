@@ -19,8 +19,8 @@ from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.primitives.locks import Signal
-from kombu_fdb.process.round_robin import TROUBLE
 from kombu_fdb.process.session_threads import RETRY_S, Trouble
+from kombu_fdb.process.upkeep.round_robin import TROUBLE
 
 __all__ = ["Attendant", "DeferredCalls", "move"]
 

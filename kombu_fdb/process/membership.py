@@ -8,6 +8,10 @@ A claim is *under way* from before its transaction begins until its messages are
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
+
+A demand in a line of rivals (``standing.py``) is under way as a claim is, from its join until its owner has collected
+what it was granted, or has left; each look of the owner says that it still is. One whose owner does not look any more
+(an exception, a thread that is gone) becomes suspect like a claim that lasts too long, and with that it ends.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
-from kombu_fdb.model import ClaimTerms, Delivery, Lease, SessionId
+from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.settings.options import Options
@@ -97,6 +103,7 @@ class Membership:
         no_ack: Collection[str] = (),
         acks: Sequence[Lease] = (),
         consumers: Mapping[str, str] | None = None,
+        gives_way: bool = False,
         hand: list[Delivery] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
@@ -116,29 +123,100 @@ class Membership:
                 self.session_id,
                 queues,
                 limit,
-                terms=ClaimTerms(no_ack=no_ack, acks=acks, consumers=consumers or {}, first=first),
+                terms=ClaimTerms(no_ack, acks, consumers or {}, first, gives_way),
             )
             self.known.update([each.lease for each in found if each.queue not in no_ack])
             hand.extend(found)
-            if self._claims.pop(first, None) is None:  # it took so long that it was given up
-                self._suspect(first)
-                hand.clear()
+            self._conclude(first, hand)
             return hand
-        except SessionLost:
-            self._claims.pop(first, None)
-            self.lose()
-            raise
         except BaseException as error:  # of the caller's too: a signal handler's, gevent's timeout
-            if not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
-                self._suspect(first)
-                hand.clear()
+            self._failed(first, error, hand)
             self._claims.pop(first, None)
             raise
 
-    def _suspect(self, first: int) -> None:
-        """A claim has leased what nobody knows of, or may still."""
+    def _conclude(self, first: int, hand: list[Delivery]) -> None:
+        """What it brought is known; nothing if it took so long that it was given up."""
+        if self._claims.pop(first, None) is None:
+            self.give_up(first)
+            hand.clear()
+
+    def _failed(self, first: int, error: BaseException, hand: list[Delivery]) -> None:
+        """If nobody knows what has happened, or if that is the end, it is not under way any more."""
+        if isinstance(error, SessionLost):
+            self.lose()
+            self._claims.pop(first, None)
+        elif not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
+            self.give_up(first)
+            hand.clear()
+
+    def give_up(self, first: int) -> None:
+        """A claim has leased what nobody knows of, or may still. Never blocks; for finalizers, too."""
         self._suspects.add(first)
+        self._claims.pop(first, None)  # behind it: one that ends now sees that it was given up
         self.threads.ring()
+
+    # -- in a line of rivals -----------------------------------------------------------------------------------------
+
+    def join(self, line: bytes, want: int, acks: Sequence[Lease], before: int | None) -> Demand:
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session."""
+        self.recover()
+        demand = Demand(line, self.session_id, self._engine.messages.reserve(), want)
+        self._claims[demand.first] = self._clock.monotonic()
+        try:
+            self._engine.messages.join(demand, acks, before=before)
+            return demand
+        except BaseException as error:
+            self._failed(demand.first, error, [])
+            self._claims.pop(demand.first, None)
+            raise
+
+    def look(self, demand: Demand, hand: list[Delivery], *, fired: bool = False) -> Sight:
+        """How the demand stands, and what it was granted; ``hand`` as in :meth:`claim`."""
+        if demand.first in self._claims:
+            self._claims[demand.first] = self._clock.monotonic()
+        try:
+            sight, found = self._engine.messages.look(demand, fired=fired)
+            if sight.stands != WAITING:
+                self._receive(demand, found, hand)
+            return sight
+        except BaseException as error:
+            self._failed(demand.first, error, hand)
+            raise
+
+    def serve(
+        self,
+        demand: Demand,
+        queues: Sequence[str],
+        rows: Sequence[Row],
+        consumers: Mapping[str, str],
+        hand: list[Delivery],
+    ) -> Served:
+        """Claim for the line; ``hand`` as in :meth:`claim`."""
+        try:
+            served = self._engine.messages.serve(demand, queues, rows, consumers)
+            if served.deliveries:
+                self._receive(demand, served.deliveries, hand)
+            return served
+        except BaseException as error:
+            self._failed(demand.first, error, hand)
+            raise
+
+    def _receive(self, demand: Demand, found: Sequence[Delivery], hand: list[Delivery]) -> None:
+        self.known.update([each.lease for each in found])
+        hand.extend(found)
+        self._conclude(demand.first, hand)
+
+    def leave(self, demand: Demand, hand: list[Delivery]) -> None:
+        """Wait no longer, and bring what was granted before; ``hand`` as in :meth:`claim`."""
+        try:
+            if self._engine.messages.leave(demand):
+                self.look(demand, hand, fired=True)
+            self._claims.pop(demand.first, None)
+        except BaseException as error:
+            self._failed(demand.first, error, hand)
+            raise
+
+    # -- recovery ----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Hand back what claims of unknown outcome have leased.

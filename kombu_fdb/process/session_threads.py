@@ -23,9 +23,9 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.duty_cycle import Duties
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.turns import Turns
+from kombu_fdb.process.upkeep.duty_cycle import Duties
 from kombu_fdb.settings.options import Options
 
 __all__ = ["BEATS", "RETRY_S", "SessionThreads", "Trouble", "open_session"]

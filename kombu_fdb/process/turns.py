@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.process.duty_cycle import Duties, Heartbeat
 from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.upkeep.duty_cycle import Duties, Heartbeat
 from kombu_fdb.store.protocol import Watch
 
 __all__ = ["Turns"]

@@ -1,31 +1,32 @@
-"""Messages: claimed and settled by consumers; deleted, cancelled and moved by operators."""
+"""Messages: claimed by consumers, alone or in a line, and settled; deleted, cancelled and moved by operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
-from kombu_fdb.engine.facade.budget import Portion
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.inspection import browse, cancel, pages
-from kombu_fdb.engine.messages import claim, move, settle
+from kombu_fdb.engine.messages import claim, move, serve, settle
+from kombu_fdb.engine.messages.arm import Armed, arm, arm_all, has_work
 from kombu_fdb.engine.messages.bury import Cause
-from kombu_fdb.engine.scheduling.contention import Contention
+from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import QueueError
+from kombu_fdb.errors import Outrun, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS
-from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Lease, Peeked, SessionId
+from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
+from kombu_fdb.store.tokens import Doubt
 
 __all__ = ["Messages"]
 
-#: Estimates of rivals remembered at most.
-MOST_ESTIMATES = 1000
 NO_TERMS = ClaimTerms()
 
 
@@ -38,7 +39,7 @@ class Messages:
         self._claims = count(1)
         self._windows = Portion(session.LEASES_PER_CLAIM)
         self._settlements = Portion(session.LEASES_PER_CLAIM)
-        self._contention: dict[tuple[str, ...], Contention] = {}
+        self._services = Portion(serve.MOST_MESSAGES)
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -49,40 +50,40 @@ class Messages:
 
         Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``SessionLost`` if the session was fenced: the caller opens another one. Guarantees: ONE-PLACE, ONE-OWNER;
-        strict order while one consumer claims.
+        ``SessionLost`` if the session was fenced: the caller opens another one. ``Outrun``: as the terms have it.
+        Guarantees: ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
         )
 
     def _claim(self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
-        contention = self._contention_of(queues)
         number = self.reserve() if terms.first is None else terms.first
-        contention.begin()
         tried: list[Delivery] = []
 
         def body(work: Work) -> list[Delivery]:
             if terms.acks:
                 settle.ack(work, terms.acks)
-            window = Window(
-                session_id,
-                number,
-                limit,
-                slice=contention.next_slice(),
-                first_bucket=self._run.rng.randrange(BUCKETS),
-                sightings=self._run.sightings,
-                consumers=terms.consumers,
-            )
+            window = self._window(session_id, number, limit, terms.consumers)
             tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
             return list(tried)
 
         def on_conflict() -> None:
-            self.lost_races += 1
-            self._run.totals.note(_beaten(queues[0], tried))
-            contention.lost()
+            self._lost(queues, tried)
+            if terms.gives_way and not doubt.is_open:
+                raise Outrun
 
-        return self._run.write(body, on_conflict=on_conflict)
+        doubt: Doubt[list[Delivery]] = Doubt()
+        return self._run.write(body, on_conflict=on_conflict, doubt=doubt)
+
+    def _window(self, session_id: SessionId, number: int, limit: int, consumers: Mapping[str, str]) -> Window:
+        """Of one attempt."""
+        bucket = self._run.rng.randrange(BUCKETS)
+        return Window(session_id, number, limit, bucket, self._run.sightings, consumers)
+
+    def _lost(self, queues: Sequence[str], tried: Sequence[Delivery]) -> None:
+        self.lost_races += 1
+        self._run.totals.note(_beaten(queues[0], tried))
 
     def reserve(self) -> int:
         """The number of the first lease of a claim that is to begin.
@@ -91,11 +92,6 @@ class Messages:
         """
         return next(self._claims) * session.LEASES_PER_CLAIM
 
-    def _contention_of(self, queues: Sequence[str]) -> Contention:
-        if len(self._contention) >= MOST_ESTIMATES:  # reply queues come and go; estimates are quickly made again
-            self._contention.clear()
-        return self._contention.setdefault(tuple(sorted(queues)), Contention(self._run.rng))
-
     def arm(
         self, queues: Sequence[str], session_id: SessionId = NO_SESSION, consumers: Mapping[str, str] | None = None
     ) -> list[Watch] | None:
@@ -103,11 +99,75 @@ class Messages:
 
         Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
         """
+        return self._run.read(lambda work: arm_all(work, queues, session_id, consumers or {}))
 
-        def body(work: Work) -> list[Watch] | None:
-            return claim.arm(work, queues, session_id, consumers or {})
+    def arm_empty(self, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> Armed:
+        """As :meth:`arm`, for those that are empty; also says which are not."""
+        return self._run.read(lambda work: arm(work, queues, session_id, consumers))
 
-        return self._run.read(body)
+    # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
+
+    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, before: int | None = None) -> None:
+        """Wait for messages in the line of those who consume the same queues. ``acks`` are settled with it.
+
+        ``before``: the first lease of the owner's last demand, which is over. Raises ``SessionLost``. Whoever does not
+        know what has become of a demand calls ``Sessions.recover``.
+        """
+
+        def body(work: Work) -> None:
+            session.require(work, demand.session)
+            if acks:
+                settle.ack(work, acks)
+            line.join(work, demand, before)
+
+        self._run.write(body)
+
+    def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
+        """How the demand stands, and what it was granted; watches that fire when that may have changed.
+
+        ``fired``: it has changed, so more likely than not something was granted. What of it can't be read is
+        dead-lettered.
+        """
+        sight, collected = self._run.read(lambda work: serve.look(work, demand, fired=fired))
+        for lease, error in collected.malformed:
+            self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
+        return sight, collected.deliveries
+
+    def serve(
+        self, demand: Demand, queues: Sequence[str], rows: Sequence[line.Row], consumers: Mapping[str, str]
+    ) -> serve.Served:
+        """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
+
+        ``consumers``: as in ``ClaimTerms``. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        """
+
+        def body(work: Work, most: int) -> serve.Served:
+            window = self._window(demand.session, demand.first, most, consumers)
+            tried[:] = [serve.serve(work, queues, demand, rows, window)]
+            return tried[0]
+
+        def run(most: int) -> serve.Served:
+            return self._run.write(lambda work: body(work, most), on_conflict=lost)
+
+        def lost() -> None:
+            self._lost(queues, [delivery for each in tried for delivery in each.deliveries])
+
+        tried: list[serve.Served] = []
+        return self._services.run(run)
+
+    def leave(self, demand: Demand) -> bool:
+        """Wait no longer. True if the demand was granted messages before."""
+        return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
+
+    def depose(self, demand: Demand, first: bytes) -> None:
+        """Whoever stands in that row of the demand's line waits no longer: it does not serve."""
+        self._run.write(lambda work: line.depose(work, demand.line, first))
+
+    def has_work(self, queues: Sequence[str]) -> bool:
+        """Whether a claim from these queues would find something."""
+        return self._run.read(lambda work: has_work(work, queues, NO_SESSION))
+
+    # -- settling ------------------------------------------------------------------------------------------------------
 
     def ack(self, leases: Sequence[Lease]) -> list[bool]:
         """Delete these messages. False for each whose lease is lost: nothing was changed for it.

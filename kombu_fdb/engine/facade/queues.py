@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from kombu_fdb.engine.facade.budget import Portion
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.scheduling import limits, relimit, single
+from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import LimitExceeded

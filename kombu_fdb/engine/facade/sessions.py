@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import settle
+from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
@@ -46,7 +47,7 @@ class Sessions:
         return self._run.read(lambda work: session.neighbours(work, session_id, most))
 
     def recover(self, session_id: SessionId, first: int) -> int:
-        """Release, uncounted, what a claim of unknown outcome has leased, or would: afterwards it never lands.
+        """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
 
         ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
         the session was fenced; may be called again after any other error. The claims that this session makes meanwhile
@@ -55,6 +56,7 @@ class Sessions:
 
         def body(work: Work) -> int:
             session.seal(work, session_id)
+            line.end(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
             return sum(settle.release(work, held, settle.Release(counted=False)))
 

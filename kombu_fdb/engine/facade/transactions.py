@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from kombu_fdb.engine.facade.budget import Portion
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.stored.work import Work

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import dedup, overflow
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import asides, delay, expired, ghosts, regain

@@ -12,6 +12,9 @@ What is found and not delivered: an expired message is dropped or dead-lettered,
 message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and a newer version's message is kept for it
 (``newer.py``). They use up the window, so a claim that
 returns less than ``limit`` does not mean an empty queue; ``arm`` tells.
+
+The claim of a whole line of consumers (``serve.py``) is made of the same steps: :func:`choose`, then :func:`take` for
+each message.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from kombu_fdb.engine.stored.effects import CLAIMED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import control_of
-from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, split_place
+from kombu_fdb.keyspace.layout import counted, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Lease, Place, QueueControl, Rank, SessionId
-from kombu_fdb.store.protocol import KeyValue, Watch
+from kombu_fdb.model import Delivery, Lease, Place, QueueControl
+from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Window", "arm", "claim"]
+__all__ = ["Found", "State", "choose", "claim", "delivery_of", "find", "state_keys", "states_of", "take"]
 
 #: Read at once from the head of a queue, and in all.
 ROWS_PER_READ = 1_000
@@ -47,73 +50,80 @@ def claim(work: Work, queues: Sequence[str], window: Window, *, no_ack: Collecti
     holds a versionstamped key of the same transaction can't be read.
     """
     states = _read_states(work, queues, window)
-    rows: list[tuple[str, KeyValue]] = []
-    for queue in _open_to(work, queues, states, window):
-        wanted = window.limit - len(rows)
-        if wanted > 0 and not window.room.is_full:
-            rows += [(queue, row) for row in _choose(work, queue, states[queue], wanted, window)]
-    found = _open_all(work, rows, states)
-    taken = [
-        _take(work, each, window, leased=each.queue not in no_ack, control=states[each.queue].control) for each in found
-    ]
+    rows = choose(work, states, window)
+    opened = read_all(work, [value for _, (_, value) in rows])
+    found = [find(work, row, each, states) for row, each in zip(rows, opened, strict=True)]
+    taken = [take(work, each, window, leased=each.queue not in no_ack) for each in found]
     return [delivery for delivery in taken if delivery is not None]
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """What a claim must know of a queue before it looks for messages."""
 
     fair: bool
     control: QueueControl
 
 
-def _read_states(work: Work, queues: Sequence[str], window: Window) -> dict[str, _State]:
+#: Queues and their rows, in the order in which they are taken.
+Rows = list[tuple[str, KeyValue]]
+
+
+def _read_states(work: Work, queues: Sequence[str], window: Window) -> dict[str, State]:
     """The session and all queues in one round trip. Raises ``SessionLost``.
 
     The session's record is a conflict, and how the queues are worked on: no claim commits after a pause, or the first
     limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a key sets it again.
     """
-    for queue in queues:
-        work.tr.add_read_conflict_key(work.keys.control(queue))
-    values = session.require(work, window.session, and_read=_state_keys(work.keys, queues))
-    return _states_of(queues, values)
+    values = session.require(work, window.session, and_read=state_keys(work, queues))
+    return states_of(queues, values)
 
 
-def _states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str, _State]:
-    """``values``: mark and control of each queue."""
+def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str, State]:
+    """``values``: of the :func:`state_keys`."""
     pairs = zip(values[::2], values[1::2], strict=True)
     return {
-        queue: _State(mark is not None, control_of(control))
+        queue: State(mark is not None, control_of(control))
         for queue, (mark, control) in zip(queues, pairs, strict=True)
     }
 
 
-def _state_keys(keys: Keyspace, queues: Sequence[str]) -> list[bytes]:
-    return [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
+def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
+    """What is to be read of queues that are claimed from; how they are worked on is a conflict."""
+    for queue in queues:
+        work.tr.add_read_conflict_key(work.keys.control(queue))
+    return [key for queue in queues for key in (work.keys.fair(queue), work.keys.control(queue))]
 
 
-def _open_to(work: Work, queues: Sequence[str], states: Mapping[str, _State], window: Window) -> list[str]:
+def choose(work: Work, states: Mapping[str, State], window: Window) -> Rows:
+    """Fill the window from the queues in turn. All it does to what it chooses is to move the keys' turns."""
+    rows: Rows = []
+    for queue in _open_to(work, states, window):
+        wanted = window.limit - len(rows)
+        if wanted > 0 and not window.room.is_full:
+            rows += [(queue, row) for row in _choose_from(work, queue, states[queue], wanted, window)]
+    return rows
+
+
+def _open_to(work: Work, states: Mapping[str, State], window: Window) -> list[str]:
     """Those from which this claim may take."""
-    single_active = [queue for queue in queues if states[queue].control.single_active]
+    single_active = [queue for queue, state in states.items() if state.control.single_active]
     if not single_active:
-        return list(queues)
+        return list(states)
     admitted = single.admitted(work, single_active, window.session, window.consumers)
-    return [queue for queue in queues if queue in admitted or not states[queue].control.single_active]
+    return [queue for queue, state in states.items() if queue in admitted or not state.control.single_active]
 
 
-def _choose(work: Work, queue: str, state: _State, wanted: int, window: Window) -> list[KeyValue]:
+def _choose_from(work: Work, queue: str, state: State, wanted: int, window: Window) -> list[KeyValue]:
     control = state.control
     if control.paused:
         return []
     if state.fair:
         return fair.choose(work, queue, control, wanted, window)
-    slice_ = window.slice_of(control)
-    limit = wanted * (slice_ + 1)
     if control.ageing is None:
-        rows = _head(work, *range_of(work.keys.ready(queue)), limit)
+        rows = _head(work, *range_of(work.keys.ready(queue)), wanted)
     else:
-        rows = ageing.oldest_first(work, queue, control.ageing, limit)
-    mine = rows[wanted * slice_ :] or rows[-wanted:]
-    return mine[: window.room.take(mine)]
+        rows = ageing.oldest_first(work, queue, control.ageing, wanted)
+    return rows[: window.room.take(rows)]
 
 
 def _head(work: Work, begin: bytes, end: bytes, limit: int) -> list[KeyValue]:
@@ -131,7 +141,7 @@ def _head(work: Work, begin: bytes, end: bytes, limit: int) -> list[KeyValue]:
     return rows
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A message that was chosen. ``opened``: its record and payload, or why they can't be read."""
 
     queue: str
@@ -139,6 +149,7 @@ class _Found(NamedTuple):
     value: bytes
     place: Place
     opened: Opened | FormatError
+    control: QueueControl
 
     @property
     def message(self) -> Message[bytes]:
@@ -146,7 +157,15 @@ class _Found(NamedTuple):
         return Message(self.queue, self.key, self.value)
 
 
-def _take(work: Work, found: _Found, window: Window, *, leased: bool, control: QueueControl) -> Delivery | None:
+def find(work: Work, row: tuple[str, KeyValue], opened: Opened | FormatError, states: Mapping[str, State]) -> Found:
+    """What is to be known of a chosen row to take it."""
+    queue, (key, value) = row
+    fair_, control = states[queue]
+    place = work.keys.place(queue, key)
+    return Found(queue, key, value, counted(place) if fair_ else place, opened, control)
+
+
+def take(work: Work, found: Found, window: Window, *, leased: bool = True) -> Delivery | None:
     """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
     take_row(work, found.queue, (found.key, found.value))
     try:
@@ -155,19 +174,17 @@ def _take(work: Work, found: _Found, window: Window, *, leased: bool, control: Q
         bury(work, found.message, Cause.malformed(error))
         return None
     delivery = _deliver(work, found, window, leased=leased)
-    if delivery is not None and control.consumer_timeout_ms:
-        delivery = delivery._replace(ttr_ms=_shorter(delivery.ttr_ms, control.consumer_timeout_ms))
     if has_key(found.place) and (delivery is None or not leased):
         work.effects.spared(found.queue, fair_key)
     return delivery
 
 
-def _deliver(work: Work, found: _Found, window: Window, *, leased: bool) -> Delivery | None:
-    queue, key, value, place, opened = found
+def _deliver(work: Work, found: Found, window: Window, *, leased: bool) -> Delivery | None:
+    queue, key, value, place, opened, control = found
     if isinstance(opened, FormatError):
         bury(work, found.message, Cause.malformed(opened))
         return None
-    record, payload = opened
+    record = opened.record
     if record.expires_ms and record.expires_ms <= work.now_ms:
         drop_expired(work, found.message, record)
         return None
@@ -178,58 +195,15 @@ def _deliver(work: Work, found: _Found, window: Window, *, leased: bool) -> Deli
         put_leased(work, lease, Message(queue, place, value))
     else:
         delete_rest(work, record, key)
-    return Delivery(
-        lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, record.ttr_ms
-    )
+    return delivery_of(lease, queue, opened, control.consumer_timeout_ms)
+
+
+def delivery_of(lease: Lease, queue: str, opened: Opened, timeout_ms: int) -> Delivery:
+    """A leased message, as its owner gets it. ``timeout_ms``: of the queue's consumers, 0 for none."""
+    record, payload = opened
+    ttr_ms = _shorter(record.ttr_ms, timeout_ms) if timeout_ms else record.ttr_ms
+    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, ttr_ms)
 
 
 def _shorter(ttr_ms: int, timeout_ms: int) -> int:
     return min(ttr_ms or timeout_ms, timeout_ms)
-
-
-def _open_all(work: Work, rows: Sequence[tuple[str, KeyValue]], states: Mapping[str, _State]) -> list[_Found]:
-    """The messages with their payloads."""
-    opened = read_all(work, [value for _, (_, value) in rows])
-    return [
-        _Found(queue, key, value, _place(work.keys, queue, key, states[queue]), each)
-        for (queue, (key, value)), each in zip(rows, opened, strict=True)
-    ]
-
-
-def _place(keys: Keyspace, queue: str, key: bytes, state: _State) -> Place:
-    place = keys.place(queue, key)
-    return counted(place) if state.fair else place
-
-
-def arm(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> list[Watch] | None:
-    """Watch the bells of empty queues; None as soon as one is not empty.
-
-    Of a queue with another active consumer the change of that is watched instead.
-
-    Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it.
-    """
-    heads = work.tr.get_ranges([(*range_of(work.keys.ready(queue)), 1) for queue in queues], snapshot=True)
-    states = _states_of(queues, work.tr.get_many(_state_keys(work.keys, queues), snapshot=True))
-    single_active = [queue for queue, state in states.items() if state.control.single_active]
-    others = single.standing_by(work, single_active, session_id, consumers)
-    for queue, head in zip(queues, heads, strict=True):
-        state = states[queue]
-        if queue not in others and not state.control.paused and _has_work(work, queue, state, head):
-            return None
-    return [work.tr.watch(work.keys.single(queue) if queue in others else work.keys.bell(queue)) for queue in queues]
-
-
-def _has_work(work: Work, queue: str, state: _State, head: list[KeyValue]) -> bool:
-    if not state.fair:
-        return bool(head)
-    if work.tr.get_range(*work.keys.todo(queue), limit=1, snapshot=True):
-        return True
-    # Messages without a key wait, but nobody may have them: their sub-queue is parked.
-    try:
-        return bool(head) and _is_unmarked(work, queue, work.keys.place_rank(queue, head[0][0]))
-    except FormatError:  # a claim sets it aside
-        return True
-
-
-def _is_unmarked(work: Work, queue: str, rank: Rank) -> bool:
-    return work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None

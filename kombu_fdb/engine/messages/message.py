@@ -51,6 +51,7 @@ __all__ = [
     "end_lease",
     "forget",
     "from_outside",
+    "open_record",
     "put_delayed",
     "put_in_place",
     "put_leased",
@@ -242,6 +243,12 @@ def read_all(work: Work, values: Sequence[bytes]) -> list[Opened | FormatError]:
     return [
         _open(record, islice(chunks, record.chunks)) if isinstance(record, Record) else record for record in records
     ]
+
+
+def open_record(value: bytes) -> Opened | FormatError:
+    """A record, for who moves it and need not see a payload that stands elsewhere."""
+    record = _decode(value)
+    return Opened(record, record.payload) if isinstance(record, Record) else record
 
 
 def read_beginning(work: Work, value: bytes) -> Opened:

@@ -7,8 +7,8 @@ waited longer. A message waits from its publication on, a delayed one from the m
 Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide; a wrong one gives a
 message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
 
-Cost: a claim reads its window of every priority instead of the first ones, still in one round trip, and leaves at most
-:data:`MOST_SLICES` windows to rivals. A queue without ageing pays nothing.
+Cost: a claim reads its window of every priority instead of the first ones, still in one round trip. A queue without
+ageing pays nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import URGENT
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MOST_SLICES", "Urgency", "oldest_first", "urgency"]
-
-#: Each is read of ten priorities.
-MOST_SLICES = 3
+__all__ = ["Urgency", "oldest_first", "urgency"]
 
 #: The smaller, the earlier.
 Urgency = tuple[int, int]

@@ -10,9 +10,8 @@ range itself. A sub-queue is
 
 The ring is served in order. A served sub-queue goes to the round after the one being served, a newcomer to the next
 round as well (``QueueControl.newcomer``), behind those whose first message came earlier. That is exactly the order of
-queue-by (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. A claim by one consumer follows
-it; rivals take slices of the ring side by side (``contention.py``), and each sub-queue still has one entry, so one turn
-a round.
+queue-by (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows it, and one
+that serves a line of consumers (``line.py``) is a claim like any other: the order is the same with any number of them.
 
 Who moves what:
 
@@ -75,7 +74,7 @@ Chosen = list[KeyValue]
 
 def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, arrivals and ring."""
-    return _Scheduler(work, queue, control, window).run(want, window.slice_of(control), window.first_bucket)
+    return _Scheduler(work, queue, control, window).run(want, window.first_bucket)
 
 
 class _Scheduler:
@@ -96,11 +95,13 @@ class _Scheduler:
         #: The next message of a sub-queue; only with ageing.
         self._heads: dict[tuple[str, Rank], bytes] = {}
         self._chosen: Chosen = []
+        #: Turns that this claim has made and not served: a key that is alone gets many, and the store sees the last.
+        self._entries: dict[bytes, Rank] = {}
         #: The last turn that was read, if more are behind it than one claim looks at.
         self._sight: _Place | None = None
 
-    def run(self, want: int, slice_: int, first_bucket: int) -> Chosen:
-        keys, queue, window = self._keys, self._queue, want * (slice_ + 1)
+    def run(self, want: int, first_bucket: int) -> Chosen:
+        keys, queue = self._keys, self._queue
         begin, end = keys.arrivals(queue)
         middle = keys.arrivals_from(queue, first_bucket)
         arrivals, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
@@ -110,15 +111,14 @@ class _Scheduler:
                 (*keys.all_freed(queue), ARRIVALS),
                 (*keys.rounds(queue), 0),
                 (*range_of(keys.ready(queue)), 1),
-                *self._rings(window),
+                *self._rings(want),
             ],
             snapshot=True,
         )
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
         self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
         turns = self._in_order(rings, self._answer((arrivals + wrapped)[:ARRIVALS], freed, unkeyed))
-        mine = turns[:want] if slice_ == 0 else turns[want * slice_ :][:want] or turns[-want:]
-        self._serve(turns, mine, want, slice_, unread=any(len(ring) == window for ring in rings))
+        self._serve(turns, want, unread=any(len(ring) == want for ring in rings))
         self._end()
         return self._chosen
 
@@ -128,7 +128,13 @@ class _Scheduler:
         self._look_at_heads(turns)
         return sorted(turns, key=self._order)
 
+    def _write_entries(self) -> None:
+        for entry, items in self._entries.items():
+            self._tr.set(entry, items)
+        self._entries.clear()
+
     def _end(self) -> None:
+        self._write_entries()
         for rank, round_ in self._rounds.items():
             self._tr.byte_max(self._keys.round(self._queue, rank), round_.to_bytes(8, "big"))
         self._tenants.write()
@@ -247,7 +253,7 @@ class _Scheduler:
     def _insert(self, key: str, items: Rank, round_: int, stamp: Stamp, allowance: Allowance) -> Turn:
         rank = _ring_rank(items, allowance)
         turn = Turn(rank, self._tenants.round(rank, key, round_), stamp, key, items)
-        self._tr.set(self._entry(turn), items)
+        self._entries[self._entry(turn)] = items
         if (mark := self._tenants.mark(turn)) != ACTIVE:
             self._tr.set(self._keys.active(self._queue, key, items), mark)
         self._tenants.entered(turn)
@@ -258,10 +264,10 @@ class _Scheduler:
 
     # -- service ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, turns: list[Turn], mine: list[Turn], want: int, slice_: int, *, unread: bool) -> None:
+    def _serve(self, turns: list[Turn], want: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
-        line = self._line_up(mine, want)
-        parts = self._behind(turns, line, want, unread=unread, is_first=slice_ == 0)
+        line = self._line_up(turns[:want], want)
+        parts = self._behind(turns, line, want, unread=unread)
         while line and len(self._chosen) < want:
             served = len(self._chosen)
             place = heapq.heappop(line)
@@ -269,12 +275,10 @@ class _Scheduler:
             if not self._has_room(turn) or self._is_out_of_sight(place):  # it stays in the ring as it is
                 break
             following = self._serve_one(turn, want - served)
-            # With rivals each has one turn per claim, if that fills the window: the order is approximate anyway.
-            if following is not None and (slice_ == 0 or len(mine) < want):
+            if following is not None:
                 heapq.heappush(line, self._order(following))
-            # It gave nothing. Those behind the window move up, or others would have their next turns before them. With
-            # rivals they are somebody else's, unless this claim has nothing at all.
-            if len(self._chosen) == served and (slice_ == 0 or not (line or self._chosen)):
+            if len(self._chosen) == served:
+                # It gave nothing. Those behind the window move up, or others would have their next turns before them.
                 for each in next(parts, []):
                     heapq.heappush(line, each)
 
@@ -282,12 +286,11 @@ class _Scheduler:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool, is_first: bool) -> Iterator[_Line]:
+    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool) -> Iterator[_Line]:
         """The turns behind the window, in parts, each twice as long: a row of blocked keys may be long."""
-        last = max(line, default=None)
         if not unread:
-            return self._parts(turns, line, last, want)
-        return self._read_on(line, want) if is_first else self._read_once(len(turns), line, last, want)
+            return self._parts(turns, line, max(line, default=None), want)
+        return self._read_on(line, want)
 
     def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
         """All that the ring still has is behind the first window, or in the line.
@@ -303,13 +306,9 @@ class _Scheduler:
                 break
         self._sight = sight
 
-    def _read_once(self, window: int, line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
-        """Before this window are those of rivals."""
-        turns, _unread = self._look(ARRIVALS + window)
-        yield from self._parts(turns, line, last, want)
-
     def _look(self, most: int) -> tuple[list[Turn], bool]:
         """The next turns, and whether the ring may have more."""
+        self._write_entries()
         rings = self._tr.get_ranges(self._rings(most), snapshot=True)
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
@@ -353,8 +352,10 @@ class _Scheduler:
 
     def _serve_one(self, turn: Turn, room: int) -> Turn | None:
         """Serve a sub-queue; returns its next turn, None if it left the ring."""
-        self._tr.add_read_conflict_key(self._entry(turn))
-        self._tr.clear(self._entry(turn))
+        entry = self._entry(turn)
+        if self._entries.pop(entry, None) is None:
+            self._tr.add_read_conflict_key(entry)
+            self._tr.clear(entry)
         self._tenants.left(turn)
         allowance = self._allowances.of(turn.key)
         if allowance.messages <= 0:

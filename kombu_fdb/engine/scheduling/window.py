@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kombu_fdb.engine.scheduling.ageing import MOST_SLICES
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored.room import Room
-from kombu_fdb.model import QueueControl, SessionId
+from kombu_fdb.model import SessionId
 
 __all__ = ["Window"]
 
 
 @dataclass(slots=True)
 class Window:
-    """One attempt of one claim. Who only looks has no session, no rivals, and infinite room."""
+    """One attempt of one claim. Who only looks has no session and infinite room."""
 
     session: SessionId
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
     next_number: int
     limit: int
-    #: How many windows to leave to rivals (``contention.py``).
-    slice: int = 0
     #: Where to begin among the arrivals of a fair queue, a random one: of more newcomers than one claim can admit none
     #: is always the last.
     first_bucket: int = 0
@@ -31,9 +28,3 @@ class Window:
     #: By queue, whose claim it is, where only one consumer is active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
     room: Room = field(default_factory=Room)
-
-    def slice_of(self, control: QueueControl) -> int:
-        """How many windows of this queue to leave to rivals. One active consumer has none, and wants the order."""
-        if control.single_active:
-            return 0
-        return self.slice if control.ageing is None else min(self.slice, MOST_SLICES)

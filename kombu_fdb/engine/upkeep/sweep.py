@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message, end_lease
 from kombu_fdb.engine.messages.settle import Release, release_message
-from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.effects import LOST
 from kombu_fdb.engine.stored.work import Work
@@ -132,6 +132,7 @@ def forget(work: Work, session_id: SessionId) -> None:
     """
     held = work.tr.get_range(*range_of(work.keys.leases(session_id)), limit=1)
     if not held and work.tr.get(work.keys.session(session_id)) is None:
+        line.forget(work, session_id)
         work.tr.clear(work.keys.beat(session_id))
 
 

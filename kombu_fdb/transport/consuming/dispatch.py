@@ -112,6 +112,16 @@ class Dispatch:
             return set(self._by_queue)
 
     @property
+    def shared(self) -> set[str]:
+        """Queues from which any number of consumers may claim, in any number of processes."""
+        with self._lock:
+            return {
+                queue
+                for queue, subscriptions in self._by_queue.items()
+                if not any(each.single or each.transient for each in subscriptions)
+            }
+
+    @property
     def consumers(self) -> dict[str, str]:
         """By queue with one active consumer, the tag of the one that is served here."""
         with self._lock:

@@ -30,17 +30,15 @@ class Lookout:
         self._membership: Membership | None = None
 
     def arm(self, engine: Engine, wanted: set[str], session_id: SessionId, consumers: Mapping[str, str]) -> None:
-        """Watch the queues known to be empty; if one of them is not, all of them are hungry."""
+        """Watch the queues known to be empty; those that are not are hungry."""
         self.disarm(queue for queue in list(self._armed) if queue not in wanted)
         self.hungry &= wanted
         queues = sorted(wanted - self.hungry - self._armed.keys())
         if not queues:
             return
-        watches = engine.messages.arm(queues, session_id, consumers)
-        if watches is None:
-            self.hungry.update(queues)
-            return
-        for queue, watch in zip(queues, watches, strict=True):
+        hungry, watches = engine.messages.arm_empty(queues, session_id, consumers)
+        self.hungry |= hungry
+        for queue, watch in watches.items():
             self._armed[queue] = watch
             watch.on_fire(partial(self._on_fire, queue, watch))
 

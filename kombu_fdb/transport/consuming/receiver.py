@@ -89,6 +89,7 @@ class Receiver:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         self.reception.carry_out_cancels()
+        self.reception.abandon()
         leases = self.reception.dispatch.close()
         self.reception.arrived.close()
         if thread is None or not thread.is_alive():
@@ -98,6 +99,7 @@ class Receiver:
     def abandon(self) -> None:
         """The connection was collected: have the thread end. For a finalizer: takes no lock, asks no store."""
         self._lookout.stop()
+        self.reception.abandon()
         self.reception.arrived.close()
         if self._thread is None or not self._thread.is_alive():
             self._lookout.bell.close()

@@ -4,11 +4,13 @@ Model. A reception is *asleep* until somebody drains (``attendance.py``): nothin
 happens before its bell rings. While somebody does, a queue is *hungry* when it may have messages, *armed* when it was
 seen empty and its bell is watched, or neither: due for its safety look. Whoever drives it repeats one turn:
 
-1. Arm the watches of queues that are neither hungry nor armed. If one of them is not empty, all of them are hungry.
-2. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along. A window that was not
-   filled ends their hunger. Begin again.
-3. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
-4. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
+1. If rivals consume the same queues, and there is room, stand in a line with them (``process/standing.py``). While
+   somebody else is the first there, leave these queues out of the steps 2 and 3.
+2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
+3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
+   all of it. A window that was not filled ends their hunger. Begin again.
+4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
+5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
    long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
 
 What was claimed and nobody takes for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
@@ -45,8 +47,10 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.ring import Jitter
+from kombu_fdb.process.standing import Rivalry, Standing
+from kombu_fdb.process.upkeep.ring import Jitter
 from kombu_fdb.transport.consuming.attendance import Attendance, Drain
+from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
@@ -54,6 +58,10 @@ from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
 from kombu_fdb.transport.holding.settling import MANY_ACKS
 
 __all__ = ["Reception"]
+
+#: The first one of a line looks into so many queues without asking. Who consumes more watches their bells while it
+#: waits, too, so that it knows then which ones have messages.
+FEW_QUEUES = 8
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +89,8 @@ class Reception:
         self._lookout = lookout
         self._clock = clock
         self._rng = rng
+        longest_s = min(options.poll_interval, options.operation_timeout)
+        self._claiming = Claiming(client, self.dispatch, Standing(lookout.bell.ring, clock, rng, longest_s, Rivalry()))
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._membership: Membership | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
@@ -181,6 +191,10 @@ class Reception:
         self._lookout.bell.ring()
         self.arrived.ring()  # something may wait that did not fit before
 
+    def abandon(self) -> None:
+        """It has no consumers any more, and no turns. Never blocks; for finalizers, too."""
+        self._claiming.abandon()
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
@@ -222,13 +236,29 @@ class Reception:
             self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
             self._lookout.disarm()
         self._lookout.report(membership, self.dispatch.queues)
-        self._lookout.arm(self._client.engine, self.dispatch.queues, membership.session_id, self.dispatch.consumers)
-        plan = self.dispatch.plan(self._lookout.hungry, now)
+        try:
+            return self._serve_consumers(membership, now)
+        except errors.SessionLost:
+            return 0  # the next step opens another session
+
+    def _serve_consumers(self, membership: Membership, now: float) -> float | None:
+        granted: list[Delivery] = []
+        line = self._claiming.stand(membership, now, granted)
+        if granted:
+            return self._hand_over(granted)
+        others, queues = self._claiming.others(), self.dispatch.queues
+        if len(line.queues) <= FEW_QUEUES:
+            self._lookout.hungry.update(line.queues)
+        if len(others) <= FEW_QUEUES:
+            queues -= others
+        self._lookout.arm(self._client.engine, queues, membership.session_id, self.dispatch.consumers)
+        plan = self.dispatch.plan(self._lookout.hungry - others, now)
         if plan.queues:
             return self._claim(membership, plan)
         self._fruitless = 0
         self._flush_if_due(now)
-        return self._pause(now, plan.again_s, self._next_look - now)
+        next_look_s = self._claiming.standing.next_look_s()
+        return self._pause(now, line.again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _is_attended(self) -> bool:
         self.asleep = True  # before the look: whoever comes after it rings
@@ -240,9 +270,19 @@ class Reception:
         self._lookout.disarm()
         self._lookout.hungry.update(self.dispatch.queues)
         self._fruitless = 0
+        self._leave_line()
         self._flush_if_due(now)
         self._give_way()
         return self._pause(now)
+
+    def _leave_line(self) -> None:
+        """What it was granted just now goes back."""
+        granted: list[Delivery] = []
+        try:
+            self._claiming.leave(granted)
+        except errors.SessionLost:
+            return
+        self._client.release([each.lease for each in granted])
 
     def _give_way(self) -> None:
         """Others are served where one consumer is active at a time, unless this one is not through with its messages.
@@ -274,45 +314,27 @@ class Reception:
 
     def _claim(self, membership: Membership, plan: Plan) -> float:
         """Returns how long to rest before the next step."""
-        try:
-            found = self._claim_and_settle(membership, plan)
-        except errors.SessionLost:
-            return 0  # the next step opens another session
+        self._active.update(plan.consumers.values())
+        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
+        found = self._claiming.claim(membership, plan)
         if len(found) < plan.limit:
             self._lookout.hungry.difference_update(plan.queues)
         if found:
             self._fruitless = 0
-            self._hand_over(found, plan.leaseless)
-            return 0
+            return self._hand_over(found, plan.leaseless)
         # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
         self._fruitless += 1
         return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
 
-    def _claim_and_settle(self, membership: Membership, plan: Plan) -> list[Delivery]:
-        self._active.update(plan.consumers.values())
-        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
-        pending = self._client.take_acks()
-        ours = [lease for lease in pending if lease.session == membership.session_id]
-        try:
-            if len(ours) < len(pending):
-                self._client.ack([lease for lease in pending if lease.session != membership.session_id])
-            found = membership.claim(
-                plan.queues, plan.limit, no_ack=plan.leaseless, acks=ours, consumers=plan.consumers
-            )
-        except BaseException:
-            self._client.acks.extendleft(reversed(ours))
-            raise
-        # The session stood, so did its leases.
-        self._client.settled(ours)
-        return found
-
-    def _hand_over(self, found: list[Delivery], leaseless: Collection[str]) -> None:
+    def _hand_over(self, found: list[Delivery], leaseless: Collection[str] = ()) -> float:
+        """Returns how long to rest before the next step."""
         homeless = self.dispatch.place(found)
         self._begin_times_to_run(each for each in found if each.queue not in leaseless)
         self.arrived.ring()
         if homeless:
             lost = {each.lease for each in found if each.queue in leaseless}
             self._client.release_later([lease for lease in homeless if lease not in lost])
+        return 0
 
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
         """From the claim on: a loop that hangs must not keep what waits for it either."""

@@ -26,8 +26,8 @@ from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Death, Delivery, Publication
-from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
-from kombu_fdb.process.round_robin import ASIDE_PAUSE_S
+from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.upkeep.round_robin import ASIDE_PAUSE_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 

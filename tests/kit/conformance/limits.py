@@ -380,14 +380,6 @@ class LimitsConformance(OnBench):
         assert single.engine.inspect.active_consumer("q") == (one.session, "one")
         assert [one.take(), two.take(), one.take()] == [[b"a"], [], [b"b"]]
 
-    @pytest.mark.parametrize("key", ["", "k"])
-    def test_the_active_consumer_begins_at_the_head_however_many_rivals_it_had(self, single: Bench, key: str) -> None:
-        one = Consumer(single, "one")
-        for _ in range(10):
-            one.engine.messages._contention_of(["q"]).lost()
-        single.put(*[b"%d" % number for number in range(10)], key=key)
-        assert [one.take() for _ in range(10)] == [[b"%d" % number] for number in range(10)]
-
     def test_two_consumers_of_one_session_are_two(self, single: Bench) -> None:
         one = Consumer(single, "one")
         two = Consumer(single, "two", one.session)

@@ -30,7 +30,7 @@ from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, en
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts, SessionId
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.duty_cycle import ROLE_TTL_S, Duties
+from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock

@@ -17,7 +17,7 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.ring import Jitter
+from kombu_fdb.process.upkeep.ring import Jitter
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming import reception

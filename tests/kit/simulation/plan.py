@@ -95,6 +95,8 @@ class Profile:
     at_commit: Mapping[Fault, int] = field(default_factory=lambda: AT_COMMIT)
     #: What others do in a step, if not the same as at other times.
     rivals: Mapping[str, int] | None = None
+    #: How many messages a publish has.
+    batches: Sequence[int] = (1, 1, 1, 3)
     #: Of messages: how many are delayed, expire, are large, are urgent.
     delayed: float = 0.3
     expiring: float = 0.1
@@ -103,9 +105,7 @@ class Profile:
     delivery_limit: int = 6
     #: Of claims: how many take messages without a lease.
     no_ack: float = 0.0
-    #: How many rivals each consumer believes to have at least: it then claims behind the head of the ring, too.
-    rivalry: float = 1.0
-    #: One consumer at a time, so that turns follow each other exactly.
+    #: Turns are counted: nothing takes messages but claims, and each commits where it is made.
     exact: bool = False
     #: By how many seconds a wall clock is set, and how far off the true time it may be then.
     jumps: Sequence[int] = (-300, -30, 30, 300)
@@ -114,6 +114,8 @@ class Profile:
     rates: Sequence[tuple[float, int]] = ()
     #: Whether messages come through the transport, not from the engine straight.
     connected: bool = False
+    #: Whether they know from the beginning that they have rivals.
+    contested: bool = False
     #: Transactions that a duty has in its turn; 0: as many as in a real process.
     turn: int = 0
 

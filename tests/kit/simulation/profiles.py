@@ -86,7 +86,6 @@ PROFILES: Mapping[str, Profile] = {
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.3,
-        rivalry=2.5,
     ),
     "limits": Profile(
         {"publish": 14, "claim": 20, "ack": 10, "release": 4, "limit": 5, "pause": 1, "pass": 2, "duties": 2, "die": 1},
@@ -96,7 +95,6 @@ PROFILES: Mapping[str, Profile] = {
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.5,
-        rivalry=2.5,
     ),
     "one key": Profile(
         {"publish": 20, "claim": 24, "ack": 12, "limit": 8},
@@ -109,7 +107,6 @@ PROFILES: Mapping[str, Profile] = {
         delayed=0.0,
         expiring=0.0,
         urgent=0.5,
-        rivalry=2.5,
     ),
     "pauses": Profile(
         {"publish": 16, "claim": 20, "ack": 6, "limit": 2, "pause": 6, "release": 2},
@@ -124,7 +121,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},
         {"fair": {}},
         keys=("", "k", "l", "m", "n"),
-        rivals={"publish": 8, "release": 1},
+        rivals={"publish": 8, "release": 1, "claim": 4},
         trouble=0.0,
         delayed=0.0,
         expiring=0.0,
@@ -292,5 +289,21 @@ PROFILES: Mapping[str, Profile] = {
         expiring=0.0,
         at_commit=CONNECTED,
         connected=True,
+    ),
+    "lines": Profile(
+        {"publish": 5, "turn": 60, "drain": 20, "finish": 24, "hush": 1, "listen": 3, "duties": 3, "pass": 10}
+        | {"tick": 6, "die": 2, "freeze": 2, "wake": 2, "cut": 1, "calm": 1, "delete": 1},
+        {"plain": {}, "fair": {}},
+        rivals={"publish": 2, "turn": 20, "drain": 4, "finish": 6, "hush": 2, "listen": 2, "duties": 2, "pass": 3},
+        batches=(1, 4, 8),
+        slots=5,
+        steps=240,
+        meanwhile=0.8,
+        kill=0.05,
+        delayed=0.1,
+        expiring=0.1,
+        at_commit=CONNECTED,
+        connected=True,
+        contested=True,
     ),
 }

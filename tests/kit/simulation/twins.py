@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
 from kombu_fdb.engine.dead_letters import replay, trim
-from kombu_fdb.engine.facade import budget
+from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import cancel
 from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
-from kombu_fdb.engine.scheduling import fair, rates, relimit, single
+from kombu_fdb.engine.scheduling import fair, line, rates, relimit, single
 from kombu_fdb.engine.scheduling.allowance import Allowances
-from kombu_fdb.engine.stored import copies, session
+from kombu_fdb.engine.stored import budget, copies, session
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
@@ -31,6 +32,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry, tokens
 from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.holding.credit import Credit
@@ -187,10 +189,10 @@ def _hand_over(work: Work, session_id: SessionId, **given: Any) -> tuple[int, by
     return _release_part(work, session_id, **{**given, "limit": 1})
 
 
-_take_message = claim._take
+_take_message = claim.take
 
 
-def _careless_without_lease(work: Work, *args: Any, leased: bool, **given: Any) -> Any:
+def _careless_without_lease(work: Work, *args: Any, leased: bool = True, **given: Any) -> Any:
     return _take_message(work if leased else _careless_work(work), *args, leased=leased, **given)
 
 
@@ -205,18 +207,18 @@ def _commit_blindly(run: retry.Retry, tr: Transaction, *args: Any) -> None:
 TWINS: dict[str, Twin] = {
     # Answers that are lost, commits that land late
     "a recovery does not fence": Twin("DURABLE", "late", *_without(session, "seal")),
-    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "_suspect")),
+    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "give_up")),
     "a suspect is never recovered": Twin("DURABLE", "late", *_without(Membership, "recover")),
     "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(again.Doubts, "take")),
     "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
     "a commit does not conflict on its token": Twin("ONE-PLACE", "late", retry.Retry, "_commit", _commit_blindly),
-    "a claim without leases does not conflict": Twin("COUNTS", "claims", claim, "_take", _careless_without_lease),
+    "a claim without leases does not conflict": Twin("COUNTS", "claims", claim, "take", _careless_without_lease),
     "an answer that comes too late is none": Twin("DURABLE", "stops", retry.Retry, "_commit", wrong.only_in_time),
     "an exception leaves its transaction open": Twin(
         "BOUNDED", "interrupts", retry.Retry, "_attempt", wrong.leave_open
     ),
     # Messages
-    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "_take")),
+    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take")),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
@@ -253,7 +255,7 @@ TWINS: dict[str, Twin] = {
     "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
     "claims of one limited key do not exclude each other": Twin(
-        "KEY-LIMIT", "one key", *_careless("_exclude_rivals", Allowances)
+        "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
     ),
     "a claim does not conflict with how its queues are worked on": Twin(
         "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
@@ -313,12 +315,19 @@ TWINS: dict[str, Twin] = {
         "DURABLE", "connections", Reception, "turn", wrong.clear_after_the_look
     ),
     "the acks of a claim that failed are forgotten": Twin(
-        "DURABLE", "connections", Reception, "_claim_and_settle", wrong.forget_the_acks
+        "DURABLE", "connections", Claiming, "_with_acks", wrong.forget_the_acks
     ),
     "what a fenced session had claimed is handed out": Twin("ONE-OWNER", "fenced", *_without(Dispatch, "drop_session")),
     "what waits is not counted against the prefetch": Twin(
         "BOUNDED", "connections", Credit, "_free", property(wrong.count_what_is_held)
     ),
+    # Lines
+    "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
+    "who leaves does not look at what he was granted": Twin("DURABLE", "lines", Membership, "leave", wrong.just_leave),
+    "a recovery leaves its demand in the line": Twin(
+        "ONE-OWNER", "", sessions, "line", SimpleNamespace(end=lambda *_: b"")
+    ),
+    "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
     "a cancelled consumer keeps what waits for it": Twin(
         "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits
     ),

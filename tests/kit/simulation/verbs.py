@@ -10,6 +10,8 @@ from typing import Any
 from kit.simulation.process import Frame
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.messages import Messages
+from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.scheduling.line import Sight
 from kombu_fdb.model import Delivery
 
 __all__ = ["ConnectedMessages"]
@@ -25,6 +27,18 @@ class ConnectedMessages(Messages):
     def claim(self, *args: Any, **given: Any) -> list[Delivery]:
         with self._in("claim"):
             return super().claim(*args, **given)
+
+    def join(self, *args: Any, **given: Any) -> None:
+        with self._in("ack"):
+            super().join(*args, **given)
+
+    def serve(self, *args: Any, **given: Any) -> Served:
+        with self._in("serve"):
+            return super().serve(*args, **given)
+
+    def look(self, *args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
+        with self._in("reject"):
+            return super().look(*args, **given)
 
     def ack(self, *args: Any, **given: Any) -> list[bool]:
         with self._in("ack"):

@@ -13,8 +13,10 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import decode_record, redelivered
 from kombu_fdb.process.client import Client
+from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.holding.credit import Credit
@@ -26,6 +28,7 @@ __all__ = [
     "fill_by_own_clock",
     "fill_twice",
     "forget_the_acks",
+    "just_leave",
     "keep_what_waits",
     "leave_open",
     "live_anew",
@@ -41,7 +44,7 @@ ANSWER_S = 20.0
 _commit, _put_ready = retry.Retry._commit, message.put_ready
 _refilled, _deliver = rates.refilled, claim._deliver
 _clear_dedup_part = Upkeep.clear_dedup_part
-_claim_and_settle, _remove = Reception._claim_and_settle, Dispatch.remove
+_with_acks, _remove = Claiming._with_acks, Dispatch.remove
 
 
 def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
@@ -112,14 +115,14 @@ def clear_after_the_look(reception: Reception) -> float | None:
     return pause_s
 
 
-def forget_the_acks(reception: Reception, membership: Any, plan: Any) -> Any:
-    taken = list(reception._client.acks)
+def forget_the_acks(claiming: Claiming, membership: Any, act: Any) -> Any:
+    taken = list(claiming._client.acks)
     try:
-        return _claim_and_settle(reception, membership, plan)
+        return _with_acks(claiming, membership, act)
     except BaseException:
         for lease in taken:
             with suppress(ValueError):
-                reception._client.acks.remove(lease)
+                claiming._client.acks.remove(lease)
         raise
 
 
@@ -130,3 +133,8 @@ def keep_what_waits(dispatch: Dispatch, subscription: Any) -> list[Any]:
 
 def count_what_is_held(credit: Credit[Any]) -> int:
     return credit.prefetch - len(credit.held.leases)
+
+
+def just_leave(membership: Membership, demand: Any, _hand: Any) -> None:
+    membership._engine.messages.leave(demand)
+    membership._claims.pop(demand.first, None)

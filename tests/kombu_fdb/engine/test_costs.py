@@ -12,7 +12,6 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 
-from kombu_fdb.engine.scheduling.ageing import MOST_SLICES
 from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -199,14 +198,6 @@ def test_ageing_reads_a_window_of_each_priority_in_one_round_trip(bench: Bench, 
         bench.put(*[b"a"] * 10, priority=priority)
     paid = cost(counted, lambda: bench.take(8))
     assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3, 10, 16, 4)
-
-
-def test_ageing_reads_few_windows_however_many_rivals_there_are(bench: Bench, counted: CountingDatabase) -> None:
-    bench.engine.queues.change_control("q", ageing=1.0)
-    bench.engine.publisher.publish([Publication("", "q", b"a")] * 500)
-    for _ in range(20):
-        bench.engine.messages._contention_of(["q"]).lost()
-    assert cost(counted, lambda: bench.take(8)).rows <= 8 * (MOST_SLICES + 1)
 
 
 @pytest.mark.parametrize("backlog", [0, 20_000])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
+from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
@@ -49,6 +50,12 @@ class TestFoundationDBNewer(NewerConformance):
 
 
 class TestFoundationDBTurns(TurnsConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBLines(LineConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
+from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
@@ -38,6 +39,12 @@ class TestMemoryNewer(NewerConformance):
 
 
 class TestMemoryTurns(TurnsConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryLines(LineConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

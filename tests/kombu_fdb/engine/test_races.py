@@ -9,15 +9,19 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kit.conformance.invariants import check_counts, messages
+from kit.conformance.lines import Rival
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
 from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import SessionLost
@@ -183,10 +187,20 @@ def two_keys(bench: Bench) -> Delivery:
 
 
 def claim_second_turn(bench: Bench) -> list[bytes]:
-    """As a consumer with rivals does: leave the first turn to another."""
+    """As consumers of version 0.1 do when they have rivals, which may run beside newer ones: leave the first turn."""
     engine = bench.another()
-    engine.messages._contention["q",] = SecondSlice()  # type: ignore[assignment]  # a stub of the one method a claim calls
-    return [delivery.payload for delivery in engine.messages.claim(bench.session, ["q"], 1)]
+    in_order, rings = fair._Scheduler._in_order, fair._Scheduler._rings
+
+    def is_older(scheduler: Any) -> bool:
+        return scheduler._keys is engine.keys
+
+    def behind_the_first(scheduler: Any, *given: Any) -> list[Any]:
+        return in_order(scheduler, *given)[is_older(scheduler) :]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair._Scheduler, "_in_order", behind_the_first)
+        patch.setattr(fair._Scheduler, "_rings", lambda each, window: rings(each, window + is_older(each)))
+        return [delivery.payload for delivery in engine.messages.claim(bench.session, ["q"], 1)]
 
 
 def assert_nothing_is_stranded(bench: Bench) -> None:
@@ -194,17 +208,6 @@ def assert_nothing_is_stranded(bench: Bench) -> None:
     while bench.take():
         pass
     assert bench.counts()[0] == 0
-
-
-class SecondSlice:
-    def begin(self) -> None:
-        pass
-
-    def lost(self) -> None:
-        pass
-
-    def next_slice(self) -> int:
-        return 1
 
 
 def release_while_the_key_is_emptied(bench: Bench) -> None:
@@ -387,7 +390,55 @@ def take_it(bench: Bench, other: Engine) -> None:
     assert len(bench.take()) == 1
 
 
+def two_in_line(bench: Bench) -> tuple[Rival, Rival]:
+    """And two messages."""
+    rivals = Rival(bench), Rival(bench)
+    bench.put(b"a", b"b")
+    return rivals
+
+
+def leave_while_the_line_is_served(bench: Bench) -> None:
+    one, two = two_in_line(bench)
+    seen = one.look()
+    during(bench, lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
+    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+
+
+def session_ends_while_the_line_is_served(bench: Bench) -> None:
+    one, two = two_in_line(bench)
+    seen = one.look()
+    during(bench, lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
+    assert bench.counts() == (1, 0, 1), "a session that has ended was given a lease"
+
+
+def recovery_of_one_that_waits(bench: Bench) -> None:
+    """Its owner does not know whether it stands in the line."""
+    one, two = two_in_line(bench)
+    two.engine.sessions.recover(two.session, two.demand.first)
+    one.serve()
+    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+
+
+def test_two_that_serve(bench: Bench) -> None:
+    """The second one believes that the first is dead. No guard of its own: both want the same message."""
+    one, two = two_in_line(bench)
+    seen = one.look()
+    found: list[bytes] = []
+
+    def meanwhile() -> None:
+        two.engine.messages.depose(two.demand, two.look().first)
+        found.extend(each.payload for each in two.serve().deliveries)
+
+    served = during(bench, lambda: one.serve(seen), meanwhile)
+    assert isinstance(served, Served)
+    assert served.ended
+    assert (found, bench.counts()) == ([b"a"], (1, 0, 1))
+
+
 GUARDS: dict[Race, str] = {
+    leave_while_the_line_is_served: "who serves does not look at who has left",
+    session_ends_while_the_line_is_served: "who serves does not look at who has left",
+    recovery_of_one_that_waits: "a recovery leaves its demand in the line",
     two_consumers_become_active: "consumers become active without a look at each other",
     cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
     session_ends_while_another_takes_over: "a session leaves without a look at who is active",
@@ -449,11 +500,3 @@ def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.Monkey
     finally:
         sys.setswitchinterval(interval)
     assert len({number for block in numbers for number in block}) == sum(map(len, numbers)) == 8 * 50 * 1000
-
-
-def test_estimates_of_rivals_are_bounded() -> None:
-    """BOUNDED: a process that consumes from ever new reply queues."""
-    bench = Bench(MemoryDatabase())
-    for number in range(1100):
-        bench.take(1, f"reply-{number}")
-    assert len(bench.engine.messages._contention) <= 1000

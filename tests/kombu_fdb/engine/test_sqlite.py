@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
+from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
@@ -48,6 +49,12 @@ class TestSqliteNewer(NewerConformance):
 
 
 class TestSqliteTurns(TurnsConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteLines(LineConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

@@ -51,6 +51,8 @@ def connect(world: World, process: Process) -> SimulatedTransport:
     transport.reception.attend_loop(registered=rng.random() < 0.7)
     for number, queue in enumerate(world.profile.queues):
         transport.consume(queue, f"{process.name}-{number}")
+    if world.profile.contested:
+        transport.reception._claiming.standing.rivalry.contest(world.profile.queues)
     return transport
 
 
@@ -183,7 +185,8 @@ def check_awake(process: Process, transport: SimulatedTransport) -> None:
     sleeps = not transport.is_awake and (transport.due is None or transport.due > transport.clock() + NAP_S)
     if sleeps and transport.reception.asleep and transport.reception.attendance.given:
         raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and somebody drains")
-    hungry = transport.lookout.hungry & transport.reception.dispatch.queues
+    others = transport.reception._claiming.others()
+    hungry = transport.lookout.hungry & transport.reception.dispatch.queues - others
     if sleeps and hungry and transport.has_room and not transport.reception.asleep:
         raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and {sorted(hungry)} may have messages")
 

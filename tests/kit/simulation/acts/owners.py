@@ -24,7 +24,7 @@ POLL_S = 12.0
 def publish(world: World, frame: Frame) -> None:
     """One message or a batch, to the default exchange."""
     process = frame.actor
-    batch = [_message(world, frame, number) for number in range(frame.rng.choice([1, 1, 1, 3]))]
+    batch = [_message(world, frame, number) for number in range(frame.rng.choice(world.profile.batches))]
     names = {label_of(each.payload) for each in batch}
     world.note(f"{process.name} publishes {', '.join(sorted(names))} to {sorted({p.routing_key for p in batch})}")
     judge = world.ledger.judge
@@ -118,8 +118,6 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
     session = process.session
     frame.no_ack = world.profile.no_ack > 0 and frame.rng.random() < world.profile.no_ack
     no_ack = queues if frame.no_ack else ()
-    contention = process.engine.messages._contention_of(queues)
-    contention._rivals = max(contention._rivals, world.profile.rivalry)
     try:
         taken = process.membership.claim(
             queues, limit, acks=acks, consumers=consumers_of(world, process, queues), no_ack=no_ack

@@ -89,6 +89,8 @@ def _check_leases(world: World) -> None:
     for row in world.ledger.rows.values():
         if row.state == "leased" and row.session not in living:
             raise Violation("BACK-SOON", f"{world.ledger.label(row)} is {row}, which is long dead")
+    if world.ledger.lines.waiting - living:
+        raise Violation("BOUNDED", "somebody stands in a line who is long dead")
 
 
 def _check_delayed(world: World) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.facade.budget import Budget
-from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
+from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
 
 __all__ = ["SimulatedDuties"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from kit.simulation.ledgers.rights import CLAIMS
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
@@ -29,7 +30,7 @@ Key = tuple[str, str]
 
 
 class KeyLedger:
-    """Books of every queue's keys. ``exact``: one consumer, so that turns can be counted."""
+    """Books of every queue's keys. ``exact``: turns are counted, of any number of consumers."""
 
     def __init__(self, keys: Keyspace, *, exact: bool) -> None:
         self.keys = keys
@@ -176,7 +177,7 @@ class KeyLedger:
             if key[0] in self.fair:
                 for rank in self.ranks[key]:
                     self._check_subqueue(*key, rank)
-        if author is not None and author.verb == "claim":
+        if author is not None and author.verb in CLAIMS:
             self._check_limits()
             if self.exact:
                 self._count_turns()

@@ -2,7 +2,7 @@
 
 The ledger keeps books of its own from the rows of messages and compares them with what the engine keeps: where each
 message is (ONE-PLACE), how many there are (COUNTS), and who may move it how: ``rights.py``. Turns and limits of keys
-are in ``keys.py``, the index by task id in ``tasks.py``, active consumers in ``single.py``.
+are in ``keys.py``, the index by task id in ``tasks.py``, active consumers in ``single.py``, demands in ``lines.py``.
 Nothing is looked at but what the commit touched.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit.simulation.ledgers.keys import KeyLedger
+from kit.simulation.ledgers.lines import LineLedger
 from kit.simulation.ledgers.rights import Judge
 from kit.simulation.ledgers.rows import STATES, Row, label_of, read_row
 from kit.simulation.ledgers.single import SingleLedger
@@ -30,7 +31,7 @@ Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 #: Rows that say nothing about messages.
 _SKIPPED = frozenset(
     {"token", "alarm", "waiting", "role", "exchange", "binding", "bound", "epoch", "pace", "round", "format", "bucket"}
-    | {"dedup", "dedup_end", "import", "imported", "total", "key_total", "expiring"}
+    | {"dedup", "dedup_end", "import", "imported", "total", "key_total", "expiring", "served"}
 )
 
 
@@ -50,6 +51,7 @@ class Ledger:
         self.keys = Keyspace(namespace)
         self.turns = KeyLedger(self.keys, exact=exact)
         self.tasks = TaskLedger(self.keys)
+        self.lines = LineLedger(self.keys)
         self.single = SingleLedger(
             self.keys, frozenset(queue for queue, given in queues.items() if "x-single-active-consumer" in given)
         )
@@ -93,6 +95,8 @@ class Ledger:
                 self._message(tag, key, new, moves, touched)
             elif tag == "count":
                 touched.add(self._counter(key, new))
+            elif tag in ("line", "demand"):
+                self.lines.note(tag, key, old, new)
             elif tag in ("task", "single"):
                 (self.tasks if tag == "task" else self.single).note(key, new)
             elif tag in ("session", "beat", "consumer"):
@@ -105,6 +109,7 @@ class Ledger:
         self.turns.check(author)
         self.tasks.check()
         self.single.check(author, self.sessions)
+        self.lines.check(author, self.sessions)
 
     @property
     def counts(self) -> Counter[tuple[str, str]]:
@@ -144,7 +149,7 @@ class Ledger:
     def _count(self, row: Row, by: int, touched: set[tuple[str, str]]) -> None:
         self._expected[row.queue, row.state] += by
         touched.add((row.queue, row.state))
-        for books in (self.turns, self.tasks, self.single):
+        for books in (self.turns, self.tasks, self.single, self.lines):
             books.message(row, by)
 
     def _check_moves(self, author: Frame | None, moves: Mapping[bytes, tuple[list[Row], list[Row]]]) -> None:

@@ -11,20 +11,22 @@ from kit.simulation.violation import Violation
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import Lease, SessionId
 
-__all__ = ["Judge"]
+__all__ = ["CLAIMS", "Judge"]
 
 #: Verbs of operators who delete messages, and of those who take them elsewhere.
 REMOVERS = frozenset({"purge", "delete", "drop", "cancel", "discard"})
 MOVERS = frozenset({"replay", "walk", "move"})
+#: Verbs that lease messages.
+CLAIMS = frozenset({"claim", "serve"})
 #: From, to: the verbs that may. ``new``: it was nowhere before; ``gone``: it is nowhere any more; ``moved``: it is in
 #: another queue, as a dead letter or back from being one.
 RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("new", "ready"): frozenset({"publish", "repeat", "garble"}),
     ("new", "delayed"): frozenset({"publish", "repeat"}),
-    ("new", "moved"): frozenset({"publish", "repeat", "claim", "reject", "release", "duties", "close"}),
-    ("ready", "leased"): frozenset({"claim"}),
-    ("ready", "gone"): frozenset({"claim", "publish", "repeat", "duties"}) | REMOVERS | MOVERS,
-    ("ready", "moved"): frozenset({"claim", "publish", "repeat", "duties"}) | MOVERS,
+    ("new", "moved"): frozenset({"publish", "repeat", "reject", "release", "duties", "close"}) | CLAIMS,
+    ("ready", "leased"): CLAIMS,
+    ("ready", "gone"): frozenset({"publish", "repeat", "duties"}) | REMOVERS | MOVERS | CLAIMS,
+    ("ready", "moved"): frozenset({"publish", "repeat", "duties"}) | MOVERS | CLAIMS,
     ("delayed", "ready"): frozenset({"duties", "promote"}),
     ("delayed", "gone"): frozenset({"duties"}) | REMOVERS,
     ("delayed", "moved"): frozenset({"move"}),
@@ -41,6 +43,7 @@ COUNTERS = frozenset({"limit", "pause", "duties", "promote"})
 #: Why a message may become a dead letter in a verb.
 REASONS = {
     "claim": ("expired", "malformed"),
+    "serve": ("expired", "malformed"),
     "publish": ("maxlen",),
     "repeat": ("maxlen",),
     "reject": ("rejected",),
@@ -182,7 +185,7 @@ class Judge:
     def _ended(self, author: Frame, name: str, before: Row, appeared: Sequence[Row]) -> None:
         """It is nowhere any more."""
         verb, queue = author.verb, before.queue
-        if before.malformed and verb == "claim":
+        if before.malformed and verb in CLAIMS:
             kept = any(row.record.payload == before.malformed and row.reason == "malformed" for row in appeared)
             if not kept and not queue.endswith(DEAD_SUFFIX):
                 raise Violation("POISON-ENDS", f"malformed bytes of {queue} are lost")
@@ -192,6 +195,7 @@ class Judge:
         trimmed = not TRIMMED.isdisjoint(self._queues.get(queue, {}))
         may = {
             "claim": expired or held or author.no_ack,
+            "serve": expired,
             "publish": trimmed,
             "repeat": trimmed,
             "duties": queue.endswith(DEAD_SUFFIX) or trimmed or expired,
@@ -211,7 +215,12 @@ class Judge:
             expired = after.reason == "expired"
         else:
             expired = before.record.expires_ms > 0 and TRIMMED.isdisjoint(self._queues.get(before.queue, {}))
-        if author.verb in ("claim", "duties") and not author.no_ack and expired and author.latest_ms < earliest_ms:
+        if (
+            author.verb in ("claim", "serve", "duties")
+            and not author.no_ack
+            and expired
+            and author.latest_ms < earliest_ms
+        ):
             raise Violation("SKEW", f"{name} ended {earliest_ms - author.latest_ms} ms before its time to live")
         if after is not None and after.state == "leased" and latest_ms <= author.earliest_ms:
             raise Violation("SKEW", f"{name} was delivered {author.earliest_ms - latest_ms} ms after its time to live")

@@ -6,18 +6,15 @@ The model is for one consumer and keys without limits that could park them: ther
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.scheduling.contention import Contention
 from kombu_fdb.engine.scheduling.fair import ARRIVALS
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
@@ -206,39 +203,6 @@ def test_the_order_in_sqlite() -> None:
 
 
 # -- chance ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lost", [0, 1, 5, 20])
-def test_every_window_is_somebodys_turn_the_first_as_well(lost: int) -> None:
-    contention = Contention(Random(1))
-    for _ in range(lost):
-        contention.lost()
-    drawn = {contention.next_slice() for _ in range(2_000)}
-    assert drawn == set(range(max(drawn) + 1))
-    assert len(drawn) == min(int(1.5**lost), 64)
-
-
-@pytest.mark.parametrize("key", ["", "a", "many"])
-def test_rivals_take_the_head_too(key: str) -> None:
-    """However long the queue stays: each claim takes a message, and two come."""
-    bench = Bench(MemoryDatabase())
-
-    def put(number: int) -> None:
-        names = (f"k{number % 50}" if key == "many" else key for number in range(number))
-        bench.engine.publisher.publish([Publication("", "q", b"", key=name) for name in names])
-
-    bench.put(b"head", key="k0" if key == "many" else key)
-    put(50)
-    rival = bench.another()
-    for _claim in range(400):
-        for _ in range(4):
-            rival.messages._contention_of(["q"]).lost()
-        put(2)
-        found = rival.messages.claim(bench.session, ["q"], 1)
-        rival.messages.ack([each.lease for each in found])
-        if any(each.payload == b"head" for each in found):
-            return
-    raise AssertionError("nobody took it")
 
 
 def test_no_newcomer_is_always_the_last() -> None:

@@ -10,11 +10,11 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.facade.budget import Budget, Portion
+from kombu_fdb.engine.stored.budget import Budget, Portion
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
-from kombu_fdb.process import duty_cycle
-from kombu_fdb.process.ring import LIVING
+from kombu_fdb.process.upkeep import duty_cycle
+from kombu_fdb.process.upkeep.ring import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase

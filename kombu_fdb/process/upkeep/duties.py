@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
+from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.process.round_robin import Guard, RoundRobin
+from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [

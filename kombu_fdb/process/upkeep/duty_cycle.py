@@ -4,7 +4,7 @@ Model. ``process/client.py`` calls :meth:`Heartbeat.run_once` from one thread an
 so that a long sweep never delays a beat.
 
 The duties (``ring.py``, ``duties.py``) are small objects that remember where they stopped. In a *round* each that is
-due gets a :class:`~kombu_fdb.engine.facade.budget.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; whoever has
+due gets a :class:`~kombu_fdb.engine.stored.budget.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; whoever has
 more to do is due again in the next round, which follows at once. Promotion comes first, and once more after each other
 duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes in,
 and for whichever duty, each of them goes on.
@@ -33,15 +33,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.process import duties
-from kombu_fdb.process.duties import Duty
-from kombu_fdb.process.ring import Jitter, Sweep
-from kombu_fdb.process.round_robin import Guard
+from kombu_fdb.process.upkeep import duties
+from kombu_fdb.process.upkeep.duties import Duty
+from kombu_fdb.process.upkeep.ring import Jitter, Sweep
+from kombu_fdb.process.upkeep.round_robin import Guard
 
 __all__ = ["PROMOTER", "Duties", "Heartbeat"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kombu_fdb.engine.facade.budget import Budget
+from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kombu_fdb.engine.facade.budget import Budget
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.process.round_robin import Guard, RoundRobin
+from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
 
 __all__ = ["LIVING", "Jitter", "Sweep"]
 

@@ -1,0 +1,85 @@
+"""Arm: watch the bells of empty queues, and learn which are not empty. One transaction that only reads.
+
+Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it. Of a queue
+with another active consumer the change of that is watched instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kombu_fdb.engine.messages.claim import State, states_of
+from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Rank, SessionId
+from kombu_fdb.store.protocol import KeyValue, Watch
+
+__all__ = ["Armed", "arm", "arm_all", "has_work"]
+
+
+class Armed(NamedTuple):
+    """``hungry``: queues that have something to be claimed; the others are watched."""
+
+    hungry: set[str]
+    watches: dict[str, Watch]
+
+
+class _Probe(NamedTuple):
+    hungry: set[str]
+    #: Those of which another consumer is the active one.
+    others: set[str]
+
+
+def arm(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> Armed:
+    """Watch those that are empty."""
+    probe = _probe(work, queues, session_id, consumers)
+    return Armed(probe.hungry, {queue: _watch(work, queue, probe) for queue in queues if queue not in probe.hungry})
+
+
+def arm_all(
+    work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
+) -> list[Watch] | None:
+    """Watch all of them; None if one is not empty."""
+    probe = _probe(work, queues, session_id, consumers)
+    return None if probe.hungry else [_watch(work, queue, probe) for queue in queues]
+
+
+def has_work(work: Work, queues: Sequence[str], session_id: SessionId) -> bool:
+    """Whether one of them is not empty."""
+    return bool(_probe(work, queues, session_id, {}).hungry)
+
+
+def _watch(work: Work, queue: str, probe: _Probe) -> Watch:
+    return work.tr.watch(work.keys.single(queue) if queue in probe.others else work.keys.bell(queue))
+
+
+def _probe(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> _Probe:
+    keys = work.keys
+    heads = work.tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
+    marks = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
+    states = states_of(queues, work.tr.get_many(marks, snapshot=True))
+    single_active = [queue for queue, state in states.items() if state.control.single_active]
+    others = single.standing_by(work, single_active, session_id, consumers)
+    open_ = {queue: head for queue, head in zip(queues, heads, strict=True) if queue not in others}
+    return _Probe({queue for queue, head in open_.items() if _is_hungry(work, queue, states[queue], head)}, others)
+
+
+def _is_hungry(work: Work, queue: str, state: State, head: list[KeyValue]) -> bool:
+    if state.control.paused:
+        return False
+    if not state.fair:
+        return bool(head)
+    if work.tr.get_range(*work.keys.todo(queue), limit=1, snapshot=True):
+        return True
+    # Messages without a key wait, but nobody may have them: their sub-queue is parked.
+    try:
+        return bool(head) and _is_unmarked(work, queue, work.keys.place_rank(queue, head[0][0]))
+    except FormatError:  # a claim sets it aside
+        return True
+
+
+def _is_unmarked(work: Work, queue: str, rank: Rank) -> bool:
+    return work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None

@@ -1,0 +1,248 @@
+"""Line: rivals wait for one another instead of racing. Who is first in the line claims for all of them.
+
+Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
+others have worked in vain. So each says what it wants in a *demand*, and the *first* one serves the whole line in one
+transaction (``engine/messages/serve.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
+2010, https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks
+(Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe has
+high-contention queues answered so (https://apple.github.io/foundationdb/queues.html).
+
+Model. A demand is two rows: one in the line, behind those that came earlier, ``("line", line, stamp)``; and one under
+its owner's name, ``("demand", session, first)``, which says how it *stands*:
+
+* W, it waits. Both rows are there, and the stamp of this one is that in the other's key.
+* G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
+* E, it has ended without any: its owner has left, or somebody deposed it.
+
+Who moves it:
+
+* nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nobody.
+* W -> G: *serve*, by the line's first. It reads how the demand stands, and the owner's session, as conflicts.
+* W -> E: *leave*, by its owner, or *depose*, by one who waits behind it, has seen it first for too long, and knows that
+  there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
+* G, E -> nowhere: with its owner's next join, or the end of its session.
+
+A row of the line that can't be read, or whose demand does not wait there, is deposed like anybody who does not serve.
+
+Who is woken: each watches how its own demand stands, and how the one right before it in the line does. Whatever
+happens to that one happens in a commit that this look has not seen, so nobody who becomes the first misses it, however
+many were served at once; and when one message comes to fifty idle consumers, two wake up: the first of the line, which
+alone watches the queues, and the next one, which is the first now.
+
+What happens at each failure:
+
+* The first one dies, or is frozen: those behind it look after a while, see the same one first and work waiting, look
+  once more after their patience is over, and depose it (``process/standing.py``). If it was only slow, it finds that it
+  has ended and joins again; if it serves meanwhile, one of the two conflicts.
+* A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They come back with the
+  others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
+* The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every
+  serve conflicts, and then ends the demand and releases what is leased in its block.
+* The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
+
+No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
+Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Demand, SessionId
+from kombu_fdb.store.protocol import KeyValue, Watch
+
+__all__ = [
+    "ENDED",
+    "GRANTED",
+    "GRANTED_SIGHT",
+    "WAITING",
+    "Row",
+    "Sight",
+    "depose",
+    "end",
+    "forget",
+    "grant",
+    "granted",
+    "join",
+    "look",
+    "name",
+    "waits",
+]
+
+WAITING, GRANTED, ENDED = b"W", b"G", b"E"
+#: Of its line, the first one sees so many.
+SEEN = 64
+#: What a demand's row in the line holds: session, number of its first lease, how many messages.
+_DEMAND = struct.Struct(">16sQI")
+_STAMP = slice(1, 11)
+#: Behind a stamp in the line's keys, where messages have the number inside their transaction.
+_ALONE = b"\x00\x00"
+
+
+class Row(NamedTuple):
+    """A row of a line. ``demand``: None if nobody of ours wrote it."""
+
+    key: bytes
+    demand: Demand | None
+
+
+class Sight(NamedTuple):
+    """What a look has found.
+
+    ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
+    the first one sees it. ``server``: the session that served the line last.
+    """
+
+    stands: bytes
+    first: bytes
+    rows: list[Row]
+    server: bytes
+    watches: list[Watch]
+
+    @property
+    def is_first(self) -> bool:
+        return bool(self.rows)
+
+
+#: Of a demand that was granted something, when nothing else was looked at.
+GRANTED_SIGHT = Sight(GRANTED, b"", [], b"", [])
+
+
+def name(queues: Sequence[str]) -> bytes:
+    """The line of those who consume exactly these queues."""
+    digest = blake2b(digest_size=16)
+    for queue in sorted(queues):
+        encoded = queue.encode()
+        digest.update(len(encoded).to_bytes(2, "big") + encoded)
+    return digest.digest()
+
+
+def join(work: Work, demand: Demand, before: int | None) -> None:
+    """Wait in the line. ``before``: the first lease of the owner's last demand, which is over."""
+    if before is not None:
+        work.tr.clear(work.keys.demand(demand.session, before))
+    value = _DEMAND.pack(demand.session, demand.first, demand.want)
+    work.tr.set_versionstamped_key(work.keys.line(demand.line), _ALONE, value)
+    _stand(work, demand, WAITING, demand.line)
+
+
+def look(work: Work, demand: Demand) -> Sight:
+    """How the demand stands; if it waits and is not the first, watch for a change of that. Two round trips."""
+    keys = work.keys
+    own, served = keys.demand(demand.session, demand.first), keys.served(demand.line)
+    begin, end = range_of(keys.line(demand.line))
+    asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), (begin, end, 1)]
+    found = work.tr.get_ranges(asked, snapshot=True)
+    value, server = (rows[0][1] if rows else b"" for rows in found[:2])
+    first = found[2][0][0] if found[2] else b""
+    row = _waits_at(work, demand, value)
+    if row is None:
+        return Sight(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
+    if row == first:
+        rows = work.tr.get_range(begin, end, limit=SEEN, snapshot=True)
+        return Sight(WAITING, first, [_row(demand.line, each) for each in rows], server, [])
+    before = work.tr.get_range(begin, row, limit=1, reverse=True, snapshot=True)
+    return Sight(WAITING, first, [], server, _watch(work, demand, _row(demand.line, before[0]) if before else None))
+
+
+def _watch(work: Work, demand: Demand, before: Row | None) -> list[Watch]:
+    watched = [demand] if before is None or before.demand is None else [demand, before.demand]
+    return [work.tr.watch(work.keys.demand(each.session, each.first)) for each in watched]
+
+
+def end(work: Work, session_id: SessionId, first: int) -> bytes:
+    """The demand ends, if it waits. Returns how it stood before: W, G, or E."""
+    key = work.keys.demand(session_id, first)
+    value = work.tr.get(key) or ENDED
+    row = _row_of(work, value)
+    if row is not None:
+        work.tr.clear(row)
+        work.tr.set_versionstamped_value(key, prefix=ENDED)
+    return value[:1]
+
+
+def depose(work: Work, line: bytes, row: bytes) -> None:
+    """Whoever stands at this row of the line waits no longer."""
+    value = work.tr.get(row)
+    if value is None:
+        return
+    demand = _row(line, (row, value)).demand
+    work.tr.clear(row)
+    if demand is not None:
+        end(work, demand.session, demand.first)
+
+
+def waits(work: Work, row: Row, stands: bytes | None) -> bool:
+    """Whether the demand in this row of the line is still to be served."""
+    return row.demand is not None and _waits_at(work, row.demand, stands or b"") == row.key
+
+
+def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> None:
+    """The demand was served. Its owner, and who waits behind it, wake up.
+
+    ``timeouts``: how long consumers of a queue may take, in ms; those without one are not in it.
+    """
+    work.tr.add_read_conflict_key(work.keys.demand(demand.session, demand.first))
+    work.tr.add_read_conflict_key(work.keys.session(demand.session))
+    work.tr.clear(row.key)
+    _stand(work, demand, GRANTED, encode_json(dict(timeouts)) if timeouts else b"")
+
+
+def granted(value: bytes) -> dict[str, int] | None:
+    """The timeouts of a demand that was granted something, by how it stands; None if it was not."""
+    if value[:1] != GRANTED:
+        return None
+    try:
+        timeouts = decode_json(value[_STAMP.stop :] or b"{}")
+    except FormatError:
+        return {}
+    return {each: ms for each, ms in timeouts.items() if isinstance(ms, int)} if isinstance(timeouts, dict) else {}
+
+
+def forget(work: Work, session_id: SessionId) -> None:
+    """Clear what the demands of a session have left, wherever they stand."""
+    whole = work.keys.demands(session_id)
+    for _key, value in work.tr.get_range(*whole):
+        row = _row_of(work, value)
+        if row is not None:
+            work.tr.clear(row)
+    work.tr.clear_range(*whole)
+
+
+def _stand(work: Work, demand: Demand, how: bytes, more: bytes) -> None:
+    work.tr.set_versionstamped_value(work.keys.demand(demand.session, demand.first), prefix=how, suffix=more)
+
+
+def _waits_at(work: Work, demand: Demand, value: bytes) -> bytes | None:
+    """The demand's row in its line; None if it does not wait there."""
+    return _row_of(work, value) if value[_STAMP.stop :] == demand.line else None
+
+
+def _row_of(work: Work, value: bytes) -> bytes | None:
+    """The row in the line of a demand that waits, by how it stands."""
+    stamp, line = value[_STAMP], value[_STAMP.stop :]
+    if value[:1] != WAITING or len(stamp) != _STAMP.stop - _STAMP.start:
+        return None
+    return work.keys.line(line) + stamp + _ALONE
+
+
+def _row(line: bytes, row: KeyValue) -> Row:
+    try:
+        return Row(row[0], _decode(line, row[1]))
+    except FormatError:
+        return Row(row[0], None)
+
+
+def _decode(line: bytes, value: bytes) -> Demand:
+    try:
+        session_id, first, want = _DEMAND.unpack(value)
+    except struct.error:
+        raise FormatError("unreadable demand", value=value[:200]) from None
+    return Demand(line, SessionId(session_id), first, want)

@@ -1,0 +1,252 @@
+"""A consumer's standing among its rivals: alone, or in a line with them (``engine/scheduling/line.py``).
+
+Model. For each set of queues a consumer is
+
+* *alone*: it claims directly. So begins everybody, and on a store whose writers take turns it stays so.
+* *contested*: a rival's claim was faster than one of its own. It *joins* the line whenever it has room, before it knows
+  whether there is work: its demand stands while it is idle, too. There it *waits*, or is the *first*; only the first
+  one looks at the queues, arms their bells and claims. It is alone again when it has served :data:`LONELY` times with
+  nobody else in the line, and nobody else served it in between.
+
+Who moves it: its owner, one thread, by :meth:`Standing.attend` at each of its turns. It never sleeps; it says when it
+wants to be called again, and rings when a watch has fired.
+
+What happens at each failure: those who wait look by themselves too, the sooner the later they have come. Who sees the
+same first one again, and work both times, with its patience over in between, deposes it and looks again. A standing
+that was deposed, or whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner
+ends: it leaves, or abandons the demand, which the duties thread then ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
+from kombu_fdb.model import Delivery, Demand, Lease
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.store.protocol import Watch
+
+__all__ = ["Rivalry", "Standing"]
+
+#: Alone again after so many services of nobody else.
+LONELY = 16
+#: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first.
+PATIENCE_S = 0.25
+#: How much longer each next look may take to come.
+GROWTH = 2.0
+#: Lines that are remembered as contested.
+MOST_LINES = 100
+
+
+class Spread(Protocol):
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
+class Rivalry:
+    """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
+
+    def __init__(self) -> None:
+        #: By line, how often nobody else was seen there.
+        self._contested: dict[bytes, int] = {}
+
+    def is_contested(self, queues: Iterable[str]) -> bool:
+        return bool(self._contested) and line.name([*queues]) in self._contested
+
+    def contest(self, queues: Iterable[str]) -> None:
+        """A rival was faster."""
+        if len(self._contested) >= MOST_LINES:
+            self._contested.clear()
+        self._contested[line.name([*queues])] = 0
+
+    def served(self, name: bytes, *, alone: bool) -> None:
+        """Its first one has served the line, with or without a sign of somebody else."""
+        times = self._contested.get(name, 0) + 1 if alone else 0
+        if times < LONELY:
+            self._contested[name] = times
+        else:
+            self._contested.pop(name, None)
+
+
+class Standing:
+    """Of one owner, in one line at a time. For one thread; ``ring`` is called from any, as :meth:`abandon` may be."""
+
+    def __init__(
+        self,
+        ring: Callable[[], None],
+        clock: Callable[[], float],
+        spread: Spread,
+        longest_s: float,
+        rivalry: Rivalry,
+    ) -> None:
+        """``clock``: seconds since any moment. ``longest_s``: between two looks at most."""
+        self.rivalry = rivalry
+        self._ring = ring
+        self._clock = clock
+        self._spread = spread
+        self._longest_s = longest_s
+        self._membership: Membership | None = None
+        self._demand: Demand | None = None
+        self._queues: tuple[str, ...] = ()
+        #: The first lease of the last demand.
+        self._before: int | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._watches: list[Watch] = []
+        self._rung = True
+        self._fired = False
+        self._due_s = 0.0
+        self._pause_s = PATIENCE_S
+        #: The line as it was seen when it became the first; from its first service that found nothing on, itself alone.
+        self._rows: list[Row] | None = None
+        self._server = b""
+        #: The first one of the line, and since when it was seen there, and with work waiting.
+        self._first = b""
+        self._first_s = 0.0
+        self._work_s: float | None = None
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def in_line(self) -> bool:
+        return self._demand is not None
+
+    @property
+    def is_first(self) -> bool:
+        return self._demand is not None and self._rows is not None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Those in whose line it stands."""
+        return self._queues if self._demand is not None else ()
+
+    def next_look_s(self) -> float | None:
+        """In how many seconds it wants to be called again."""
+        if self._demand is None:
+            return None
+        return 0.0 if self._rung else max(0.0, self._due_s - self._clock())
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
+        """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
+        self.belong_to(membership)
+        self._demand = membership.join(line.name(queues), want, acks, self._before)
+        self._queues = tuple(queues)
+        self._reset()
+
+    def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
+        """Look, if that is due, and bring what was granted into ``hand``. Whether it has become the first one.
+
+        Raises as ``Membership.claim``.
+        """
+        demand = self._demand
+        if demand is None or not (self._rung or self._clock() >= self._due_s):
+            return False
+        fired, was_first = self._fired, self.is_first
+        self._rung = self._fired = False
+        self._disarm()
+        sight = self._of().look(demand, hand, fired=fired)
+        if sight.stands != WAITING:
+            self._end(demand)
+        elif sight.is_first:
+            self._lead(sight)
+        else:
+            self._wait(engine, demand, sight)
+        return self.is_first and not was_first
+
+    def _lead(self, sight: Sight) -> None:
+        """It is the first, or still is; what it has not seen before is served with its next service."""
+        if self._rows is None or len(sight.rows) > 1:
+            self._rows = sight.rows
+        self._server = sight.server
+        self._due_s = self._clock() + self._longest_s
+
+    def _wait(self, engine: Engine, demand: Demand, sight: Sight) -> None:
+        now = self._clock()
+        self._rows = None
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
+        if sight.first != self._first:
+            self._first, self._first_s, self._work_s = sight.first, now, None
+        elif now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
+            engine.messages.depose(demand, sight.first)
+            pause_s = 0.0
+        if self._work_s is not None:
+            pause_s = min(pause_s, PATIENCE_S)
+        self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
+        self._watches = sight.watches
+        for watch in sight.watches:
+            watch.on_fire(self._fire)
+        if self._demand is not demand:  # abandoned meanwhile
+            self._disarm()
+
+    def _is_idle(self, engine: Engine, now: float) -> bool:
+        """Whether the first one had work for as long as anybody is patient, and let it lie."""
+        if not engine.messages.has_work(self._queues):
+            self._work_s = None
+            return False
+        if self._work_s is None:
+            self._work_s = now
+        return now - self._work_s >= PATIENCE_S
+
+    def _fire(self) -> None:
+        self._rung = self._fired = True
+        self._ring()
+
+    def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
+        """As the first one, claim from ``queues`` for all who stand in the line; its own part comes into ``hand``.
+
+        Raises as ``Membership.claim``.
+        """
+        rows, demand = self._rows, self._demand
+        if rows is None or demand is None:
+            return
+        served = self._of().serve(demand, queues, rows, consumers, hand)
+        if served.ended:
+            self._end(demand)
+        elif served.deliveries:
+            self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
+            self._end(demand)
+        else:
+            # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and
+            # whoever is the next one sees who has joined meanwhile.
+            self._rows = [row for row in rows if row.demand == demand]
+
+    def leave(self, hand: list[Delivery]) -> None:
+        """Stand in no line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
+        demand = self._demand
+        if demand is not None:
+            self._disarm()
+            self._of().leave(demand, hand)
+            self._end(demand)
+
+    def abandon(self) -> None:
+        """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
+        demand, membership = self._demand, self._membership
+        if demand is not None and membership is not None:
+            membership.give_up(demand.first)
+            self._end(demand)
+
+    def belong_to(self, membership: Membership) -> None:
+        """Demands end with their session."""
+        if self._membership is not membership:
+            if self._demand is not None:
+                self._end(self._demand)
+            self._membership, self._before = membership, None
+
+    def _end(self, demand: Demand) -> None:
+        self._disarm()
+        if self._demand is demand:
+            self._before, self._demand = demand.first, None
+
+    def _disarm(self) -> None:
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.cancel()
+
+    def _of(self) -> Membership:
+        assert self._membership is not None, "it has joined"
+        return self._membership

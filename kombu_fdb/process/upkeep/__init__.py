@@ -1,0 +1,1 @@
+"""What a session does in the background: its duties, in turn and within budgets."""

@@ -1,0 +1,109 @@
+"""How a reception claims: directly, or in a line with rivals; and the acks that go along.
+
+A step of the reception asks it twice: :meth:`Claiming.stand`, before it looks at any queue, and :meth:`Claiming.claim`,
+when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: whoever is the first of their line
+looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from kombu_fdb.errors import Outrun
+from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.standing import Standing
+from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+
+__all__ = ["Claiming"]
+
+T = TypeVar("T")
+
+
+class Claiming:
+    """Of one reception, and called by its thread; :meth:`abandon` by any."""
+
+    def __init__(self, client: Client, dispatch: Dispatch, standing: Standing) -> None:
+        self.standing = standing
+        self._client = client
+        self._dispatch = dispatch
+
+    def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
+        """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
+
+        Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
+        """
+        self.standing.belong_to(membership)
+        plan, standing = self._contested(now), self.standing
+        queues = sorted(plan.queues)
+        join = partial(standing.join, membership, queues, plan.limit)
+        if standing.in_line and list(standing.queues) != queues:
+            standing.leave(hand)
+        elif queues and not standing.in_line:
+            self._with_acks(membership, join)
+        if hand or not standing.attend(self._client.engine, hand):
+            plan.queues = []
+        if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
+            self._with_acks(membership, join)
+        return plan
+
+    def _contested(self, now: float) -> Plan:
+        shared = self._dispatch.shared
+        return self._dispatch.plan(shared, now) if self.standing.rivalry.is_contested(shared) else Plan()
+
+    def others(self) -> set[str]:
+        """The queues that somebody else looks at, or would if there were anybody with room."""
+        shared = self._dispatch.shared
+        return shared if self.standing.rivalry.is_contested(shared) and not self.standing.is_first else set()
+
+    def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
+        """Carry the plan out; if one transaction must not do all of it, what is nobody else's first.
+
+        Raises as ``Membership.claim``; the acks that it had taken along are pending again.
+        """
+        line = set(self.standing.queues)
+        plan.queues = [queue for queue in plan.queues if queue not in line] or plan.queues
+        if line.intersection(plan.queues):
+            return self._serve(plan)
+        shared = self._dispatch.shared
+        try:
+            return self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues)))
+        except Outrun:
+            self.standing.rivalry.contest(shared)
+            return []
+
+    def _serve(self, plan: Plan) -> list[Delivery]:
+        hand: list[Delivery] = []
+        self.standing.serve(plan.queues, plan.consumers, hand)
+        return hand
+
+    def _with_acks(self, membership: Membership, act: Callable[[list[Lease]], T]) -> T:
+        pending = self._client.take_acks()
+        ours = [lease for lease in pending if lease.session == membership.session_id]
+        try:
+            if len(ours) < len(pending):
+                self._client.ack([lease for lease in pending if lease.session != membership.session_id])
+            done = act(ours)
+        except BaseException:
+            self._client.acks.extendleft(reversed(ours))
+            raise
+        # The session stood, so did its leases.
+        self._client.settled(ours)
+        return done
+
+    def leave(self, hand: list[Delivery]) -> None:
+        """Nobody drains, so it stands in no line. Raises as ``Membership.claim``."""
+        self.standing.leave(hand)
+
+    def abandon(self) -> None:
+        """The same, done by others. Never blocks; for finalizers, too."""
+        self.standing.abandon()
+
+
+def _claim(membership: Membership, plan: Plan, gives_way: bool, acks: list[Lease]) -> list[Delivery]:
+    return membership.claim(
+        plan.queues, plan.limit, no_ack=plan.leaseless, acks=acks, consumers=plan.consumers, gives_way=gives_way
+    )

@@ -1,0 +1,342 @@
+"""What a line of rivals must do, over any store (``engine/scheduling/line.py``)."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from kit.conformance.queue import Bench, OnBench
+from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
+from kombu_fdb.errors import SessionLost
+from kombu_fdb.keyspace.codec import INLINE_BYTES
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Delivery, Demand, KeyLimits, Lease
+from kombu_fdb.routing.tables import QueueDeclaration
+
+__all__ = ["LineConformance", "Rival"]
+
+
+#: For a watch that fires.
+PATIENCE_S = 30.0
+
+
+class Rival:
+    """A consumer of q that stands in the line, in a process and a session of its own."""
+
+    def __init__(self, bench: Bench, want: int = 1, *queues: str) -> None:
+        self.engine = bench.another()
+        self.session = self.engine.sessions.open({"host": "test"})
+        self.queues = queues or ("q",)
+        self.want = want
+        self.demand = self.join()
+
+    def join(self, *acks: Lease, before: int | None = None) -> Demand:
+        first = self.engine.messages.reserve()
+        self.demand = Demand(line.name(self.queues), self.session, first, self.want)
+        self.engine.messages.join(self.demand, acks, before=before)
+        return self.demand
+
+    def look(self, *, fired: bool = False) -> Sight:
+        return self.engine.messages.look(self.demand, fired=fired)[0]
+
+    def collect(self) -> list[Delivery]:
+        return self.engine.messages.look(self.demand, fired=True)[1]
+
+    def serve(self, sight: Sight | None = None) -> Served:
+        rows = (sight or self.look()).rows
+        return self.engine.messages.serve(self.demand, self.queues, rows, {})
+
+
+def payloads(found: list[Delivery]) -> list[bytes]:
+    return [each.payload for each in found]
+
+
+def woken(sight: Sight) -> Event:
+    """Set when one of its watches has fired."""
+    fired = Event()
+    for watch in sight.watches:
+        watch.on_fire(fired.set)
+    return fired
+
+
+class LineConformance(OnBench):
+    """Run over every store."""
+
+    # -- who is served -------------------------------------------------------------------------------------------------
+
+    def test_who_came_first_is_the_first(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        assert one.look().is_first
+        assert not two.look().is_first
+        assert one.look().stands == two.look().stands == WAITING
+
+    def test_the_first_one_serves_all(self, bench: Bench) -> None:
+        rivals = [Rival(bench, 2) for _ in range(3)]
+        bench.put(*[b"%d" % number for number in range(6)])
+        served = rivals[0].serve()
+        assert payloads(served.deliveries) == [b"0", b"3"]
+        assert served.others == 2
+        assert [payloads(each.collect()) for each in rivals[1:]] == [[b"1", b"4"], [b"2", b"5"]]
+        assert [each.look().stands for each in rivals] == [GRANTED] * 3
+        assert bench.counts() == (0, 0, 6)
+
+    def test_they_own_what_they_were_granted(self, bench: Bench) -> None:
+        """ONE-OWNER: each acks its own."""
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a", b"b")
+        mine = one.serve().deliveries
+        theirs = two.collect()
+        assert {each.lease.session for each in mine} == {one.session}
+        assert {each.lease.session for each in theirs} == {two.session}
+        assert two.engine.messages.ack([each.lease for each in theirs]) == [True]
+        assert one.engine.messages.ack([each.lease for each in mine]) == [True]
+
+    def test_a_window_that_is_full_gets_no_more(self, bench: Bench) -> None:
+        one, two, three = Rival(bench, 1), Rival(bench, 3), Rival(bench, 1)
+        bench.put(*[b"%d" % number for number in range(9)])
+        assert payloads(one.serve().deliveries) == [b"0"]
+        assert payloads(two.collect()) == [b"1", b"3", b"4"]
+        assert payloads(three.collect()) == [b"2"]
+
+    def test_who_gets_nothing_stays_and_the_next_one_is_first(self, bench: Bench) -> None:
+        rivals = [Rival(bench) for _ in range(3)]
+        two, three = (woken(each.look()) for each in rivals[1:])
+        bench.put(b"a")
+        assert payloads(rivals[0].serve().deliveries) == [b"a"]
+        assert rivals[1].look().is_first
+        assert two.wait(PATIENCE_S), "its turn has come"
+        assert not three.is_set(), "nothing has changed for it"
+
+    def test_an_empty_queue_changes_nothing(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        assert one.serve() == Served([], 0)
+        assert one.look().is_first
+        assert not two.look().is_first
+
+    def test_everybody_who_was_served_wakes_up(self, bench: Bench) -> None:
+        rivals = [Rival(bench) for _ in range(4)]
+        rung = [woken(each.look()) for each in rivals[1:]]
+        bench.put(*[b"m"] * 4)
+        rivals[0].serve()
+        assert all(each.wait(PATIENCE_S) for each in rung)
+
+    def test_who_joins_while_the_line_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
+        """The first one has not seen him, so nobody else would tell him."""
+        one = Rival(bench)
+        seen = one.look()
+        late = Rival(bench)
+        rung = woken(late.look())
+        bench.put(b"a", b"b")
+        assert payloads(one.serve(seen).deliveries) == [b"a"]
+        assert rung.wait(PATIENCE_S)
+        assert late.look().is_first
+
+    def test_a_service_is_bounded(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        rivals = [Rival(bench, 3) for _ in range(4)]
+        bench.put(*[b"%d" % number for number in range(12)])
+        monkeypatch.setattr(rivals[0].engine.messages._services, "size", 5)
+        assert payloads(rivals[0].serve().deliveries) == [b"0", b"2", b"4"]
+        assert payloads(rivals[1].collect()) == [b"1", b"3"]
+        assert rivals[2].look().is_first
+
+    def test_the_order_is_that_of_one_consumer(self, bench: Bench) -> None:
+        """FAIR, for any number of consumers."""
+        for key in "abc":
+            bench.put(*[f"{key}{number}".encode() for number in range(4)], key=key)
+        alone = bench.payloads(12)
+        bench.engine.messages.release([Lease(bench.session, number) for number in _numbers(bench)], counted=False)
+        rivals = [Rival(bench, 2) for _ in range(6)]
+        mine = rivals[0].serve().deliveries
+        dealt = [mine, *[each.collect() for each in rivals[1:]]]
+        assert payloads([each[turn] for turn in range(2) for each in dealt]) == alone
+
+    def test_limits_hold_over_all(self, bench: Bench) -> None:
+        """KEY-LIMIT."""
+        bench.put(*[b"%d" % number for number in range(4)], key="a")
+        bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
+        rivals = [Rival(bench) for _ in range(4)]
+        rivals[0].serve()
+        assert bench.counts() == (2, 0, 2)
+        assert rivals[2].look().stands == WAITING
+
+    def test_queues_in_turn(self, bench: Bench) -> None:
+        one, two = Rival(bench, 1, "q", "r"), Rival(bench, 1, "r", "q")
+        bench.put(b"a", queue="r")
+        bench.put(b"b")
+        assert [each.queue for each in [*one.serve().deliveries, *two.collect()]] == ["q", "r"]
+
+    def test_other_queues_are_another_line(self, bench: Bench) -> None:
+        one, two = Rival(bench, 1, "q"), Rival(bench, 1, "q", "r")
+        assert one.look().is_first
+        assert two.look().is_first
+
+    def test_a_queue_with_one_active_consumer_is_served_to_nobody_else(self, bench: Bench) -> None:
+        """ONE-ACTIVE."""
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a", b"b")
+        served = one.engine.messages.serve(one.demand, ["q"], one.look().rows, {"q": "one"})
+        assert (payloads(served.deliveries), served.others) == ([b"a"], 0)
+        assert two.look().is_first
+
+    # -- what is granted ---------------------------------------------------------------------------------------------
+
+    def test_large_payloads_and_times_to_run_arrive(self, bench: Bench) -> None:
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-consumer-timeout": 60_000}))
+        one, two = Rival(bench), Rival(bench)
+        large = b"x" * (INLINE_BYTES + 1)
+        bench.put(b"a")
+        bench.put(large, ttr_ms=90_000)
+        one.serve()
+        (granted,) = two.collect()
+        assert (granted.payload, granted.ttr_ms) == (large, 60_000)
+
+    def test_a_payload_that_is_gone_is_dead_lettered_by_who_gets_it(self, bench: Bench) -> None:
+        """POISON-ENDS."""
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a")
+        bench.put(b"x" * (INLINE_BYTES + 1))
+        bench.write(lambda tr: tr.clear_range(*range_of(bench.engine.keys._key("body"))))
+        one.serve()
+        assert two.collect() == []
+        assert bench.counts("q.dead") == (1, 0, 0)
+
+    def test_what_has_expired_is_granted_to_nobody(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"old", ttl_ms=1000)
+        bench.later(2)
+        bench.put(b"new")
+        served = one.serve()
+        assert served.deliveries == []
+        assert payloads(two.collect()) == [b"new"]
+        assert one.look().is_first, "it got nothing, and waits"
+
+    # -- who does not wait any more ----------------------------------------------------------------------------------
+
+    def test_who_has_left_is_granted_nothing(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        seen = one.look()
+        assert two.engine.messages.leave(two.demand) is False
+        bench.put(b"a", b"b")
+        assert one.serve(seen).others == 0
+        assert bench.counts() == (1, 0, 1)
+        assert two.look().stands == ENDED
+
+    def test_who_leaves_too_late_has_it(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a", b"b")
+        one.serve()
+        assert two.engine.messages.leave(two.demand) is True
+        assert payloads(two.collect()) == [b"b"]
+
+    def test_who_waits_behind_one_that_leaves_wakes_up(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        rung = woken(two.look())
+        one.engine.messages.leave(one.demand)
+        assert rung.wait(PATIENCE_S)
+        assert two.look().is_first
+
+    def test_a_first_one_that_does_not_serve_is_deposed(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        two.engine.messages.depose(two.demand, two.look().first)
+        assert one.look().stands == ENDED
+        assert two.look().is_first
+        two.engine.messages.depose(two.demand, two.look().first + b"nobody")
+        bench.put(b"a")
+        assert one.engine.messages.serve(one.demand, ["q"], [], {}).ended
+        assert payloads(two.serve().deliveries) == [b"a"]
+
+    def test_who_was_deposed_joins_again(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        two.engine.messages.depose(two.demand, two.look().first)
+        one.join(before=one.demand.first)
+        assert two.look().is_first
+        assert one.look().stands == WAITING
+
+    def test_a_row_that_nobody_of_ours_wrote_is_deposed_too(self, bench: Bench) -> None:
+        garbage = bench.engine.keys.line(line.name(["q"])) + b"\x00" * 12
+        bench.write(lambda tr: tr.set(garbage, b"garbage"))
+        one = Rival(bench)
+        sight = one.look()
+        assert not sight.is_first
+        assert sight.first == garbage
+        one.engine.messages.depose(one.demand, sight.first)
+        assert one.look().is_first
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def test_a_fenced_session_is_granted_nothing(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        seen = one.look()
+        bench.engine.sessions.fence(two.session, bench.beats()[two.session])
+        bench.put(b"a", b"b")
+        assert one.serve(seen).others == 0
+        assert bench.counts() == (1, 0, 1)
+
+    def test_a_fenced_session_serves_nobody_and_does_not_join(self, bench: Bench) -> None:
+        one = Rival(bench)
+        seen = one.look()
+        bench.put(b"a")
+        bench.engine.sessions.fence(one.session, bench.beats()[one.session])
+        with pytest.raises(SessionLost):
+            one.serve(seen)
+        with pytest.raises(SessionLost):
+            one.join()
+        assert bench.counts() == (1, 0, 0)
+
+    def test_the_end_of_a_session_ends_its_demands(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench)
+        one.join()
+        one.engine.sessions.close(one.session)
+        assert two.look().is_first
+
+    def test_a_dead_sessions_grants_come_back(self, bench: Bench) -> None:
+        """BACK-SOON."""
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a", b"b")
+        one.serve()
+        two.engine.sessions.close(two.session)
+        assert bench.counts() == (1, 0, 1)
+
+    def test_recovery_ends_a_demand(self, bench: Bench) -> None:
+        """Of which nobody knows whether it was made, or granted."""
+        one, two = Rival(bench), Rival(bench)
+        two.engine.sessions.recover(two.session, two.demand.first)
+        assert two.look().stands == ENDED
+        two.join()
+        bench.put(b"a", b"b")
+        one.serve()
+        assert two.engine.sessions.recover(two.session, two.demand.first) == 1
+        assert bench.counts() == (1, 0, 1)
+
+    # -- what is left ------------------------------------------------------------------------------------------------
+
+    def test_joining_settles_acks_and_clears_the_last_demand(self, bench: Bench) -> None:
+        one = Rival(bench)
+        bench.put(b"a", b"b")
+        (first,) = one.serve().deliveries
+        before = one.demand
+        one.join(first.lease, before=before.first)
+        assert bench.counts() == (1, 0, 0)
+        assert one.engine.messages.look(before)[0].stands == ENDED
+        assert payloads(one.serve().deliveries) == [b"b"]
+
+    def test_nothing_is_left_of_sessions_that_ended(self, bench: Bench) -> None:
+        one, two, three = Rival(bench), Rival(bench), Rival(bench)
+        bench.put(b"a")
+        one.serve()
+        three.engine.messages.leave(three.demand)
+        for each in (one, two, three):
+            each.engine.sessions.close(each.session)
+        keys = bench.engine.keys
+        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0)]
+        assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], []]
+
+
+def _numbers(bench: Bench) -> list[int]:
+    keys = bench.engine.keys
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.leases(bench.session))))
+    return [number for (_, number), _ in keys.read(rows, bytes, int)]

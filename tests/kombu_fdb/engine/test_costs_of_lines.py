@@ -1,0 +1,84 @@
+"""What standing in a line costs, exactly: each step, and a window of messages in all. As ``test_costs.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kit.conformance.lines import Rival
+from kit.conformance.queue import Bench
+from kit.costs import Cost, CountingDatabase
+
+from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.testing.memory import MemoryDatabase
+
+TOKEN = 1
+WINDOW = 10
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    bench = Bench(counted)
+    bench.put(b"first use reads the queue's declaration, believed for a second")
+    bench.engine.queues.purge("q")
+    return bench
+
+
+def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
+    counted.reset()
+    verb()
+    return counted.total()
+
+
+def test_joining_conflicts_with_nobody_but_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
+    one = Rival(bench)
+    paid = cost(counted, lambda: one.join(before=one.demand.first))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 1 + TOKEN, 0)
+    assert (paid.stamps, paid.clears, paid.sets, paid.atomics) == (2, 1, TOKEN, 0)
+    assert paid.round_trips == 3
+
+
+def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatabase) -> None:
+    one = Rival(bench, WINDOW)
+    bench.put(*[b"a"] * WINDOW)
+    leases = [each.lease for each in one.serve().deliveries]
+    paid = cost(counted, lambda: one.join(*leases))
+    assert (paid.point_reads, paid.clears, paid.stamps, paid.round_trips) == (1 + WINDOW, WINDOW, 2, 4)
+
+
+@pytest.mark.parametrize("others", [1, 100])
+def test_a_look_does_not_grow_with_the_line(bench: Bench, counted: CountingDatabase, others: int) -> None:
+    first, *_, last = [Rival(bench) for _ in range(others + 1)]
+    paid = cost(counted, last.look)
+    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 3, 0, 3)  # it, the first, the one before
+    paid = cost(counted, first.look)
+    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 2 + min(64, others + 1), 0, 3)
+
+
+def test_who_was_granted_something_has_it_in_one_round_trip(bench: Bench, counted: CountingDatabase) -> None:
+    one, two = Rival(bench, WINDOW), Rival(bench, WINDOW)
+    bench.put(*[b"a"] * (2 * WINDOW))
+    one.serve()
+    paid = cost(counted, two.collect)
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.writes) == (0, 2, 1 + WINDOW, 0)
+    assert paid.round_trips == 2  # the read version, and all else
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.parametrize("rivals", [1, 10, 50])
+def test_a_service_costs_as_many_round_trips_as_one_claim(
+    bench: Bench, counted: CountingDatabase, rivals: int, key: str
+) -> None:
+    line = [Rival(bench, WINDOW) for _ in range(rivals)]
+    bench.put(*[b"a"] * (rivals * WINDOW), key=key)
+    sight = line[0].look()
+    served: list[Served] = []
+    paid = cost(counted, lambda: served.append(line[0].serve(sight)))
+    assert served[0].others == rivals - 1
+    assert paid.stamps == rivals  # how each demand stands now
+    assert paid.round_trips == (7 if key else 4)

@@ -1,0 +1,283 @@
+"""A consumer among its rivals: when it waits, serves, deposes, and is alone again (``process/standing.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.simulation.process import NoThreads
+
+from kombu_fdb.errors import SessionLost, StoreUnavailable
+from kombu_fdb.model import Delivery
+from kombu_fdb.process import standing
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.standing import LONELY, PATIENCE_S, Rivalry, Standing
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.memory import MemoryDatabase
+
+QUEUES = ["q"]
+LONGEST_S = 4.0
+OPTIONS = Options(operation_timeout=5.0)
+
+
+class Middle:
+    """Chance that is none."""
+
+    @staticmethod
+    def uniform(a: float, b: float, /) -> float:
+        return (a + b) / 2
+
+
+class Consumer:
+    """One process with one consumer."""
+
+    def __init__(self, bench: Bench, want: int = 1) -> None:
+        self.engine = bench.another()
+        self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
+        self.rivalry = Rivalry()
+        self.rung = False
+        self.standing = Standing(self._ring, bench.clock.monotonic, Middle(), LONGEST_S, self.rivalry)
+        self.rivalry.contest(QUEUES)
+        self._want = want
+        self._clock = bench.clock
+
+    def _ring(self) -> None:
+        self.rung = True
+
+    def turn(self) -> list[bytes]:
+        """As its owner does: join, look, serve. What it got."""
+        hand: list[Delivery] = []
+        self.rung = False
+        if not self.standing.in_line:
+            self.standing.join(self.membership, QUEUES, self._want, [])
+        self.standing.attend(self.engine, hand)
+        if not hand and self.standing.is_first:
+            self.standing.serve(QUEUES, {}, hand)
+        return [each.payload for each in hand]
+
+    def see_the_line(self) -> None:
+        """As one does who has just become the first."""
+        demand = self.standing._demand
+        assert demand is not None
+        self.standing._rows = self.engine.messages.look(demand)[0].rows
+
+    def sleep(self) -> float:
+        """Until it wants to look; how long that was."""
+        pause_s = self.standing.next_look_s()
+        assert pause_s is not None
+        self._clock.advance(pause_s)
+        return pause_s
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def test_it_is_the_first_if_nobody_else_is_there(bench: Bench) -> None:
+    one = Consumer(bench)
+    assert one.turn() == []
+    assert one.standing.is_first
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert not one.standing.in_line
+
+
+def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert (one.turn(), two.turn()) == ([], [])
+    one.standing.leave([])
+    assert two.rung
+    two.turn()
+    assert two.standing.is_first
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    assert two.turn() == [b"a"]
+    assert one.rung
+    assert one.turn() == [b"b"]
+    assert one.membership.known
+
+
+def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    pauses = []
+    for _ in range(8):
+        two.turn()
+        pauses.append(two.sleep())
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(PATIENCE_S * 1.125)
+    assert pauses[-1] == pytest.approx(LONGEST_S * 1.125)
+    assert not two.standing.is_first, "an idle first one stays"
+
+
+def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:
+    """BOUNDED: however long everybody had been idle before, two looks with work find it."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    two.turn()
+    bench.put(b"a")
+    found, waited_s = two.turn(), 0.0
+    while not found:
+        waited_s += two.sleep()
+        found = two.turn()
+    assert found == [b"a"]
+    assert 2 * PATIENCE_S <= waited_s <= 1.0
+    one.sleep()
+    one.turn()
+    assert not one.standing.in_line, "it finds that it has ended"
+    one.turn()
+    assert one.standing.is_first, "it was only slow, and has joined again"
+
+
+def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    for number in range(20):
+        two.turn()
+        bench.put(b"%d" % number)
+        two.sleep()
+        assert one.turn() == [b"%d" % number]
+        two.turn()
+        one.turn()
+        one, two = two, one  # the next one is the first
+
+
+def test_it_is_alone_again_when_it_has_seen_nobody_for_long(bench: Bench) -> None:
+    one = Consumer(bench)
+    for _ in range(LONELY + 1):
+        assert one.rivalry.is_contested(QUEUES)
+        bench.put(b"a")
+        assert one.turn() == [b"a"]
+    assert not one.rivalry.is_contested(QUEUES)
+
+
+def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> None:
+    """Each is alone there when it serves, and claims would collide."""
+    one, two = Consumer(bench), Consumer(bench)
+    for _ in range(LONELY):
+        bench.put(b"a", b"b")
+        assert (one.turn(), two.turn()) == ([b"a"], [b"b"])
+    assert one.rivalry.is_contested(QUEUES)
+    assert two.rivalry.is_contested(QUEUES)
+
+
+def test_lines_that_are_known_are_bounded() -> None:
+    rivalry = Rivalry()
+    for number in range(10 * standing.MOST_LINES):
+        rivalry.contest([f"q{number}"])
+        assert rivalry.is_contested([f"q{number}"])
+    assert len(rivalry._contested) <= standing.MOST_LINES
+
+
+def test_the_order_of_the_queues_does_not_matter() -> None:
+    rivalry = Rivalry()
+    rivalry.contest(["a", "b"])
+    assert rivalry.is_contested(("b", "a"))
+    assert not rivalry.is_contested(["ab"])
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_brings_what_was_granted(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    hand: list[Delivery] = []
+    one.standing.leave(hand)
+    assert [each.payload for each in hand] == [b"b"]
+    assert not one.standing.in_line
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> None:
+    """DURABLE: nobody has to remember it but the session."""
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    if granted:
+        two.see_the_line()
+        two.turn()
+    one.standing.abandon()
+    one.membership.recover()
+    if not granted:
+        two.turn()
+    assert bench.counts() == (1, 0, 1)
+    assert not one.standing.in_line
+
+
+def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
+    """Its thread is gone, by two exceptions at once."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    bench.later(2 * OPTIONS.operation_timeout)
+    one.turn()
+    one.membership.watch_claims()
+    two.turn()
+    bench.later(4 * OPTIONS.operation_timeout)
+    one.turn()
+    one.membership.watch_claims()
+    two.membership.watch_claims()
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert bench.counts() == (0, 0, 1)
+    one.turn()
+    assert one.standing.is_first, "the other one does not stand behind it any more"
+
+
+def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    one.membership._claims.clear()
+    assert one.turn() == []
+    one.membership.recover()
+    assert bench.counts() == (1, 0, 1)
+
+
+@pytest.mark.parametrize("verb", ["join", "serve", "look"])
+def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.put(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, verb, _fails)
+        if verb == "join":
+            one.standing.leave([])
+        else:
+            one.sleep()
+        with pytest.raises(StoreUnavailable):
+            one.turn()
+    one.standing._rung = True
+    assert one.turn() == [b"a"]
+    assert not one.membership._suspects
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise StoreUnavailable("the cluster is away")
+
+
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.standing.leave([])])
+def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.engine.sessions.fence(one.membership.session_id, bench.beats()[one.membership.session_id])
+    bench.put(b"a")
+    try:
+        act(one)
+    except SessionLost:
+        assert one.membership.lost
+    one.membership = Membership(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
+    one.standing.belong_to(one.membership)
+    bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.membership.session_id})))
+    assert one.turn() == [b"a"]

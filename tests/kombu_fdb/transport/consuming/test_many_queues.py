@@ -1,0 +1,86 @@
+"""A consumer of many queues, few of which have messages, costs no more than a consumer of those few."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import Cost, CountingDatabase
+from kit.simulation.connection import SimulatedClient, SimulatedTransport
+from kit.simulation.process import NoThreads
+
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.memory import MemoryDatabase
+
+OPTIONS = Options(claim_window=4, poll_interval=60.0)
+MANY, FEW = 500, 3
+BUSY = [f"q{number}" for number in (7, 77, 444)]
+
+
+class Consumer:
+    """One connection, without threads."""
+
+    def __init__(self, bench: Bench, queues: list[str]) -> None:
+        engine = bench.another()
+        membership = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: membership)
+        self.transport = SimulatedTransport(client, bench.clock.monotonic, Random(1), 4, bench.clock.wall_ms)
+        self.transport.reception.attend_loop(registered=True)
+        for number, queue in enumerate(queues):
+            self.transport.consume(queue, f"tag-{number}")
+
+    def turn(self) -> None:
+        self.transport.bell.ring()
+        self.transport.turn()
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+def busy_claim(counted: CountingDatabase, queues: list[str], *, contested: bool) -> Cost:
+    """What the claim costs that finds the messages, when the consumer has looked at all queues once."""
+    bench = Bench(counted)
+    consumer = Consumer(bench, queues)
+    if contested:
+        consumer.transport.reception._claiming.standing.rivalry.contest(queues)
+    for _ in range(3):
+        consumer.turn()
+    assert not consumer.transport.lookout.hungry
+    for queue in BUSY:
+        bench.put(b"a", queue=queue)
+    assert consumer.transport.lookout.hungry == set(BUSY)
+    counted.reset()
+    consumer.turn()
+    (claim,) = [each for each in counted.transactions if each.sets > len(BUSY)]
+    assert bench.counts("q7") == (0, 0, 1)
+    return claim
+
+
+@pytest.mark.parametrize("contested", [False, True], ids=["alone", "first of a line"])
+def test_a_claim_of_many_queues_reads_those_that_have_messages(counted: CountingDatabase, contested: bool) -> None:
+    few = busy_claim(counted, BUSY, contested=contested)
+    many = busy_claim(counted, [f"q{number}" for number in range(MANY)], contested=contested)
+    assert _reads(many) == _reads(few)
+
+
+def _reads(cost: Cost) -> tuple[int, ...]:
+    return cost.point_reads, cost.range_reads, cost.rows, cost.watches, cost.round_trips
+
+
+def test_who_waits_in_a_line_does_not_look_at_the_queues(counted: CountingDatabase) -> None:
+    bench = Bench(counted)
+    first, second = Consumer(bench, ["q"]), Consumer(bench, ["q"])
+    for consumer in (first, second):
+        consumer.transport.reception._claiming.standing.rivalry.contest(["q"])
+    for consumer in (first, second, first, second):
+        consumer.turn()
+    bench.put(b"a")
+    assert first.transport.bell.rung
+    assert not second.transport.bell.rung, "one message wakes one consumer"
+    first.turn()
+    assert second.transport.bell.rung, "and who is the first then"
+    assert bench.counts() == (0, 0, 1)
