@@ -13,7 +13,8 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-scaling bench-fairness sim fuzz storm mutate doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-fairness \
+	sim fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -58,6 +59,9 @@ bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 bench-scaling: $(TOX) ## what rival consumers would do on a cluster, by a model that is fed with what they do here
 	$(TOX) run -q -e bench-scaling -- $(ARGS)
 
+bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers on a real FoundationDB
+	$(TOX) run -q -e bench-tenants -- $(ARGS)
+
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)
 
@@ -67,11 +71,17 @@ bench-compare: $(TOX) ## two releases of bench/history side by side: ARGS="5.7.0
 bench: $(TOX) ## speed beside Redis and RabbitMQ, where they are found
 	$(TOX) run -q -e bench -- $(ARGS)
 
+docs: $(TOX) ## the site, in site/; ARGS=serve to see it while you write
+	$(TOX) run -q -e docs -- $(or $(ARGS),build --quiet)
+
+release-check: $(TOX) ## wheel and sdist, checked, installed and tried: make release-check ARGS="--tag v0.2.0"
+	$(TOX) run -q -e release-check -- $(ARGS)
+
 doctor: $(TOX) ## check this machine's set-up; ARGS=fdb:// for another URL than the default
 	$(TOX) run -q -e doctor -- $(ARGS)
 
 clean: ## remove every environment and cache
-	rm -rf mutants .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf mutants site build dist .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(TOX):
 	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer found; name one: make PYTHON=/path/to/python3 ...' >&2; exit 1; }

@@ -63,10 +63,33 @@ def test_a_guarantee_is_upheld_somewhere_and_tested_somewhere(tag):
     assert files_with(tag, "kombu_fdb") - tests, f"no code names {tag}"
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/README.md")):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+PAGES = sorted((*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("examples/*/README.md")))
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+#: Of GitHub's own pages, beside the files of the repository.
+SIBLING = "../../"
+
+
+def anchors(page):
+    """As GitHub and the site make them of headings."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|mailto:)([^)]+)\)", CODE.sub("", page.read_text())):
+        if page.parent == ROOT and target.startswith(SIBLING):
+            continue
+        path, _, anchor = target.partition("#")
+        leads_to = page.parent / path if path else page
+        assert leads_to.exists(), target
+        assert not anchor or anchor in anchors(leads_to), target
+
+
+def test_the_site_shows_every_page():
+    """Strict MkDocs says so as well (tests/test_site.py), where it is installed."""
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.glob("**/*.md")}
 
 
 if __name__ == "__main__":

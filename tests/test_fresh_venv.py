@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,8 @@ def test_a_project_publishes_and_works(run, tmp_path):
 @pytest.mark.process
 def test_the_doctor_is_content(run, tmp_path):
     out = run("-m", "kombu_fdb.doctor", f"fdb+sqlite:///{tmp_path}/broker.db")
-    assert "ok    celery-fdb      0.1.0" in out
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ok    celery-fdb      {version}" in out
     assert "ok    URL schemes     fdb://, fdb+sqlite://" in out
 
 

@@ -1,14 +1,18 @@
 """The wheel: everything in it, and enough for ``broker_url`` to work with no import by the user."""
 
+import email
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def run(installed, tmp_path):
 
 
 def test_one_wheel_with_both_packages(wheel):
-    assert wheel.name == "celery_fdb-0.1.0-py3-none-any.whl"
+    assert wheel.name == f"celery_fdb-{VERSION}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "_kombu_fdb_autoload.py",
@@ -52,15 +56,45 @@ def test_one_wheel_with_both_packages(wheel):
         "kombu_fdb/py.typed",
         "kombu_fdb/transport/__init__.py",
         "kombu_fdb/testing/__init__.py",
-        "celery_fdb-0.1.0.dist-info/licenses/LICENSE",
+        f"celery_fdb-{VERSION}.dist-info/licenses/LICENSE",
     } <= names
     assert not [name for name in names if "conformance" in name or "simulation" in name or "/test_" in name]
     assert {name.partition("/")[0] for name in names} == {
         "_kombu_fdb_autoload.py",
         "celery_fdb",
-        "celery_fdb-0.1.0.dist-info",
+        f"celery_fdb-{VERSION}.dist-info",
         "kombu_fdb",
     }
+
+
+def metadata(wheel):
+    name = f"celery_fdb-{VERSION}.dist-info/METADATA"
+    return email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
+
+
+def test_every_link_of_the_readme_works_on_the_package_index(wheel):
+    """There is no file beside the README there."""
+    targets = re.findall(r"\]\(([^)]+)\)", metadata(wheel).get_payload())
+    assert [each for each in targets if not each.startswith(("https://", "#"))] == []
+    (source,) = (url for name, url in links(wheel) if name == "Source")
+    assert f"{source}/blob/v{VERSION}/docs/guarantees.md" in targets
+
+
+def links(wheel):
+    return [each.split(", ") for each in metadata(wheel).get_all("Project-URL")]
+
+
+def test_the_index_has_links_to_the_project(wheel):
+    assert {name for name, _ in links(wheel)} == {"Documentation", "Changelog", "Source", "Issues", "Security"}
+
+
+def test_one_file_names_the_repository(wheel):
+    (source,) = (url for name, url in links(wheel) if name == "Source")
+    known = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if known.returncode:
+        pytest.skip("no checkout of git")
+    naming = [name for name in known.stdout.splitlines() if source.encode() in (ROOT / name).read_bytes()]
+    assert naming == ["pyproject.toml"]
 
 
 def test_every_file_of_the_checkout_is_in_the_wheel(wheel):

@@ -5,10 +5,11 @@
 * ```` ```console ```` holds commands after ``$ ``, each with what it prints; ``...`` stands for anything, and what a
   command prints may be left out. One that ends with ``&`` runs on until the page ends; the page goes on when it has
   printed what it is said to print.
-* ```` ```ini ````, ``toml``, ``json`` must be well-formed, and become a file if their first line names one.
+* ```` ```ini ````, ``toml``, ``json``, ``yaml`` must be well-formed, and become a file if their first line names one.
 
 All of it happens in an empty folder that stands for ``/var/lib/shop``. A block after ``<!-- not run: reason -->`` is
-left out; a page that another test names, as ``results.md``, is run there.
+left out. After ``<!-- from here on: FoundationDB -->`` a URL ``fdb:///name`` leads to a real node; where there is none,
+the rest of the page is skipped. A page of docs that another test names, as ``results.md``, is run there.
 """
 
 import configparser
@@ -26,17 +27,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from celery import Celery
+
+from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "/var/lib/shop"
 DEADLINE_S = 40.0
 BLOCK = re.compile(
-    r"(?P<skip><!-- not run: .+? -->\n)?^```(?P<language>python|console|ini|toml|json)\n(?P<text>.*?)^```",
+    r"(?P<skip><!-- not run: .+? -->\n)?^```(?P<language>python|console|ini|toml|json|yaml)\n(?P<text>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
 FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
-READERS = {"ini": lambda text: configparser.ConfigParser().read_string(text), "toml": tomllib.loads, "json": json.loads}
+READERS = {
+    "ini": lambda text: configparser.ConfigParser(interpolation=None).read_string(text),
+    "toml": tomllib.loads,
+    "json": json.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+}
+#: The rest of its page needs a real node.
+ON_FOUNDATIONDB = "<!-- from here on: FoundationDB -->\n"
 
 
 class Block(NamedTuple):
@@ -44,9 +55,12 @@ class Block(NamedTuple):
     text: str
 
 
+def blocks_in(text):
+    return [Block(match["language"], match["text"]) for match in BLOCK.finditer(text) if not match["skip"]]
+
+
 def blocks_of(page):
-    found = BLOCK.finditer(page.read_text())
-    return [Block(match["language"], match["text"]) for match in found if not match["skip"]]
+    return blocks_in(page.read_text())
 
 
 def is_run_elsewhere(page):
@@ -56,8 +70,8 @@ def is_run_elsewhere(page):
 
 PAGES = [
     page
-    for page in (*sorted(ROOT.glob("docs/*.md")), ROOT / "SECURITY.md")
-    if blocks_of(page) and not is_run_elsewhere(page)
+    for page in (*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "SECURITY.md")
+    if blocks_of(page) and (page.parent == ROOT or not is_run_elsewhere(page))
 ]
 
 
@@ -67,6 +81,7 @@ class Session:
     def __init__(self, folder):
         self.folder = folder
         self.background = []
+        self.namespaces = "fdb:///"
         url = f"fdb+sqlite:///{folder}/page.db"
         self.app = Celery("docs", broker=url, set_as_current=False)
         self.connection = self.app.connection()
@@ -85,6 +100,11 @@ class Session:
         (commands / "python").chmod(0o755)
         return commands
 
+    def lead_to(self, cluster):
+        """``fdb:///name`` in a command is a namespace of ``cluster`` that no other page has."""
+        self.environ["FDB_CLUSTER_FILE"] = cluster.cluster_file
+        self.namespaces = f"fdb:///{os.urandom(6).hex()}-"
+
     def close(self):
         for process in self.background:
             if process.poll() is None:
@@ -94,7 +114,7 @@ class Session:
         self.app.close()
 
     def run(self, block):
-        text = block.text.replace(FOLDER, str(self.folder))
+        text = block.text.replace(FOLDER, str(self.folder)).replace("fdb:///", self.namespaces)
         name = FILE.match(text)
         if block.language == "console":
             for command, printed in commands_of(text):
@@ -130,7 +150,7 @@ class Session:
         log = self.folder / f".log{len(self.background)}"
         with log.open("w") as output:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["bash", "-c", f"exec env {command}"],
                 cwd=self.folder,
                 env=self.environ,
                 stdout=output,
@@ -158,18 +178,36 @@ def matches(printed, got):
     return doctest.OutputChecker().check_output(printed, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
+def param(page):
+    marks = [pytest.mark.foundationdb] if ON_FOUNDATIONDB in page.read_text() else []
+    return pytest.param(page, id=page.stem, marks=marks)
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [param(page) for page in PAGES])
+def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch, request):
     if shutil.which("bash") is None and any(block.language == "console" for block in blocks_of(page)):
         pytest.skip("bash is not on PATH")
     monkeypatch.chdir(tmp_path)
     session = Session(tmp_path)
+    anywhere, _, on_foundationdb = page.read_text().partition(ON_FOUNDATIONDB)
     try:
-        for block in blocks_of(page):
+        for block in blocks_in(anywhere):
+            session.run(block)
+        if on_foundationdb:
+            session.lead_to(node(request))
+        for block in blocks_in(on_foundationdb):
             session.run(block)
     finally:
         session.close()
+
+
+def node(request):
+    """A real one, which the whole run shares. Skips the rest of the page where there is none."""
+    reason = fdb_unavailable_reason()
+    if reason is not None:
+        pytest.skip(f"the rest of the page: {reason}")
+    return request.getfixturevalue("cluster")
 
 
 @pytest.mark.parametrize(

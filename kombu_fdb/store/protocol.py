@@ -53,6 +53,11 @@ class Transaction(Protocol):
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         """Several range reads ``(begin, end, limit)`` in one round trip, answers in the order asked."""
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        """:meth:`get_many` and :meth:`get_ranges` in one round trip."""
+
     def set(self, key: bytes, value: bytes) -> None: ...
     def clear(self, key: bytes) -> None: ...
     def clear_range(self, begin: bytes, end: bytes) -> None: ...

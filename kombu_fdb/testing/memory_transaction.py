@@ -173,6 +173,11 @@ class MemoryTransaction:
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit, snapshot=snapshot) for begin, end, limit in ranges]
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        return self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
+
     # Writes
 
     def set(self, key: bytes, value: bytes) -> None:

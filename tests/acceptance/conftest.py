@@ -164,9 +164,10 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
         pool: str = "prefork",
         wait: bool = True,
         app: str = "acceptance_app",
+        at: Broker = broker,
     ) -> Worker:
         name = name or f"w{len(workers)}"
-        worker = Worker(broker, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
+        worker = Worker(at, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
         workers.append(worker)
         if wait:
             worker.wait_ready()

@@ -115,6 +115,13 @@ class CountingTransaction:
         self._cost.conflict_ranges += 0 if snapshot else len(ranges)
         return answers
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        values, answers = self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
+        self._cost.round_trips -= 1  # as the second one did not wait for the first
+        return values, answers
+
     def set(self, key: bytes, value: bytes) -> None:
         self._cost.sets += 1
         self._cost.bytes_written += len(key) + len(value)

@@ -62,10 +62,8 @@ class Messages:
         tried: list[Delivery] = []
 
         def body(work: Work) -> list[Delivery]:
-            if terms.acks:
-                settle.ack(work, terms.acks)
             window = self._window(session_id, number, limit, terms.consumers)
-            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack)
+            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
             return list(tried)
 
         def on_conflict() -> None:
@@ -115,9 +113,9 @@ class Messages:
         """
 
         def body(work: Work) -> None:
-            session.require(work, demand.session)
+            values, _ = session.require(work, demand.session, and_read=settle.lease_keys(work, acks))
             if acks:
-                settle.ack(work, acks)
+                settle.ack(work, acks, values)
             line.join(work, demand, before)
 
         self._run.write(body)

@@ -13,7 +13,7 @@ from functools import partial
 from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read, take_out
 from kombu_fdb.engine.scheduling import ageing, fair
-from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
 from kombu_fdb.engine.stored.room import Room
 from kombu_fdb.engine.stored.work import Work
@@ -48,7 +48,7 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
     else:
         # A claim that is never committed.
         window = Window(NO_SESSION, 0, limit, room=Room(math.inf, math.inf))
-        rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, control, limit, window)
+        rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, QueueState(True, control), limit, window)
     return [look(work, queue, row) for row in rows]
 
 
@@ -256,6 +256,11 @@ class DryRun:
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         del snapshot
         return self._inner.get_ranges(ranges, snapshot=True)
+
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        return self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
 
     def set(self, key: bytes, value: bytes) -> None:
         self._own[key] = value

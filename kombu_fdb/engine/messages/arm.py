@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kombu_fdb.engine.messages.claim import State, states_of
+from kombu_fdb.engine.messages.claim import states_of
 from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.scheduling.window import QueueState
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import range_of
@@ -67,7 +68,7 @@ def _probe(work: Work, queues: Sequence[str], session_id: SessionId, consumers: 
     return _Probe({queue for queue, head in open_.items() if _is_hungry(work, queue, states[queue], head)}, others)
 
 
-def _is_hungry(work: Work, queue: str, state: State, head: list[KeyValue]) -> bool:
+def _is_hungry(work: Work, queue: str, state: QueueState, head: list[KeyValue]) -> bool:
     if state.control.paused:
         return False
     if not state.fair:

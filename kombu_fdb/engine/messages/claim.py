@@ -20,12 +20,14 @@ each message.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
+from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
 from kombu_fdb.engine.messages.message import Message, Opened, delete_rest, put_leased, read_all, take_row
 from kombu_fdb.engine.scheduling import ageing, fair, single
-from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.effects import CLAIMED
 from kombu_fdb.engine.stored.work import Work
@@ -36,20 +38,24 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, Place, QueueControl
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Found", "State", "choose", "claim", "delivery_of", "find", "state_keys", "states_of", "take"]
+__all__ = ["Found", "choose", "claim", "delivery_of", "find", "head_ranges", "state_keys", "states_of", "take"]
 
 #: Read at once from the head of a queue, and in all.
 ROWS_PER_READ = 1_000
+#: Of so many queues the heads are read before it is known whether they are needed: it costs no round trip.
+FEW_QUEUES = 4
 HEAD_BYTES = 10_000_000
 
 
-def claim(work: Work, queues: Sequence[str], window: Window, *, no_ack: Collection[str]) -> list[Delivery]:
-    """Fill the window from the queues in turn.
+def claim(
+    work: Work, queues: Sequence[str], window: Window, *, no_ack: Collection[str], acks: Sequence[Lease] = ()
+) -> list[Delivery]:
+    """Fill the window from the queues in turn; ``acks`` are settled first.
 
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
     holds a versionstamped key of the same transaction can't be read.
     """
-    states = _read_states(work, queues, window)
+    states = _read(work, queues, window, acks)
     rows = choose(work, states, window)
     opened = read_all(work, [value for _, (_, value) in rows])
     found = [find(work, row, each, states) for row, each in zip(rows, opened, strict=True)]
@@ -57,33 +63,33 @@ def claim(work: Work, queues: Sequence[str], window: Window, *, no_ack: Collecti
     return [delivery for delivery in taken if delivery is not None]
 
 
-class State(NamedTuple):
-    """What a claim must know of a queue before it looks for messages."""
-
-    fair: bool
-    control: QueueControl
-
-
 #: Queues and their rows, in the order in which they are taken.
 Rows = list[tuple[str, KeyValue]]
 
 
-def _read_states(work: Work, queues: Sequence[str], window: Window) -> dict[str, State]:
-    """The session and all queues in one round trip. Raises ``SessionLost``.
+def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease]) -> dict[str, QueueState]:
+    """The session, the queues, their heads, and the leases that are acknowledged, in one round trip; settle those.
 
-    The session's record is a conflict, and how the queues are worked on: no claim commits after a pause, or the first
-    limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a key sets it again.
+    Raises ``SessionLost``. The session's record is a conflict, and how the queues are worked on: no claim commits after
+    a pause, or the first limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a
+    key sets it again.
     """
-    values = session.require(work, window.session, and_read=state_keys(work, queues))
-    return states_of(queues, values)
+    leases, states = settle.lease_keys(work, acks), state_keys(work, queues)
+    heads = head_ranges(work, queues, window.limit)
+    values, rows = session.require(work, window.session, and_read=[*leases, *states], ranges=heads)
+    if acks:
+        settle.ack(work, acks, values[: len(leases)])
+    return states_of(queues, values[len(leases) :], rows)
 
 
-def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str, State]:
-    """``values``: of the :func:`state_keys`."""
+def states_of(
+    queues: Sequence[str], values: Sequence[bytes | None], heads: Sequence[list[KeyValue]] = ()
+) -> dict[str, QueueState]:
+    """``values``: of the :func:`state_keys`; ``heads``: of the :func:`head_ranges`."""
     pairs = zip(values[::2], values[1::2], strict=True)
     return {
-        queue: State(mark is not None, control_of(control))
-        for queue, (mark, control) in zip(queues, pairs, strict=True)
+        queue: QueueState(mark is not None, control_of(control), head)
+        for queue, (mark, control), head in zip(queues, pairs, chain(heads, repeat(None)), strict=False)
     }
 
 
@@ -94,7 +100,13 @@ def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
     return [key for queue in queues for key in (work.keys.fair(queue), work.keys.control(queue))]
 
 
-def choose(work: Work, states: Mapping[str, State], window: Window) -> Rows:
+def head_ranges(work: Work, queues: Sequence[str], limit: int) -> list[tuple[bytes, bytes, int]]:
+    """Where the first messages without keys are; of many queues, most have none that the claim would get to."""
+    few = queues if len(queues) <= FEW_QUEUES else ()
+    return [(*range_of(work.keys.ready(queue)), min(limit, ROWS_PER_READ)) for queue in few]
+
+
+def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows:
     """Fill the window from the queues in turn. All it does to what it chooses is to move the keys' turns."""
     rows: Rows = []
     for queue in _open_to(work, states, window):
@@ -104,7 +116,7 @@ def choose(work: Work, states: Mapping[str, State], window: Window) -> Rows:
     return rows
 
 
-def _open_to(work: Work, states: Mapping[str, State], window: Window) -> list[str]:
+def _open_to(work: Work, states: Mapping[str, QueueState], window: Window) -> list[str]:
     """Those from which this claim may take."""
     single_active = [queue for queue, state in states.items() if state.control.single_active]
     if not single_active:
@@ -113,31 +125,30 @@ def _open_to(work: Work, states: Mapping[str, State], window: Window) -> list[st
     return [queue for queue, state in states.items() if queue in admitted or not state.control.single_active]
 
 
-def _choose_from(work: Work, queue: str, state: State, wanted: int, window: Window) -> list[KeyValue]:
+def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window: Window) -> list[KeyValue]:
     control = state.control
     if control.paused:
         return []
     if state.fair:
-        return fair.choose(work, queue, control, wanted, window)
+        return fair.choose(work, queue, state, wanted, window)
     if control.ageing is None:
-        rows = _head(work, *range_of(work.keys.ready(queue)), wanted)
+        rows = _head(work, queue, state, wanted)
     else:
         rows = ageing.oldest_first(work, queue, control.ageing, wanted)
     return rows[: window.room.take(rows)]
 
 
-def _head(work: Work, begin: bytes, end: bytes, limit: int) -> list[KeyValue]:
+def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValue]:
     """Up to ``limit`` rows, in several reads if they are many, and no more than :data:`HEAD_BYTES` of them."""
-    rows: list[KeyValue] = []
-    size = 0
-    while limit > len(rows) and size < HEAD_BYTES:
-        most = min(limit - len(rows), ROWS_PER_READ)
-        part = work.tr.get_range(begin, end, limit=most, snapshot=True)
-        rows += part
-        if len(part) < most:
-            break
-        begin = rows[-1][0] + b"\x00"
+    begin, end = range_of(work.keys.ready(queue))
+    most = min(limit, ROWS_PER_READ)
+    part = work.tr.get_range(begin, end, limit=most, snapshot=True) if state.head is None else state.head[:most]
+    rows, size = part, 0
+    while most == len(part) and limit > len(rows) and size < HEAD_BYTES:
         size += sum(len(value) for _, value in part)
+        most = min(limit - len(rows), ROWS_PER_READ)
+        part = work.tr.get_range(rows[-1][0] + b"\x00", end, limit=most, snapshot=True)
+        rows = rows + part
     return rows
 
 
@@ -157,12 +168,13 @@ class Found(NamedTuple):
         return Message(self.queue, self.key, self.value)
 
 
-def find(work: Work, row: tuple[str, KeyValue], opened: Opened | FormatError, states: Mapping[str, State]) -> Found:
+def find(
+    work: Work, row: tuple[str, KeyValue], opened: Opened | FormatError, states: Mapping[str, QueueState]
+) -> Found:
     """What is to be known of a chosen row to take it."""
     queue, (key, value) = row
-    fair_, control = states[queue]
-    place = work.keys.place(queue, key)
-    return Found(queue, key, value, counted(place) if fair_ else place, opened, control)
+    state, place = states[queue], work.keys.place(queue, key)
+    return Found(queue, key, value, counted(place) if state.fair else place, opened, state.control)
 
 
 def take(work: Work, found: Found, window: Window, *, leased: bool = True) -> Delivery | None:

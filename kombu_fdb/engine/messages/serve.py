@@ -22,10 +22,10 @@ from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
-from kombu_fdb.engine.messages.claim import State, choose, delivery_of, find, state_keys, states_of, take
+from kombu_fdb.engine.messages.claim import choose, delivery_of, find, head_ranges, state_keys, states_of, take
 from kombu_fdb.engine.messages.message import Opened, open_record, read_all
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, SessionLost
@@ -67,7 +67,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
 
     Raises ``SessionLost`` if the server's session was fenced.
     """
-    states, waiting = _read(work, queues, mine, rows)
+    states, waiting = _read(work, queues, mine, rows, window.limit)
     seats = _seats(states, mine, waiting, window)
     if not seats:
         return Served([], 0, ended=True)
@@ -85,13 +85,14 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
 
 
 def _read(
-    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row]
-) -> tuple[dict[str, State], list[line.Row]]:
+    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], most: int
+) -> tuple[dict[str, QueueState], list[line.Row]]:
     """The queues, the demands and their sessions in one round trip: who still waits, and may be given anything."""
     asked = [(each, each.demand) for each in rows if each.demand is not None]
     demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
     sessions = [work.keys.session(demand.session) for _, demand in asked]
-    values = work.tr.get_many([*demands, *sessions, *state_keys(work, queues)], snapshot=True)
+    heads = head_ranges(work, queues, min(most, sum(demand.want for _, demand in asked)))
+    values, found = work.tr.get_together([*demands, *sessions, *state_keys(work, queues)], heads, snapshot=True)
     count = len(asked)
     waiting = []
     for (row, demand), stands, record in zip(asked, values, values[count:], strict=False):
@@ -100,10 +101,10 @@ def _read(
             raise SessionLost(session=mine.session.hex())
         if record is not None and line.waits(work, row, stands):
             waiting.append(row)
-    return states_of(queues, values[2 * count :]), waiting
+    return states_of(queues, values[2 * count :], found), waiting
 
 
-def _seats(states: dict[str, State], mine: Demand, waiting: Sequence[line.Row], window: Window) -> list[_Seat]:
+def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Row], window: Window) -> list[_Seat]:
     """The server first; none if it waits no longer. One active consumer is served by itself only."""
     first = [row for row in waiting if row.demand == mine]
     alone = any(state.control.single_active for state in states.values())
@@ -139,7 +140,7 @@ def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
                 del left[seat.demand]
 
 
-def _take_all(work: Work, states: dict[str, State], dealt: _Dealt) -> list[tuple[_Seat, Delivery | None]]:
+def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[tuple[_Seat, Delivery | None]]:
     """All payloads are read before the first is taken (``claim.py``): those of the server, in one round trip."""
     server = dealt[0][0] if dealt else None
     own = iter(read_all(work, [value for seat, (_, (_, value)) in dealt if seat is server]))

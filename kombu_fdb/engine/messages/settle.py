@@ -19,7 +19,7 @@ from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
 from kombu_fdb.keyspace.layout import key_of, split_place
 from kombu_fdb.model import Lease, Place
 
-__all__ = ["Release", "ack", "over_limit", "reject", "release", "release_message"]
+__all__ = ["Release", "ack", "lease_keys", "over_limit", "reject", "release", "release_message"]
 
 
 class Release(NamedTuple):
@@ -33,9 +33,9 @@ class Release(NamedTuple):
     details: dict[str, Any] | None = None
 
 
-def ack(work: Work, leases: Sequence[Lease]) -> list[bool]:
-    """Delete the messages."""
-    held = _take_leases(work, leases)
+def ack(work: Work, leases: Sequence[Lease], values: Sequence[bytes | None] | None = None) -> list[bool]:
+    """Delete the messages. ``values``: of their leases, for a caller who has read :func:`lease_keys`."""
+    held = _take_leases(work, leases, values)
     for message in held:
         if message is not None:
             work.effects.note(message.queue, ACKED, key_of(message.place))
@@ -87,12 +87,22 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
         return True
 
 
-def _take_leases(work: Work, leases: Sequence[Lease]) -> list[Message[Place] | None]:
+def lease_keys(work: Work, leases: Sequence[Lease]) -> list[bytes]:
+    """What is to be read of leases that are settled. Each is a conflict: of two who settle one, one comes first."""
+    keys = [work.keys.lease(*lease) for lease in leases]
+    for key in keys:
+        work.tr.add_read_conflict_key(key)
+    return keys
+
+
+def _take_leases(
+    work: Work, leases: Sequence[Lease], values: Sequence[bytes | None] | None = None
+) -> list[Message[Place] | None]:
     """Clear the leases that still exist: the message of each, or None."""
-    lease_keys = [work.keys.lease(*lease) for lease in leases]
+    keys = [work.keys.lease(*lease) for lease in leases]
     held: list[Message[Place] | None] = []
     seen: set[bytes] = set()
-    for key, value in zip(lease_keys, work.tr.get_many(lease_keys), strict=True):
+    for key, value in zip(keys, work.tr.get_many(keys) if values is None else values, strict=True):
         if value is None or key in seen:
             work.effects.note("", LATE)  # nobody knows its queue any more
             held.append(None)

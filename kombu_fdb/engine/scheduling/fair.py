@@ -45,13 +45,13 @@ from collections.abc import Iterator, Sequence
 from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
-from kombu_fdb.engine.scheduling.window import Window
+from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
-from kombu_fdb.model import URGENT, QueueControl, Rank, Stamp
+from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
@@ -72,24 +72,25 @@ _Line = list[_Place]
 Chosen = list[KeyValue]
 
 
-def choose(work: Work, queue: str, control: QueueControl, want: int, window: Window) -> Chosen:
+def choose(work: Work, queue: str, state: QueueState, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, arrivals and ring."""
-    return _Scheduler(work, queue, control, window).run(want, window.first_bucket)
+    return _Scheduler(work, queue, state, window).run(want, window.first_bucket)
 
 
 class _Scheduler:
     """One claim of one queue."""
 
-    def __init__(self, work: Work, queue: str, control: QueueControl, window: Window) -> None:
+    def __init__(self, work: Work, queue: str, state: QueueState, window: Window) -> None:
         self._tr = work.tr
         self._keys = work.keys
         self._queue = queue
-        self._control = control
+        self._control = state.control
+        self._head = state.head
         self._now_ms = work.now_ms
         self._room = window.room
         self._rounds: dict[Rank, int] = {}
         self._tenants = Tenants(work, queue)
-        self._allowances = Allowances(work, queue, control, window.sightings)
+        self._allowances = Allowances(work, queue, state.control, window.sightings)
         self._rows: dict[tuple[str, Rank], list[KeyValue]] = {}
         self._exhausted: set[tuple[str, Rank]] = set()
         #: The next message of a sub-queue; only with ageing.
@@ -104,17 +105,19 @@ class _Scheduler:
         keys, queue = self._keys, self._queue
         begin, end = keys.arrivals(queue)
         middle = keys.arrivals_from(queue, first_bucket)
-        arrivals, wrapped, freed, rounds, unkeyed, *rings = self._tr.get_ranges(
+        head = [(*range_of(keys.ready(queue)), 1)] if self._head is None else []
+        arrivals, wrapped, freed, rounds, *rings = self._tr.get_ranges(
             [
                 (middle, end, ARRIVALS),
                 (begin, middle, ARRIVALS),
                 (*keys.all_freed(queue), ARRIVALS),
                 (*keys.rounds(queue), 0),
-                (*range_of(keys.ready(queue)), 1),
                 *self._rings(want),
+                *head,
             ],
             snapshot=True,
         )
+        unkeyed = rings.pop() if self._head is None else self._head[:1]
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
         self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
         turns = self._in_order(rings, self._answer((arrivals + wrapped)[:ARRIVALS], freed, unkeyed))

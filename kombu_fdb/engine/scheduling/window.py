@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored.room import Room
-from kombu_fdb.model import SessionId
+from kombu_fdb.model import QueueControl, SessionId
+from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Window"]
+__all__ = ["QueueState", "Window"]
+
+
+class QueueState(NamedTuple):
+    """What a claim must know of a queue before it looks for messages.
+
+    ``fair``: it has had messages with keys. ``head``: its first messages without one, as far as they were read with
+    this; None if they were not.
+    """
+
+    fair: bool
+    control: QueueControl
+    head: list[KeyValue] | None = None
 
 
 @dataclass(slots=True)

@@ -119,14 +119,20 @@ def description_of(value: bytes) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def require(work: Work, session_id: SessionId, *, and_read: Sequence[bytes] = ()) -> list[bytes | None]:
-    """Raises ``SessionLost`` if the session was fenced. Reads other keys in the same round trip, at snapshot."""
+def require(
+    work: Work,
+    session_id: SessionId,
+    *,
+    and_read: Sequence[bytes] = (),
+    ranges: Sequence[tuple[bytes, bytes, int]] = (),
+) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+    """Raises ``SessionLost`` if the session was fenced. Reads the rest in the same round trip, at snapshot."""
     key = work.keys.session(session_id)
     work.tr.add_read_conflict_key(key)
-    own, *others = work.tr.get_many([key, *and_read], snapshot=True)
+    (own, *others), rows = work.tr.get_together([key, *and_read], ranges, snapshot=True)
     if own is None:
         raise SessionLost(session=session_id.hex())
-    return others
+    return others, rows
 
 
 def seal(work: Work, session_id: SessionId) -> None:

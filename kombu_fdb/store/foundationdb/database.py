@@ -235,6 +235,17 @@ class FoundationTransaction:
         except self._fdb_error as error:
             raise explain(error) from error
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        try:
+            reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
+            futures = [reader.get(key) for key in keys]
+            answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
+            return [future.value for future in futures], [[(row.key, row.value) for row in rows] for rows in answers]
+        except self._fdb_error as error:
+            raise explain(error) from error
+
     def _reader(self, snapshot: bool) -> Any:
         tr = self._alive()
         return tr.snapshot if snapshot else tr

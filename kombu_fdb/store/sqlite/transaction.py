@@ -131,6 +131,11 @@ class SqliteTransaction(WriteSet):
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
 
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        return self.get_many(keys), self.get_ranges(ranges)
+
     # Writes that are more than noted
 
     def clear_range(self, begin: bytes, end: bytes) -> None:

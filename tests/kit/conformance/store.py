@@ -209,6 +209,17 @@ class StoreConformance:
         assert commit(database, lambda tr: tr.get_many(asked, snapshot=True)) == expected
         assert commit(database, lambda tr: tr.get_many([])) == []
 
+    def test_keys_and_ranges_together(self, database: Database, key: Keys) -> None:
+        commit(database, lambda tr: [tr.set(key(b"%d" % i), b"v%d" % i) for i in range(5)])
+        begin, end = key.range()
+        asked = ([key(b"3"), key(b"9")], [(begin, end, 2), (key(b"3"), end, 0), (end, begin, 0)])
+        first, rest = [b"v0", b"v1"], [b"v3", b"v4"]
+        for snapshot in (False, True):
+            values, found = commit(database, lambda tr, how=snapshot: tr.get_together(*asked, snapshot=how))
+            assert values == [b"v3", None]
+            assert [[value for _, value in rows] for rows in found] == [first, rest, []]
+        assert commit(database, lambda tr: tr.get_together([], [])) == ([], [])
+
     def test_get_many_takes_a_thousand_keys(self, database: Database, key: Keys) -> None:
         names = [b"%04d" % i for i in range(1001)]
         commit(database, lambda tr: [tr.set(key(name), name) for name in names])
@@ -752,6 +763,8 @@ _FIRST: dict[str, Step] = {
     "read": lambda tr, key: tr.get(key(b"a")),
     "read absent": lambda tr, key: tr.get(key(b"a0")),
     "snapshot read": lambda tr, key: tr.get(key(b"a"), snapshot=True),
+    "read together": lambda tr, key: tr.get_together([key(b"x"), key(b"a")], [(key(b"y"), key(b"z"), 0)]),
+    "snapshot read together": lambda tr, key: tr.get_together([key(b"a")], [(key(b"y"), key(b"z"), 0)], snapshot=True),
     "read many": lambda tr, key: tr.get_many([key(b"x"), key(b"a"), key(b"y")]),
     "snapshot read many": lambda tr, key: tr.get_many([key(b"x"), key(b"a")], snapshot=True),
     "nothing read": lambda tr, key: tr.set(key(b"a"), b"mine"),

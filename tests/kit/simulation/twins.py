@@ -87,6 +87,12 @@ class _SnapshotReads(_NoConflictKeys):
         del snapshot
         return self._inner.get_ranges(ranges, snapshot=True)
 
+    def get_together(
+        self, keys: list[bytes], ranges: list[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        del snapshot
+        return self._inner.get_together(keys, ranges, snapshot=True)
+
 
 def _blind(module: Any, verb: str) -> tuple[Any, str, Any]:
     """The verb without its conflict keys; what it reads serializably it reads at snapshot."""
@@ -127,8 +133,8 @@ _fence, _insert, _way = session.fence, fair._Scheduler._insert, bury._way
 _put_ready, _release_part = message.put_ready, sweep.release_part
 
 
-def _require_nothing(work: Work, _session_id: SessionId, *, and_read: list[bytes]) -> list[Any]:
-    return work.tr.get_many(and_read, snapshot=True)
+def _require_nothing(work: Work, _session_id: SessionId, *, and_read: list[bytes], ranges: Any = ()) -> Any:
+    return work.tr.get_together(and_read, ranges, snapshot=True)
 
 
 def _forgetful_fence(work: Work, session_id: SessionId, **given: Any) -> bool:
@@ -257,9 +263,7 @@ TWINS: dict[str, Twin] = {
     "claims of one limited key do not exclude each other": Twin(
         "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
     ),
-    "a claim does not conflict with how its queues are worked on": Twin(
-        "KEY-LIMIT", "pauses", *_blind(claim, "_read_states")
-    ),
+    "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
     "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),

@@ -1,0 +1,176 @@
+"""What ``.github`` asks for exists, asks for no more rights than it needs, and is what the README says is tested."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+pytestmark = pytest.mark.skipif(not GITHUB.exists(), reason="an sdist has no workflows")
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+PAGES = (GITHUB / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run", ROOT / ".ci" / "nightly")
+#: Rights beyond reading the repository: workflow, job.
+MORE_RIGHTS = {
+    ("docs", "deploy"): {"pages": "write", "id-token": "write"},
+    ("release", "attest"): {"id-token": "write", "attestations": "write"},
+    ("release", "publish"): {"id-token": "write"},
+    ("release", "announce"): {"contents": "write"},
+}
+SCHEMAS = {
+    "workflows/*.yml": "vendor.github-workflows",
+    "actions/*/action.yml": "vendor.github-actions",
+    "dependabot.yml": "vendor.dependabot",
+    "ISSUE_TEMPLATE/config.yml": "vendor.github-issue-config",
+    "ISSUE_TEMPLATE/[!c]*.yml": "vendor.github-issue-forms",
+}
+
+
+def load(path):
+    return yaml.safe_load(path.read_text())
+
+
+def jobs():
+    return [(path.stem, name, job) for path in WORKFLOWS for name, job in load(path)["jobs"].items()]
+
+
+def steps():
+    named = [(f"{workflow}/{name}", job.get("steps", [])) for workflow, name, job in jobs()]
+    named += [(path.parent.name, load(path)["runs"]["steps"]) for path in GITHUB.glob("actions/*/action.yml")]
+    return [pytest.param(step, id=f"{where}/{number}") for where, each in named for number, step in enumerate(each, 1)]
+
+
+def settings():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def targets():
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def environments():
+    text = (ROOT / "tox.ini").read_text()
+    return set(re.findall(r"^\[testenv:([\w-]+)\]", text, re.MULTILINE)) | {"py", "py311", "py312", "py313", "py314"}
+
+
+def asked_of_make(text):
+    """``make lint types ARGS="..."`` asks for two targets; what a matrix fills in is looked up there."""
+    for line in re.findall(r"\bmake((?: [a-z][a-z-]*)+)", text):
+        yield from line.split()
+
+
+@pytest.mark.parametrize("step", steps())
+def test_a_step_asks_for_what_there_is(step):
+    run = step.get("run", "")
+    assert set(asked_of_make(run)) <= targets()
+    assert set(re.findall(r"tox (?:run )?-e ([\w-]+)", run)) <= environments()
+    for script in re.findall(r"(?:^|\s)(\.ci/\w+|[\w/]+\.py)\b", run):
+        assert (ROOT / script).exists(), script
+    if step.get("uses", "").startswith("./"):
+        assert (ROOT / step["uses"]).exists(), step["uses"]
+
+
+def test_what_the_matrix_makes_exists():
+    assert set(load(GITHUB / "workflows" / "ci.yml")["jobs"]["check"]["strategy"]["matrix"]["target"]) <= targets()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_asks_for_what_there_is(page):
+    code = re.findall(r"(?:`|^ *)(make [^`#\n]+)", page.read_text(), re.MULTILINE)
+    asked = [target for each in code for target in asked_of_make(each)]
+    assert asked or page.name == "run"
+    assert set(asked) <= targets()
+
+
+def test_every_target_of_make_runs_an_environment_that_exists():
+    assert set(re.findall(r"-e ([a-z][\w-]*)", (ROOT / "Makefile").read_text())) <= environments()
+
+
+@pytest.mark.parametrize("job", [pytest.param(job, id=f"{workflow}/{name}") for workflow, name, job in jobs()])
+def test_a_job_ends_and_calls_what_can_be_called(job):
+    if "uses" in job:
+        assert "workflow_call" in load(ROOT / job["uses"])[True]  # YAML reads the key `on` as true
+    else:
+        assert job["timeout-minutes"]
+
+
+# -- what is allowed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_and_a_job_has_what_it_needs(path):
+    workflow = load(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert job.get("permissions", {}) == MORE_RIGHTS.get((path.stem, name), {}), name
+    assert "pull_request_target" not in workflow[True]
+
+
+@pytest.mark.parametrize("step", steps())
+def test_a_step_is_pinned_and_runs_no_text_of_strangers(step):
+    action = step.get("uses", "./")
+    assert action.startswith("./") or re.search(r"@(release/)?v\d+$", action), action
+    if action.startswith("actions/checkout@"):
+        assert step["with"]["persist-credentials"] is False
+    assert "${{" not in step.get("run", ""), "pass it by env"
+
+
+def test_there_are_no_secrets():
+    """The index trusts the workflow, and GitHub gives each job a token of its own."""
+    assert not [path.name for path in WORKFLOWS if "secrets." in path.read_text()]
+
+
+@pytest.mark.parametrize("pattern", SCHEMAS)
+def test_github_understands_it(pattern):
+    pytest.importorskip("check_jsonschema")
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMAS[pattern]]
+    found = [str(path) for path in GITHUB.glob(pattern)]
+    done = subprocess.run([*check, *found], capture_output=True, text=True, check=False, timeout=120)
+    assert found
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def matrix():
+    """The README's rows of what is tested."""
+    shown = re.search(r"<!-- matrix -->\n(.*?)<!-- /matrix -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    return dict(re.findall(r"^\| ([A-Z].+?) \| (.+?) \|$", shown[1], re.MULTILINE))
+
+
+def test_every_python_that_is_promised_is_tested():
+    tested = load(GITHUB / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    classifiers = settings()["project"]["classifiers"]
+    assert tested == [each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
+    assert ", ".join(tested) == matrix()["Python"]
+    (listed,) = re.findall(r"py3\{([\d,]+)\}", (ROOT / "tox.ini").read_text())
+    assert [f"3.{minor}" for minor in listed.split(",")] == tested
+
+
+def test_the_versions_in_the_readme_are_those_that_are_asked_for():
+    asked = {re.split(r"[><=]", each)[0]: each for each in settings()["project"]["dependencies"]}
+    (celery,) = re.findall(r">=([\d.]+)", asked["celery"])
+    assert matrix()["Celery, kombu"].startswith(celery)
+    (django,) = re.findall(r">=([\d.]+)", settings()["project"]["optional-dependencies"]["django"][0])
+    assert matrix()["Django"].startswith(django)
+
+
+def test_one_version_of_foundationdb_is_tested_and_shown():
+    installed = load(GITHUB / "actions" / "foundationdb" / "action.yml")["inputs"]["version"]["default"]
+    shown = set(re.findall(r"(?<![\d.])7\.\d\.\d+", (ROOT / "docs" / "how-to" / "docker-compose.md").read_text()))
+    assert shown == {installed}
+    assert matrix()["FoundationDB"].startswith(f"{installed.rpartition('.')[0]}:")
+
+
+def test_pre_commit_has_the_versions_of_make_lint():
+    hooks = load(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    asked = {each for hook in hooks if hook["id"] != "workflows" for each in hook["additional_dependencies"]}
+    assert asked == set(settings()["dependency-groups"]["lint"])
