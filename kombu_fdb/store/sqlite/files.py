@@ -19,7 +19,7 @@ from kombu_fdb.errors import StoreUnavailable
 
 __all__ = ["OLDEST_SQLITE", "check_library", "check_path", "connect", "create", "identify", "set_synchronous"]
 
-#: The first with ``RETURNING`` (https://www.sqlite.org/lang_returning.html).
+#: What was supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 
 #: "cFDB" in the file's header: tells our databases from an application's own.
