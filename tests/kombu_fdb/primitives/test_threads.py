@@ -13,13 +13,17 @@ class TimeLimit(Exception):
     """A signal handler's."""
 
 
+def _strike() -> None:
+    raise TimeLimit
+
+
 class Interrupted(threading.Thread):
     """As ``threading.py`` does it: the thread has begun, and cleaned up its own entry, when the signal comes."""
 
     def start(self) -> None:
         begun: dict[object, object] = {}
         try:
-            raise TimeLimit
+            _strike()
         except Exception:
             del begun[self]
             raise
