@@ -11,10 +11,11 @@ Model. For each set of queues a consumer is
 Who moves it: its owner, one thread, by :meth:`Standing.attend` at each of its turns. It never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: those who wait look by themselves too, the sooner the later they have come. Who sees the
-same first one again, and work both times, with its patience over in between, deposes it and looks again. A standing
-that was deposed, or whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner
-ends: it leaves, or abandons the demand, which the duties thread then ends.
+What happens at each failure: those who wait look by themselves too, the sooner the later they have come, and the one
+right behind the first twice a second. Who sees the same first one again, and work both times, with its patience over in
+between, deposes it and looks again. A standing that was deposed, or whose claim was given up (``membership.py``), finds
+so at its next look, and joins anew. Its owner ends: it leaves, or abandons the demand, which the duties thread then
+ends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ __all__ = ["Rivalry", "Standing"]
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first.
 PATIENCE_S = 0.25
+#: The longest pause of the one right behind the first. The others ask for work with every so many looks only: it is for
+#: them if both are gone.
+NEXT_S = 0.5
+SELDOM = 4
 #: How much longer each next look may take to come.
 GROWTH = 2.0
 #: Lines that are remembered as contested.
@@ -106,6 +111,7 @@ class Standing:
         #: The first one of the line, and since when it was seen there, and with work waiting.
         self._first = b""
         self._first_s = 0.0
+        self._looks = 0
         self._work_s: float | None = None
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -186,11 +192,15 @@ class Standing:
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
+        self._looks += 1
+        asks = sight.is_next or self._work_s is not None or self._looks % SELDOM == 0
         if sight.first != self._first:
             self._first, self._first_s, self._work_s = sight.first, now, None
-        elif now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
+        elif asks and now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
             engine.messages.depose(demand, sight.first)
-            pause_s = 0.0
+            pause_s, self._pause_s = 0.0, PATIENCE_S
+        if sight.is_next:
+            pause_s = min(pause_s, NEXT_S)
         if self._work_s is not None:
             pause_s = min(pause_s, PATIENCE_S)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)

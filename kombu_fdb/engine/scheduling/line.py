@@ -99,7 +99,7 @@ class Sight(NamedTuple):
     """What a look has found.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
-    the first one sees it. ``server``: the session that served the line last.
+    the first one sees it. ``server``: the session that served the line last. ``is_next``: it is right behind the first.
     """
 
     stands: bytes
@@ -107,6 +107,7 @@ class Sight(NamedTuple):
     rows: list[Row]
     server: bytes
     watches: list[Watch]
+    is_next: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -154,7 +155,8 @@ def look(work: Work, demand: Demand) -> Sight:
     if not behind or behind[0][0] != row:
         return Sight(ENDED, first, [], server, [])
     before = _row(demand.line, behind[1]) if len(behind) > 1 else None
-    return Sight(WAITING, first, [], server, _watch(work, demand, before))
+    is_next = before is not None and before.key == first
+    return Sight(WAITING, first, [], server, _watch(work, demand, before), is_next)
 
 
 def _watch(work: Work, demand: Demand, before: Row | None) -> list[Watch]:
@@ -228,6 +230,9 @@ def forget(work: Work, session_id: SessionId) -> None:
         if row is not None:
             work.tr.clear(row)
     work.tr.clear_range(*whole)
+    for key, server in work.tr.get_range(*work.keys.all_served, snapshot=True):
+        if server == session_id:
+            work.tr.clear(key)
 
 
 def _stand(work: Work, demand: Demand, how: bytes, more: bytes) -> None:

@@ -393,8 +393,8 @@ class LineConformance(OnBench):
         for each in (one, two, three):
             each.engine.sessions.close(each.session)
         keys = bench.engine.keys
-        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0)]
-        assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], []]
+        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0), (*keys.all_served, 0)]
+        assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], [], []]
 
 
 def _numbers(bench: Bench) -> list[int]:
