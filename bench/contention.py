@@ -26,6 +26,7 @@ from rich.table import Table
 
 from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
 from kombu_fdb.errors import Outrun, StoreUnavailable
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.membership import Membership
@@ -161,8 +162,11 @@ def _run_threads(targets: Sequence[Callable[[], object]]) -> None:
 
 def throughput(cluster_file: str, keys: int, consumers: int, seconds: float) -> Tally:
     namespace = random_id().hex()
-    fill(open_engine(cluster_file, namespace), keys, max(MESSAGES, keys))
-    return total(_in_processes(consume, (cluster_file, namespace), consumers, seconds))
+    engine = open_engine(cluster_file, namespace)
+    fill(engine, keys, max(MESSAGES, keys))
+    done = total(_in_processes(consume, (cluster_file, namespace), consumers, seconds))
+    engine.transactions.write(lambda work: work.tr.clear_range(*range_of(engine.keys.prefix)))  # its memory is small
+    return done
 
 
 def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: int, amount: float) -> list[Any]:
