@@ -31,7 +31,7 @@ from kombu_fdb.keyspace.codec import (
     is_newer,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
+from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
@@ -155,9 +155,10 @@ def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_
     for name, value in _scan(read, range_of(keys.ready(queue))):
         key, rank = _place(keys.place(queue, name))
         yield _Row(READY, key, _priority(rank), 0, value)
-    subqueues = _subqueues(read, keys, queue)
+    subqueues, misplaced = _subqueues(read, keys, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
+    yield from [_Row(READY, "", NO_PRIORITY, 0, value) for value in misplaced]
     for name, value in _scan(read, range_of(keys.delayed(queue))):
         due_ms, rank = _due(keys, queue, name)
         yield _Row(DELAYED, "", _priority(rank), due_ms, value)
@@ -213,13 +214,18 @@ def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
         yield _Row(READY, key, _priority(rank), 0, redelivered(record))
 
 
-def _subqueues(read: Read, keys: Keyspace, queue: str) -> list[tuple[str, Rank]]:
-    """Key and rank of each sub-queue, in the order of their first messages."""
+def _subqueues(read: Read, keys: Keyspace, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
+    """Key and rank of each sub-queue, in the order of their first messages; and the messages that stand in none."""
     heads: dict[tuple[str, Rank], Stamp] = {}
-    rows = _scan(read, range_of(keys.keyed(queue)))
-    for (name, subqueue), _ in readable(rows, lambda name: (name, split_place(keys.place(queue, name)))):
+    misplaced = []
+    for name, value in _scan(read, range_of(keys.keyed(queue))):
+        try:
+            subqueue = split_place(keys.place(queue, name))
+        except FormatError:
+            misplaced.append(value)
+            continue
         heads.setdefault(subqueue, Stamp(name[-STAMP_BYTES:]))
-    return sorted(heads, key=lambda each: heads[each])
+    return sorted(heads, key=lambda each: heads[each]), misplaced
 
 
 def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
