@@ -148,7 +148,7 @@ def _published_ms(value: bytes) -> int:
     return published_at(value, 0)
 
 
-def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
+def sessions(work: Work, *, held: bool) -> list[SessionFacts]:
     """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
     described = {
         session_id: session.description_of(value)

@@ -62,7 +62,7 @@ class _Row(NamedTuple):
     value: bytes
 
 
-def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
     if decode_count(read(lambda work: work.tr.get(keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
@@ -153,8 +153,7 @@ def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_
     if leased:
         yield from _leased(read, keys, queue)
     for name, value in _scan(read, range_of(keys.ready(queue))):
-        key, rank = _place(keys.place(queue, name))
-        yield _Row(READY, key, _priority(rank), 0, value)
+        yield _Row(READY, "", _priority(_rank(keys.place(queue, name))), 0, value)
     subqueues, misplaced = _subqueues(read, keys, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
@@ -168,12 +167,12 @@ def _priority(rank: Rank) -> int:
     return URGENT - int(unpack_as(rank, int)[0])
 
 
-def _place(place: Place) -> tuple[str, Rank]:
-    """Of one that can't be read, the last."""
+def _rank(place: Place) -> Rank:
+    """Of a place that can't be read, the last."""
     try:
-        return split_place(place)
+        return split_place(place)[1]
     except FormatError:
-        return "", Keyspace.rank(NO_PRIORITY)
+        return Keyspace.rank(NO_PRIORITY)
 
 
 def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:

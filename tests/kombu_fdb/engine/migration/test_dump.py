@@ -86,6 +86,13 @@ def test_all_that_is_known_of_a_message(bench: Bench) -> None:
     bench.engine.messages.reject([again.lease])
     (letter,) = bench.engine.migrate.dump("q.dead")
     assert (letter.priority_before, letter.deaths[0].queue) == (4, "q")
+    assert (letter.key, letter.keyed) == ("k", False), "it waits among all the others"
+
+
+def test_a_delayed_message_has_a_key_and_waits_among_no_others(bench: Bench) -> None:
+    bench.put(b"x", due_ms=2**41, key="k")
+    (found,) = dumped(bench)
+    assert (found.state, found.key, found.keyed, found.due_ms) == ("delayed", "k", False, 2**41)
 
 
 def lease(bench: Bench, number: int, value: bytes) -> None:
