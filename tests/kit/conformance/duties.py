@@ -293,14 +293,20 @@ class DutiesConformance(OnBench):
         assert bench.counts("a") == (1, 0, 0)
         assert bench.engine.upkeep.asides() == []
 
-    def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("place", [b"\x00sorts first", b"\x15\x33odd", b"\x30sorts last"])
+    def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(
+        self, bench: Bench, place: bytes
+    ) -> None:
         bench.put(b"x", due_ms=bench.clock.wall_ms() + 1000)
         keys = bench.engine.keys
-        bench.write(lambda tr: tr.set(keys.delayed("q") + b"\x00junk-that-sorts-first", b"junk"))
+        bench.write(lambda tr: tr.set(keys.delayed("q") + place, b"junk"))
         bench.write(lambda tr: tr.add(keys.count("q", "delayed"), 1))
         bench.later(1)
         bench.duties().run_once()
         assert (bench.counts(), bench.counts("q.dead")) == ((1, 0, 0), (1, 0, 0))
+        (letter,) = bench.engine.inspect.peek("q.dead", 1)
+        assert letter.deaths[0].reason == "malformed"
+        assert "unreadable" in letter.deaths[0].details["error"]
 
     def test_promotion_does_not_wait_for_dedup_ids_that_keep_ending(self, bench: Bench) -> None:
         keys = bench.engine.keys

@@ -849,6 +849,7 @@ class QueueConformance(OnBench):
         bench.later(1)
         bench.engine.upkeep.promote()
         bench.put(b"b1", b"b2", key="b")
+        assert {name: counts.ready for name, counts in bench.engine.inspect.keys_of("q").items()} == {"a": 2, "b": 2}
         assert bench.payloads() == [b"a1", b"b1", b"a2", b"b2"]
 
     # -- the rest --------------------------------------------------------------------------------------------------

@@ -36,20 +36,25 @@ def test_it_waits_among_the_messages_of_its_key(bench: Bench) -> None:
     die(bench, b"a1", b"a2", key="a")
     bench.put(b"b1", b"b2", key="b")
     assert replay(bench) == 2
+    assert {name: counts.ready for name, counts in bench.engine.inspect.keys_of("q").items()} == {"a": 2, "b": 2}
     assert bench.payloads() == [b"b1", b"a1", b"b2", b"a2"]
 
 
 def test_its_redeliveries_count_from_zero_again(bench: Bench) -> None:
-    bench.put(b"x")
-    for _ in range(2):
-        bench.engine.messages.release([each.lease for each in bench.take() if each.lease])
-    (taken,) = bench.take()
-    assert taken.redeliveries == 2
-    assert taken.lease is not None
-    bench.engine.messages.reject([taken.lease])
+    """Those of the dead letter, too."""
+    die(bench, b"x")
+    bench.engine.messages.release([each.lease for each in bench.take(1, "q.dead") if each.lease])
+    assert [letter.redeliveries for letter in bench.engine.inspect.peek("q.dead", 1)] == [1]
     assert replay(bench) == 1
-    (taken,) = bench.take()
-    assert taken.redeliveries == 0
+    assert [taken.redeliveries for taken in bench.take()] == [0]
+
+
+def test_its_priority_is_that_of_its_place_again(bench: Bench) -> None:
+    bench.put(b"x", priority=7)
+    bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
+    assert replay(bench) == 1
+    (message,) = bench.engine.migrate.dump("q")
+    assert (message.priority, message.priority_before) == (7, 0)
 
 
 def test_it_lives_as_long_as_its_queue_says_from_now_on(bench: Bench) -> None:
