@@ -13,8 +13,8 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-contention bench-scaling bench-fairness sim fuzz storm \
-	mutate docs release-check doctor clean
+.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-fairness \
+	sim fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -59,8 +59,14 @@ bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 bench-scaling: $(TOX) ## what rival consumers would do on a cluster, by a model that is fed with what they do here
 	$(TOX) run -q -e bench-scaling -- $(ARGS)
 
+bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers on a real FoundationDB
+	$(TOX) run -q -e bench-tenants -- $(ARGS)
+
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)
+
+bench-compare: $(TOX) ## two releases of bench/history side by side: ARGS="5.7.0 5.8.0"
+	$(TOX) run -q -e bench-compare -- $(ARGS)
 
 bench: $(TOX) ## speed beside Redis and RabbitMQ, where they are found
 	$(TOX) run -q -e bench -- $(ARGS)

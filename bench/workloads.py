@@ -26,6 +26,15 @@ QUEUE = "bench"
 STAMP = struct.Struct("<dd")
 PREFETCH = 200
 DEADLINE_S = 120.0
+#: By whom a workload is run: over a connection, by itself, by many processes (``crowds.py``).
+CONNECTED = ("publish", "batch", "consume")
+ALONE = ("tasks", "latency", "raw")
+CROWDS = {
+    "publish4": ("publishers", 4),
+    "publish16": ("publishers", 16),
+    "idle1": ("idle", 1),
+    "idle50": ("idle", 50),
+}
 
 
 def celery_message(number: int) -> tuple[Any, dict[str, Any]]:
@@ -44,16 +53,46 @@ def celery_message(number: int) -> tuple[Any, dict[str, Any]]:
 
 
 def publish(connection: Connection, count: int) -> dict[str, float]:
-    producer, _ = _producer(connection)
+    producer, _ = declared(connection, purge=True)
     messages = [celery_message(number) for number in range(count)]
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     for body, properties in messages:
         producer.publish(body, routing_key=QUEUE, serializer="json", **properties)
-    return {"rate": count / (time.perf_counter() - began)}
+    return {"rate": count / (time.perf_counter() - began), "publish_us": 1e6 * (time.process_time() - cpu) / count}
+
+
+def raw(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
+    """CPU of SQLite's own transactions, with our settings: of one row as large as a message, and of a publish's rows.
+
+    What is stored is what a publish stores: message, entry by task, counter, bell, version.
+    """
+    path = url.removeprefix("fdb+sqlite://") + "-raw"
+    return {"raw_us": _raw(f"{path}-1", options, count, 1), "rows_us": _raw(f"{path}-5", options, count, 5)}
+
+
+def _raw(path: str, options: dict[str, Any], count: int, rows: int) -> float:
+    from kombu_fdb.store.sqlite import files
+
+    connection = files.connect(path, writer=True)
+    files.create(connection)
+    files.set_synchronous(connection, options.get("synchronous", "normal"))
+    execute, store_all = connection.execute, connection.executemany
+    value = bytes(910)  # the record of ``celery_message``
+    began = time.process_time()
+    for number in range(count):
+        stamp = number.to_bytes(12, "big")
+        stored = [(b"ready/bench/%b" % stamp, value), (b"task/%036d/%b" % (number, stamp), b"ready/bench")]
+        stored += [(b"count/bench", stamp), (b"bell/bench", stamp), (0, number)]
+        execute("BEGIN IMMEDIATE")
+        store_all("INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v", stored[:rows])
+        execute("COMMIT")
+    spent = time.process_time() - began
+    connection.close()
+    return 1e6 * spent / count
 
 
 def batch(connection: Connection, count: int) -> dict[str, float]:
-    producer, _ = _producer(connection)
+    producer, _ = declared(connection, purge=True)
     messages = [celery_message(number) for number in range(count)]
     began = time.perf_counter()
     _publish_in_batches(producer, messages)
@@ -62,7 +101,7 @@ def batch(connection: Connection, count: int) -> dict[str, float]:
 
 def consume(connection: Connection, count: int) -> dict[str, float]:
     """Consume and acknowledge what waits, with a prefetch of 200."""
-    producer, queue = _producer(connection)
+    producer, queue = declared(connection, purge=True)
     _publish_in_batches(producer, [celery_message(number) for number in range(count)])
     left = [count]
 
@@ -80,11 +119,12 @@ def consume(connection: Connection, count: int) -> dict[str, float]:
     return {"rate": count / (time.perf_counter() - began)}
 
 
-def _producer(connection: Connection) -> tuple[Producer, Queue]:
+def declared(connection: Connection, *, purge: bool = False) -> tuple[Producer, Queue]:
     channel = connection.channel()
     queue = Queue(QUEUE, routing_key=QUEUE)(channel)
     queue.declare()
-    queue.purge()
+    if purge:
+        queue.purge()
     return Producer(channel), queue
 
 
@@ -180,12 +220,17 @@ def _await_stamps(out: str, count: int) -> list[tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=["publish", "batch", "consume", "tasks", "latency"])
+    parser.add_argument("workload", choices=[*CONNECTED, *ALONE, *CROWDS])
     parser.add_argument("url")
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--count", type=int, default=1000)
     given = parser.parse_args()
-    if given.workload in ("tasks", "latency"):
+    if given.workload in CROWDS:
+        import crowds
+
+        verb, processes = CROWDS[given.workload]
+        result = getattr(crowds, verb)(given.url, given.options, given.count, processes)
+    elif given.workload in ALONE:
         result = globals()[given.workload](given.url, given.options, given.count)
     else:
         with Connection(given.url, transport_options=given.options) as connection:

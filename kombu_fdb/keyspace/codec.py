@@ -78,6 +78,7 @@ __all__ = [
     "record_of",
     "redelivered",
     "size_of",
+    "traces_of",
 ]
 
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
@@ -93,6 +94,7 @@ LAST_VERSION = 31
 UPGRADE = "Upgrade celery-fdb in this process."
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
+_HEAD_BYTES = _HEAD.size
 _REDELIVERIES = struct.Struct(">H")
 _MOMENT = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
@@ -149,9 +151,10 @@ class Record(NamedTuple):
         priority: int = NO_PRIORITY,
     ) -> Record:
         """Of a whole payload, which it carries until it is stored."""
-        chunks = 0 if len(payload) <= INLINE_BYTES else -(-len(payload) // CHUNK_BYTES)
-        head = (message_id, published_ms, expires_ms, redeliveries, chunks, len(payload), payload)
-        return cls(*head, tuple(deaths), key, ttr_ms, task_id, priority)
+        size = len(payload)
+        chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
+        times = (published_ms, expires_ms, redeliveries)
+        return cls(message_id, *times, chunks, size, payload, tuple(deaths), key, ttr_ms, task_id, priority)
 
     @classmethod
     def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:
@@ -254,6 +257,23 @@ def outline_of(value: bytes) -> Record:
     return _outline(value) if is_newer(value) else decode_record(value)
 
 
+def traces_of(value: bytes) -> tuple[bytes, int, str]:
+    """Message id, number of chunks and task id: what there is of a message besides its row. Raises as ``outline_of``.
+
+    Nothing else is read: whoever acknowledges a message has no use for its payload.
+    """
+    try:
+        version, _, chunks, name, task, extras, size, _, _, message_id = _HEAD.unpack_from(value)
+    except struct.error as error:
+        raise FormatError("unreadable message record", length=len(value)) from error
+    begin = _HEAD.size + name
+    end = begin + task
+    if 0 < version <= RECORD_VERSION and len(value) == end + extras + (0 if chunks else size):
+        return message_id, chunks, _decode_text(value[begin:end]) if task else ""
+    record = outline_of(value)
+    return record.message_id, record.chunks, record.task_id
+
+
 def _outline(value: bytes) -> Record:
     try:
         _version, redeliveries, chunks, name, task, _extras, size, published_ms, expires_ms, message_id = (
@@ -270,7 +290,7 @@ def _outline(value: bytes) -> Record:
 
 def _has_head(value: bytes) -> bool:
     """Whether it is a record, of this version or a newer one, as far as its beginning tells."""
-    return len(value) >= _HEAD.size and (0 < value[0] <= RECORD_VERSION or is_newer(value))
+    return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or is_newer(value))
 
 
 def names_of(value: bytes) -> tuple[str, str]:

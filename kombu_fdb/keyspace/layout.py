@@ -78,6 +78,7 @@ from kombu_fdb.keyspace.tuples import (
     pack,
     pack_int,
     pack_stamp,
+    pack_text,
     range_of,
     unpack,
     unpack_as,
@@ -94,6 +95,7 @@ __all__ = [
     "Range",
     "counted",
     "has_key",
+    "key_of",
     "priority_of",
     "readable",
     "split_place",
@@ -203,7 +205,7 @@ class Keyspace:
 
     def task(self, task_id: str) -> bytes:
         """Prefix of a task's messages; append a stamp."""
-        return self._tasks + pack(task_id)
+        return self._tasks + pack_text(task_id)
 
     def dedup(self, exchange: str, routing_key: str, dedup_id: str) -> bytes:
         return self._key("dedup", exchange, routing_key, dedup_id)
@@ -320,7 +322,7 @@ class Keyspace:
 
     def items(self, queue: str, key: str, rank: Rank) -> bytes:
         """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
-        return (self.keyed(queue) + pack(key) if key else self.ready(queue)) + rank
+        return (self.keyed(queue) + pack_text(key) if key else self.ready(queue)) + rank
 
     def _fair(self, queue: str) -> bytes:
         return self._key("fair", queue)
@@ -406,6 +408,8 @@ class Keyspace:
 
     def key_at(self, queue: str, key: bytes) -> str:
         """The fairness key among whose messages one stands, by its key; "" for none, or if that can't be read."""
+        if not key.startswith(self.keyed(queue)):
+            return ""
         try:
             return split_place(self.place(queue, key))[0]
         except FormatError:
@@ -654,6 +658,11 @@ def has_key(place: Place) -> bool:
 def counted(place: Place) -> Place:
     """The place of a message that is to be counted among those of its key, be it ""."""
     return place if has_key(place) else Place(NO_KEY + place)
+
+
+def key_of(place: Place) -> str:
+    """The fairness key in a place, "" for none. Raises ``FormatError`` if there is one that can't be read."""
+    return split_place(place)[0] if place.startswith(TEXT_CODE) else ""
 
 
 def split_place(place: Place) -> tuple[str, Rank]:

@@ -19,6 +19,7 @@ __all__ = [
     "pack",
     "pack_int",
     "pack_stamp",
+    "pack_text",
     "range_of",
     "unpack",
     "unpack_as",
@@ -49,19 +50,26 @@ def _pack_element(element: Element) -> bytes:
     if isinstance(element, int):
         return pack_int(element)
     if isinstance(element, str):
-        return TEXT_CODE + _utf8(element).replace(b"\x00", b"\x00\xff") + b"\x00"
+        return pack_text(element)
     if not isinstance(element, bytes | bytearray):
-        raise InvalidArgument("a name is a text", given=ascii(element)[:80])
+        raise _no_text(element)
     return BYTES_CODE + element.replace(b"\x00", b"\x00\xff") + b"\x00"
 
 
-def _utf8(text: str) -> bytes:
+def pack_text(text: str) -> bytes:
+    """As :func:`pack`, of nothing but a text."""
+    if not isinstance(text, str):
+        raise _no_text(text)
     try:
-        return text.encode()
+        return b"\x02%b\x00" % text.encode().replace(b"\x00", b"\x00\xff")
     except UnicodeEncodeError as error:
         raise FormatError(
             "a string that can't be encoded as UTF-8 can't be in a key", given=ascii(text)[:80]
         ) from error
+
+
+def _no_text(element: object) -> InvalidArgument:
+    return InvalidArgument("a name is a text", given=ascii(element)[:80])
 
 
 def pack_int(number: int) -> bytes:

@@ -64,6 +64,8 @@ LATEST_MS = 253_402_300_799_999
 #: A hundred years.
 LONGEST_MS = 100 * 366 * 86_400_000
 LONGEST_S = LONGEST_MS // 1_000
+#: As many characters as every text may have.
+_SHORT = min(LONGEST_NAME, LONGEST_KEY, LONGEST_TASK_ID)
 #: The slowest rate, in messages per second: one in a hundred years.
 SLOWEST = 1 / LONGEST_S
 
@@ -153,6 +155,35 @@ def utf8(name: str, value: object) -> bytes:
 
 def check_publication(publication: Publication) -> None:
     """All but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
+    if not _is_usual(publication):
+        _check_each_field(publication)
+
+
+def _is_usual(publication: Publication) -> bool:
+    """Whether all fields are good at one look, as nearly always; false says nothing."""
+    exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
+    dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
+    if not type(priority) is type(due_ms) is type(expires_ms) is type(ttr_ms) is type(dedup_ms) is type(once_ms) is int:
+        return False
+    try:
+        texts = exchange + routing_key + key + task_id + dedup_id + once_id
+    except TypeError:
+        return False
+    return (
+        type(texts) is str
+        and texts.isascii()
+        and len(texts) <= _SHORT
+        and NO_PRIORITY <= priority <= URGENT
+        and 0 <= due_ms <= LATEST_MS
+        and 0 <= expires_ms <= LATEST_MS
+        and ttl_ms is None
+        and 0 <= ttr_ms <= LONGEST_MS
+        and 0 <= dedup_ms <= LONGEST_MS
+        and 0 <= once_ms <= LONGEST_MS
+    )
+
+
+def _check_each_field(publication: Publication) -> None:
     for name in ("exchange", "routing_key"):
         check_text(name.replace("_", " "), getattr(publication, name), LONGEST_NAME)
     check_text("fairness key", publication.key, LONGEST_KEY)

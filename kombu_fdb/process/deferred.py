@@ -19,6 +19,7 @@ from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.primitives.locks import Signal
+from kombu_fdb.primitives.threads import start
 from kombu_fdb.process.session_threads import RETRY_S, Trouble
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 
@@ -131,7 +132,7 @@ class Attendant:
         """``Thread.start`` takes locks, which the thread that the finalizer runs in may hold. This one holds none."""
         thread = threading.Thread(target=self._run, name="kombu-fdb-deferred", daemon=True)
         try:
-            thread.start()
+            start(thread)
         except RuntimeError:
             self._there.release()
 

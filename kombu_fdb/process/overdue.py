@@ -27,6 +27,7 @@ from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.threads import start
 
 __all__ = ["Overdue"]
 
@@ -72,7 +73,7 @@ class Overdue:
             self._throw_away_stopped()
             if self._thread is None or not self._thread.is_alive():  # it was interrupted before it began
                 self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
-                self._thread.start()
+                start(self._thread)
             if self._order[0][0] == due:
                 self._changed.set()
 

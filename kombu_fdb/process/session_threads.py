@@ -22,6 +22,7 @@ from pathlib import Path
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.turns import Turns
@@ -76,7 +77,7 @@ class SessionThreads:
             for name, target in (("heartbeat", self._beat), ("duties", self._serve))
         ]
         for thread in self._threads:
-            thread.start()
+            start(thread)
 
     def ring(self) -> None:
         self._bell.ring()

@@ -15,7 +15,7 @@ from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import FormatError, StoreError
+from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication, SessionId
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.weakly import weakly
@@ -29,7 +29,7 @@ from kombu_fdb.transport.declaring import DeclaringChannel
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.given import whole_of
-from kombu_fdb.transport.errors import amqp_errors, not_found
+from kombu_fdb.transport.errors import not_found, raise_as_amqp
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.estate import Estate
 from kombu_fdb.transport.holding.qos import QoS
@@ -128,11 +128,11 @@ class Channel(DeclaringChannel):
         publication = self.encode(message, exchange, routing_key)
         store = self.transport.store
         try:
-            with amqp_errors("basic_publish"):
-                queues = store.engine.publisher.publish([publication], timeout_s=timeout)[0]
-        except StoreError:
-            store.suspect()
-            raise
+            queues = store.engine.publisher.publish([publication], timeout_s=timeout)[0]
+        except KombuFDBError as error:
+            if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
+                store.suspect()
+            raise_as_amqp(error, "basic_publish")
         if not queues:
             self.on_unroutable(message, publication, mandatory)
 

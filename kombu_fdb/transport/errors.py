@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
 from kombu.exceptions import ChannelError as KombuChannelError
@@ -38,6 +39,7 @@ __all__ = [
     "SessionLost",
     "amqp_errors",
     "not_found",
+    "raise_as_amqp",
     "run_all",
 ]
 
@@ -69,14 +71,19 @@ def amqp_errors(method: str) -> Iterator[None]:
     """Raise what AMQP has a code for under AMQP's class; ``method`` as in ``queue_declare``."""
     try:
         yield
-    except (QueueNotFound, ExchangeNotFound) as error:
+    except KombuFDBError as error:
+        raise_as_amqp(error, method)
+
+
+def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
+    """The same where each call counts: a context manager takes ten times as long when nothing is wrong."""
+    if isinstance(error, QueueNotFound | ExchangeNotFound):
         raise not_found(str(error), method) from error
-    except (NotEquivalent, MessageTooLarge, LimitExceeded) as error:
+    # Of an invalid argument kombu's callers know a ValueError.
+    is_refused = isinstance(error, InvalidArgument) and method == "queue_declare"
+    if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
-    except InvalidArgument as error:
-        if method != "queue_declare":
-            raise  # kombu's callers know a ValueError
-        raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
+    raise error
 
 
 def not_found(what: str, method: str) -> NotFound:

@@ -108,21 +108,21 @@ class Publisher:
         timeout_s: float | None = None,
         verb: Callable[[Transaction], None] | None = None,
     ) -> list[list[str]]:
-        now_ms = self._run.clock.wall_ms()
+        clock = self._run.clock
         timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
-        deadline = self._run.clock.monotonic() + timeout_s
+        deadline = clock.monotonic() + timeout_s
         doubt: Doubt[publish.Published] = Doubt()
         named = publish.named(publications, self._run.ids)
 
         def body(work: Work) -> publish.Published:
             if verb is not None:
                 verb(work.tr)
-            return publish.publish(work._replace(now_ms=now_ms), named, beforehand=True)
+            return publish.publish(work, named, beforehand=True)
 
         try:
-            reached, overfull = self._run.write(body, timeout_s, doubt=doubt)
+            reached, overfull = self._run.write(body, timeout_s, doubt=doubt, now_ms=clock.wall_ms())
             for queue, own in overfull.items():
-                self._shed(queue, own, deadline - self._run.clock.monotonic())
+                self._shed(queue, own, deadline - clock.monotonic())
             return reached
         except BaseException:  # of the caller's too: a signal handler's, gevent's timeout
             if doubt.may_have_happened and verb is None:
@@ -191,9 +191,8 @@ class Publisher:
         if not burial.begin(self._run.clock, self._run.ids):
             return
         dead, cause = publish.DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
-        now_ms = self._run.now()
 
         def body(work: Work) -> None:
-            publish.publish_dead(work._replace(now_ms=now_ms), dead, cause, beforehand=True)
+            publish.publish_dead(work, dead, cause, beforehand=True)
 
-        self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt)
+        self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())

@@ -87,9 +87,10 @@ class Transactions:
         """Run a verb that only looks."""
         return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
-    def work(self, tr: Transaction, effects: Effects) -> Work:
+    def work(self, tr: Transaction, effects: Effects, now_ms: int | None = None) -> Work:
         """What a verb gets for one run in ``tr``."""
-        now_ms = self.now()
+        if now_ms is None:
+            now_ms = self.clock.wall_ms()
         return Work(tr, self.keys, self.routing, self.policy, self.ids, now_ms, effects)
 
     def part(self, verb: Callable[[Work, int], T], most: int) -> T:
@@ -103,16 +104,22 @@ class Transactions:
         timeout_s: float | None = None,
         on_conflict: Callable[[], None] | None = None,
         doubt: Doubt[T] | None = None,
+        now_ms: int | None = None,
     ) -> T:
-        """Run a verb until it commits, within ``timeout_s``, with what it counts and whom it wakes."""
-        deadline = self.clock.monotonic() + (self.timeouts.call_s if timeout_s is None else timeout_s)
+        """Run a verb until it commits, within ``timeout_s``, with what it counts and whom it wakes.
+
+        ``now_ms``: the moment of all its runs, if not each has its own.
+        """
+        timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
+        deadline = self.clock.monotonic() + timeout_s
         while True:
             try:
-                return self._write_once(verb, deadline - self.clock.monotonic(), on_conflict, doubt)
+                return self._write_once(verb, timeout_s, on_conflict, doubt, now_ms)
             except copies.CopiesMissing as missing:
                 if doubt is not None:
                     doubt.forget()  # a run that looks for copies has found that none before it has committed
                 self._copy(missing, deadline)
+            timeout_s = deadline - self.clock.monotonic()
 
     def _write_once(
         self,
@@ -120,13 +127,14 @@ class Transactions:
         timeout_s: float,
         on_conflict: Callable[[], None] | None,
         doubt: Doubt[T] | None,
+        now_ms: int | None,
     ) -> T:
-        share, effects = self.totals.due(), Effects()
+        share, effects = self.totals.due(), None
 
         def body(tr: Transaction) -> T:
             nonlocal effects
             effects = Effects()
-            result = verb(self.work(tr, effects))
+            result = verb(self.work(tr, effects, now_ms))
             effects.write(tr, self.keys)
             if share is not None:
                 share.join(tr, effects.events)
@@ -138,10 +146,11 @@ class Transactions:
             if share is not None:
                 share.failed()
             raise
+        events = effects.events if effects is not None else {}
         if share is not None:
-            share.committed(effects.events)
-        elif effects.events:
-            self.totals.note(effects.events)
+            share.committed(events)
+        elif events:
+            self.totals.note(events)
         return result
 
     def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:

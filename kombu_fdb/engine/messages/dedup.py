@@ -36,9 +36,9 @@ KEPT_MS = 15 * 60 * 1000
 
 def without_duplicates(work: Work, publications: Sequence[Publication]) -> list[Publication | None]:
     """The publications in their order, None for each that is in the store already or was earlier in this list."""
-    entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
-    if not entries:
+    if not any(each.once_id or each.dedup_id for each in publications):
         return list(publications)
+    entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     seen = {
         key
         for key, value in zip(entries, work.tr.get_many(entries), strict=True)

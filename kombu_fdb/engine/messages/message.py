@@ -28,13 +28,14 @@ from kombu_fdb.engine.stored.effects import DELAYED, LEASED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
+    INLINE_BYTES,
     Record,
     chunks_of,
     decode_record,
     encode_lease,
     names_of,
-    outline_of,
     size_of,
+    traces_of,
 )
 from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
 from kombu_fdb.keyspace.tuples import STAMP_CODE
@@ -136,10 +137,12 @@ def forget(work: Work, message: Message[bytes]) -> None:
 def delete(work: Work, message: Message[bytes]) -> None:
     """Delete what else there is of a message; of one that can't be read there is nothing."""
     try:
-        record = outline_of(message.value)
+        message_id, chunks, task_id = traces_of(message.value)
     except FormatError:
         return
-    delete_rest(work, record, message.place)
+    whereabouts.forget(work, task_id, message.place)
+    if chunks:
+        work.tr.clear_range(*work.keys.bodies(message_id))
 
 
 def delete_rest(work: Work, record: Record, place: bytes) -> None:
@@ -154,16 +157,17 @@ def delete_rest(work: Work, record: Record, place: bytes) -> None:
 
 def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
     """Put a message at the end of its sub-queue: a record, or the bytes of one that stays as it is."""
-    value, task_id = _stored(work, message)
-    _put(work, work.keys.items(*to) + STAMP_CODE, value, task_id)
-    work.effects.ready(to.queue, size_of(value))
-    if to.key:
-        work.effects.came(*to)
+    queue, key, rank = to
+    value, task_id, size = _stored(work, message)
+    _put(work, work.keys.items(queue, key, rank) + STAMP_CODE, value, task_id)
+    work.effects.ready(queue, size)
+    if key:
+        work.effects.came(queue, key, rank)
 
 
 def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) -> None:
     """Keep a message out of the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
-    value, task_id = _stored(work, message)
+    value, task_id, _ = _stored(work, message)
     _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), value, task_id)
     work.tr.set(work.keys.waiting(to.queue), b"")
     work.effects.delayed(to.queue)
@@ -172,14 +176,15 @@ def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) 
 def _put(work: Work, prefix: bytes, value: bytes, task_id: str) -> None:
     user_version = work.effects.next_user_version()
     work.tr.set_versionstamped_key(prefix, user_version, value)
-    whereabouts.note(work, task_id, prefix, user_version)
+    if task_id:
+        whereabouts.note(work, task_id, prefix, user_version)
 
 
-def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str]:
-    """What is stored of it, and the id of its task."""
+def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str, int]:
+    """What is stored of it, the id of its task, and the size of its payload."""
     if isinstance(message, bytes):
-        return message, names_of(message)[1]
-    return _write_chunks(work, message).encode(), message.task_id
+        return message, names_of(message)[1], size_of(message)
+    return _write_chunks(work, message).encode(), message.task_id, message.size
 
 
 def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
@@ -189,10 +194,12 @@ def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
 
 def _write_chunks(work: Work, record: Record) -> Record:
     """Write the payload that the record carries, if it is too large for it. The record as it is to be stored."""
+    if len(record.payload) <= INLINE_BYTES:
+        return record
     chunks = chunks_of(record.payload)
     for number, chunk in enumerate(chunks):
         work.tr.set(work.keys.body(record.message_id, number), chunk)
-    return record._replace(chunks=len(chunks)) if chunks else record
+    return record._replace(chunks=len(chunks))
 
 
 def put_in_place(work: Work, message: Message[Place]) -> None:

@@ -40,7 +40,7 @@ from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["ATTEMPTS", "MOST_LEAVING", "Load", "judge", "shed", "trim"]
+__all__ = ["ATTEMPTS", "MOST_LEAVING", "NO_VERDICT", "Load", "Verdict", "judge", "shed", "trim"]
 
 DROP_HEAD = "drop-head"
 REJECT = "reject-publish"
@@ -71,6 +71,9 @@ class Verdict(NamedTuple):
 
     refusing: Collection[str]
     overfull: Mapping[str, Load]
+
+
+NO_VERDICT = Verdict((), {})
 
 
 def judge(work: Work, coming: Mapping[str, tuple[int, int]]) -> Verdict:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
-from kombu_fdb.engine.messages.overflow import Load, judge
+from kombu_fdb.engine.messages.overflow import NO_VERDICT, Load, Verdict, judge
 from kombu_fdb.engine.scheduling import limits
 from kombu_fdb.engine.stored.effects import PUBLISHED, Effects
 from kombu_fdb.engine.stored.work import Work
@@ -64,26 +65,43 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; ``CopiesMissing``
     is raised then. The publications are :func:`named`, and the same in the next run, as is its moment.
     """
-    reached = [work.routing.route(work.tr, each.exchange, each.routing_key) for each in publications]
+    reached = _route(work, publications)
     _check_stamps(work.effects, reached)
     fresh = without_duplicates(work, publications)
-    refusing, overfull = judge(work, _coming(fresh, reached, work.now_ms))
+    refusing, overfull = _judge(work, fresh, reached)
+    destinations: dict[str, _Destination] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
         for queue, one in zip(queues, _one_for_each(publication, queues), strict=True):
             work.effects.note(queue, PUBLISHED, one.key)
             if one.due_ms > work.now_ms or queue not in refusing:
-                _put(work, queue, one)
+                destination = destinations.get(queue)
+                if destination is None:
+                    destination = destinations[queue] = _Destination(work, queue)
+                destination.put(one)
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
                 publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
     return Published(reached, overfull)
 
 
+def _route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
+    """The queues of each; those of one exchange and routing key are looked up once."""
+    known: dict[tuple[str, str], list[str]] = {}
+    reached = []
+    for each in publications:
+        address = each.exchange, each.routing_key
+        queues = known.get(address)
+        if queues is None:
+            queues = known[address] = work.routing.route(work.tr, *address)
+        reached.append(queues)
+    return reached
+
+
 def _one_for_each(publication: Publication, queues: Sequence[str]) -> list[Publication]:
     """Its copies: if it has an id, each has one, the first one that of the publication; the same in each run."""
-    if not publication.message_id or len(queues) < 2:
+    if len(queues) < 2 or not publication.message_id:
         return [publication] * len(queues)
     further = [blake2b(publication.message_id + queue.encode(), digest_size=16).digest() for queue in queues[1:]]
     return [publication, *(publication._replace(message_id=each) for each in further)]
@@ -97,44 +115,54 @@ def _check_stamps(effects: Effects, reached: Sequence[list[str]]) -> None:
         )
 
 
-def _coming(
-    publications: Sequence[Publication | None], reached: Sequence[list[str]], now_ms: int
-) -> dict[str, tuple[int, int]]:
-    """How many messages and bytes become ready in each queue at once."""
+def _judge(work: Work, fresh: Sequence[Publication | None], reached: Sequence[list[str]]) -> Verdict:
+    """What becomes of them in full queues; of queues without a limit nothing is reckoned."""
+    queues = {*chain.from_iterable(reached)}
+    limited = {each for each in queues if work.routing.max_load(work.tr, each) != (None, None)}
+    if not limited:
+        return NO_VERDICT
     coming: dict[str, tuple[int, int]] = {}
-    for publication, queues in zip(publications, reached, strict=True):
-        if publication is not None and publication.due_ms <= now_ms:
-            for queue in queues:
+    for publication, queues_ in zip(fresh, reached, strict=True):
+        if publication is not None and publication.due_ms <= work.now_ms:
+            for queue in limited.intersection(queues_):
                 messages, size = coming.get(queue, (0, 0))
                 coming[queue] = messages + 1, size + len(publication.payload)
-    return coming
+    return judge(work, coming)
 
 
-def _put(work: Work, queue: str, publication: Publication) -> None:
-    """Store one copy in one queue."""
-    if publication.key:
-        limits.check_capacity(work, queue, publication.key, work.routing.control(work.tr, queue))
-    priority = publication.priority and min(publication.priority, work.routing.max_priority(work.tr, queue))
-    to = Subqueue(queue, publication.key, work.keys.rank(priority))
-    record = _record(work, queue, publication)
-    if publication.due_ms > work.now_ms:
-        put_delayed(work, to, publication.due_ms, record)
-    else:
-        put_ready(work, to, record)
+class _Destination:
+    """A queue as one publish sees it, however many messages it stores there."""
 
+    __slots__ = ("_queue", "_ttl_ms", "_work")
 
-def _record(work: Work, queue: str, publication: Publication) -> Record:
-    start_ms = max(work.now_ms, publication.due_ms)
-    ttl_ms = _shorter(publication.ttl_ms, work.routing.message_ttl_ms(work.tr, queue))
-    return Record.of(
-        publication.message_id or work.ids(),
-        publication.payload,
-        published_ms=work.now_ms,
-        expires_ms=expires_at(start_ms, ttl_ms, publication.expires_ms),
-        key=publication.key,
-        ttr_ms=publication.ttr_ms,
-        task_id=publication.task_id,
-    )
+    def __init__(self, work: Work, queue: str) -> None:
+        self._work = work
+        self._queue = queue
+        self._ttl_ms = work.routing.message_ttl_ms(work.tr, queue)
+
+    def put(self, publication: Publication) -> None:
+        """Store one copy."""
+        work, queue, due_ms = self._work, self._queue, publication.due_ms
+        if publication.key:
+            limits.check_capacity(work, queue, publication.key, work.routing.control(work.tr, queue))
+        priority = publication.priority and min(publication.priority, work.routing.max_priority(work.tr, queue))
+        to = Subqueue(queue, publication.key, work.keys.rank(priority))
+        if due_ms > work.now_ms:
+            put_delayed(work, to, due_ms, self._record(publication, due_ms))
+        else:
+            put_ready(work, to, self._record(publication, work.now_ms))
+
+    def _record(self, publication: Publication, start_ms: int) -> Record:
+        ttl_ms, expires_ms = _shorter(publication.ttl_ms, self._ttl_ms), publication.expires_ms
+        return Record.of(
+            publication.message_id or self._work.ids(),
+            publication.payload,
+            published_ms=self._work.now_ms,
+            expires_ms=expires_at(start_ms, ttl_ms, expires_ms) if ttl_ms is not None or expires_ms else 0,
+            key=publication.key,
+            ttr_ms=publication.ttr_ms,
+            task_id=publication.task_id,
+        )
 
 
 class DeadCopy(NamedTuple):

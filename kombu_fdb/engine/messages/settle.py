@@ -16,7 +16,7 @@ from kombu_fdb.engine.stored.effects import ACKED, LATE, RETURNED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
-from kombu_fdb.keyspace.layout import split_place
+from kombu_fdb.keyspace.layout import key_of, split_place
 from kombu_fdb.model import Lease, Place
 
 __all__ = ["Release", "ack", "lease_keys", "over_limit", "reject", "release", "release_message"]
@@ -38,7 +38,7 @@ def ack(work: Work, leases: Sequence[Lease], values: Sequence[bytes | None] | No
     held = _take_leases(work, leases, values)
     for message in held:
         if message is not None:
-            work.effects.note(message.queue, ACKED, split_place(message.place)[0])
+            work.effects.note(message.queue, ACKED, key_of(message.place))
             delete(work, message)
     return [message is not None for message in held]
 

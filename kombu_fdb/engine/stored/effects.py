@@ -50,21 +50,40 @@ LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
 CONTESTED = "contested"
 
 
+class _OfKeys:
+    """What happened to messages with a key; most transactions have none."""
+
+    __slots__ = ("backlogs", "doors", "flights", "freed")
+
+    def __init__(self) -> None:
+        self.backlogs: dict[tuple[str, str], int] = {}
+        self.flights: dict[tuple[str, str], int] = {}
+        self.doors: set[tuple[str, str, Rank]] = set()
+        self.freed: set[tuple[str, str]] = set()
+
+    def write(self, tr: Transaction, keys: Keyspace) -> None:
+        for (queue, key), by in self.backlogs.items():
+            if by:
+                tr.add(keys.backlog(queue, key), by)
+        for (queue, key), by in self.flights.items():
+            if by:
+                tr.add(keys.flight(queue, key), by)
+        for queue, key, rank in self.doors:
+            tr.set(keys.arrival(queue, key, rank), b"")
+        for queue, key in self.freed:
+            tr.set(keys.freed(queue, key), b"")
+        for queue in {queue for queue, _, _ in self.doors}:
+            tr.set(keys.fair(queue), b"")
+
+
+def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
+    numbers[key] = numbers.get(key, 0) + by
+
+
 class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = (
-        "_alarm",
-        "_amounts",
-        "_backlogs",
-        "_bells",
-        "_counts",
-        "_doors",
-        "_flights",
-        "_freed",
-        "_stamped",
-        "events",
-    )
+    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "_stamped", "events")
 
     def __init__(self, stamped: int = 0) -> None:
         """``stamped``: how many new messages are in the transaction already."""
@@ -75,21 +94,19 @@ class Effects:
         self._bells: set[str] = set()
         self._alarm = False
         self._stamped = stamped
-        self._backlogs: dict[tuple[str, str], int] = {}
-        self._flights: dict[tuple[str, str], int] = {}
-        self._doors: set[tuple[str, str, Rank]] = set()
-        self._freed: set[tuple[str, str]] = set()
+        self._keyed: _OfKeys | None = None
 
     def change(self, queue: str, state: str, by: int) -> None:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
-        key = (queue, state)
-        self._counts[key] = self._counts.get(key, 0) + by
+        _add(self._counts, (queue, state), by)
 
     def note(self, queue: str, event: str, key: str = "") -> None:
         """Count an event for the charts; once more for the key, if the message has one."""
-        self.events[queue, event] = self.events.get((queue, event), 0) + 1
+        events, kind = self.events, (queue, event)
+        events[kind] = events.get(kind, 0) + 1
         if key:
-            self.events[queue, event, key] = self.events.get((queue, event, key), 0) + 1
+            of_key = (queue, event, key)
+            events[of_key] = events.get(of_key, 0) + 1
 
     def ready(self, queue: str, size: int) -> None:
         """A message of ``size`` bytes became ready: count it and wake who waits for it."""
@@ -104,36 +121,39 @@ class Effects:
         """Let idle consumers look at the queue."""
         self._bells.add(queue)
 
+    @property
+    def _of_keys(self) -> _OfKeys:
+        if self._keyed is None:
+            self._keyed = _OfKeys()
+        return self._keyed
+
     def came(self, queue: str, key: str, rank: Rank) -> None:
         """A message with a key became ready: consumers must look at the key."""
-        self._add(self._backlogs, (queue, key), 1)
-        self._doors.add((queue, key, rank))
+        of_keys = self._of_keys
+        _add(of_keys.backlogs, (queue, key), 1)
+        of_keys.doors.add((queue, key, rank))
 
     def coming(self, queue: str, key: str) -> int:
         """How many messages of the key this transaction has added."""
-        return self._backlogs.get((queue, key), 0)
+        return self._of_keys.backlogs.get((queue, key), 0)
 
     def went(self, queue: str, key: str) -> None:
         """A message with a key is no longer ready."""
-        self._add(self._backlogs, (queue, key), -1)
+        _add(self._of_keys.backlogs, (queue, key), -1)
 
     def leased(self, queue: str, key: str) -> None:
         """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
-        self._add(self._flights, (queue, key), 1)
+        _add(self._of_keys.flights, (queue, key), 1)
 
     def freed(self, queue: str, key: str) -> None:
         """A lease on a message with a key ended: a parked key may have a slot again."""
-        self._add(self._flights, (queue, key), -1)
+        _add(self._of_keys.flights, (queue, key), -1)
         self.spared(queue, key)
 
     def spared(self, queue: str, key: str) -> None:
         """A message was chosen and not leased: its key may be parked for a slot that nobody took."""
-        self._freed.add((queue, key))
+        self._of_keys.freed.add((queue, key))
         self._bells.add(queue)
-
-    @staticmethod
-    def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
-        numbers[key] = numbers.get(key, 0) + by
 
     def delayed(self, queue: str) -> None:
         """A message was delayed: count it and let the promoter look at its due time."""
@@ -161,22 +181,9 @@ class Effects:
         for queue, by in self._amounts.items():
             if by:
                 tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
-        self._write_keys(tr, keys)
+        if self._keyed is not None:
+            self._keyed.write(tr, keys)
         for queue in self._bells:
             tr.set_versionstamped_value(keys.bell(queue))
         if self._alarm:
             tr.set_versionstamped_value(keys.alarm)
-
-    def _write_keys(self, tr: Transaction, keys: Keyspace) -> None:
-        for (queue, key), by in self._backlogs.items():
-            if by:
-                tr.add(keys.backlog(queue, key), by)
-        for (queue, key), by in self._flights.items():
-            if by:
-                tr.add(keys.flight(queue, key), by)
-        for queue, key, rank in self._doors:
-            tr.set(keys.arrival(queue, key, rank), b"")
-        for queue, key in self._freed:
-            tr.set(keys.freed(queue, key), b"")
-        for queue in {queue for queue, _, _ in self._doors}:
-            tr.set(keys.fair(queue), b"")

@@ -25,10 +25,8 @@ STAMP_BYTES = 12
 
 def note(work: Work, task_id: str, prefix: bytes, user_version: bytes) -> None:
     """The message that this transaction stores at ``prefix``, a stamp, ``user_version`` is one of the task's."""
-    if task_id:
-        work.tr.set_versionstamped_key(
-            work.keys.task(task_id) + STAMP_CODE, user_version, prefix[len(work.keys.prefix) :]
-        )
+    keys = work.keys
+    work.tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
 
 
 def forget(work: Work, task_id: str, place: bytes) -> None:

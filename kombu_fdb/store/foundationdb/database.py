@@ -25,6 +25,7 @@ from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.store.foundationdb.errors import (
     ABANDONED,
     TIMED_OUT,
+    ClusterBusy,
     explain,
     explain_commit,
     explain_open,
@@ -40,6 +41,8 @@ __all__ = ["FoundationDatabase", "Tls"]
 STAMP = bytes(10)
 #: The most that FoundationDB allows; its default is 10,000 watches per client, beyond which each one fires at once.
 MOST_WATCHES = 1_000_000
+#: How long to wait before a cluster that asks for that is asked again, while it is opened.
+BUSY_S = 0.01
 
 _pack_offset = struct.Struct("<I").pack
 
@@ -82,7 +85,7 @@ class FoundationDatabase:
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
         database = cls(handle, cluster_file or ("the URL" if connection_string else "the default cluster file"))
-        database._verify(deadline - clock.monotonic(), cluster_file)
+        database._verify(clock, deadline, cluster_file)
         return database
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> FoundationTransaction:
@@ -125,7 +128,18 @@ class FoundationDatabase:
         future.on_ready(ready)
         return watch
 
-    def _verify(self, timeout_s: float, cluster_file: str | None) -> None:
+    def _verify(self, clock: Clock, deadline: float, cluster_file: str | None) -> None:
+        while True:
+            try:
+                self._read_once(deadline - clock.monotonic(), cluster_file)
+            except ClusterBusy:  # its first answer, if the client library has yet to choose one of several versions
+                if clock.monotonic() >= deadline:
+                    raise
+                clock.sleep(BUSY_S)
+            else:
+                return
+
+    def _read_once(self, timeout_s: float, cluster_file: str | None) -> None:
         transaction = self.begin(timeout_s=max(timeout_s, 0.001), read_only=True)
         try:
             transaction.get(b"")

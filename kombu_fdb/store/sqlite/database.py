@@ -1,12 +1,13 @@
 """The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
-Model. A writing transaction takes its turn (:mod:`~kombu_fdb.store.sqlite.write_lock`) at its first operation, begins
-immediately, applies each operation as it comes and commits; so it sees its own writes, and nothing can conflict with
-it. One that promised to be read-only reads a snapshot on a connection of its own, beside the writer. After the commit,
-and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups.listener`).
+Model. A writing transaction notes what it changes, and takes its turn (:mod:`~kombu_fdb.store.sqlite.write_lock`) at
+its first read, or to commit. From then on it is alone, so nothing can conflict with it; a read finds written what was
+noted before. One that promised to be read-only reads a snapshot on a connection of its own, beside the writer. After
+the commit, and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups.listener`).
 
-The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a
-versionstamp; it rolls back with them. Its order is the order of commits, because writers take turns.
+The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
+it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
+turns.
 
 A process has a file open once, however many handles there are (:mod:`~kombu_fdb.store.sqlite.registry`): a
 :class:`SqliteDatabase` is such a handle, with the options of its client.

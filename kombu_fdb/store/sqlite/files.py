@@ -19,7 +19,7 @@ from kombu_fdb.errors import StoreUnavailable
 
 __all__ = ["OLDEST_SQLITE", "check_library", "check_path", "connect", "create", "identify", "set_synchronous"]
 
-#: The first with ``RETURNING`` (https://www.sqlite.org/lang_returning.html).
+#: What was supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 
 #: "cFDB" in the file's header: tells our databases from an application's own.
@@ -121,7 +121,16 @@ def create(connection: sqlite3.Connection) -> None:
                 "this SQLite database belongs to another program", fix="Give the broker its own file"
             )
         connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # the first: a file that is not empty keeps its size
-        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        _set_wal(connection)
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
+    else:
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        if mode != "wal":  # a copy by VACUUM INTO, or one that somebody has changed
+            _set_wal(connection)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
+
+
+def _set_wal(connection: sqlite3.Connection) -> None:
+    """Readers beside a writer need it. The file keeps it."""
+    connection.execute("PRAGMA journal_mode=WAL").fetchall()

@@ -235,12 +235,15 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _check(path: str, identity: tuple[int, int]) -> None:
     try:
-        lost = _identity(path) != identity
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) == identity:
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except OSError:  # the folder was closed to us, and we have it open
         return
-    if lost:
-        raise StoreUnavailable(
-            "the database was deleted or replaced while it was in use",
-            path=path,
-            fix="Put it back, or restart every process that uses it",
-        )
+    raise StoreUnavailable(
+        "the database was deleted or replaced while it was in use",
+        path=path,
+        fix="Put it back, or restart every process that uses it",
+    )

@@ -24,13 +24,7 @@ class ReadingTransaction(SqliteTransaction):
     def _take(self, turn: Turn) -> sqlite3.Connection:
         return self._file.take_reader(turn, self._deadline)
 
-    def _open_reserve(self) -> None:
-        pass
-
-    def _change(self, sql: str, parameters: tuple[bytes, ...], size: int) -> None:
-        raise StoreError("write in a transaction that was begun read-only", key=parameters[0])
-
-    def _next_stamp(self) -> bytes:
+    def _grow(self, key_bytes: int, value_bytes: int) -> None:
         raise StoreError("write in a transaction that was begun read-only")
 
     def _release(self) -> None:

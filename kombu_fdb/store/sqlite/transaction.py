@@ -1,36 +1,36 @@
 """One transaction of the SQLite store, operation by operation.
 
-Model. It begins with its first operation and ends with ``commit`` or ``cancel``. Its *turn* is made before anything is
-taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by that turn: so ``cancel``
-mends whatever an exception at any moment has left, and may be called again if it was cut short itself. A commit that an
-exception cut short has happened, or has not; its bells are rung in both cases.
+Model. It begins with its first read, or when it writes what it has noted so far
+(:mod:`~kombu_fdb.store.sqlite.write_set`), and ends with ``commit`` or ``cancel``. Its *turn* is made before anything
+is taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by that turn: so
+``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut short itself. A
+write that an exception cut short ends the transaction: half of what was noted is never committed. A commit that one cut
+short has happened, or has not; its bells are rung in both cases.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import struct
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import Turn
-from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
+from kombu_fdb.store.limits import check_key
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.space import FULL_S
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
 from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
+from kombu_fdb.store.sqlite.write_set import WriteSet, blob
 from kombu_fdb.store.watch import OneShotWatch
 
 __all__ = ["SqliteTransaction"]
 
 #: Keys asked for in one statement.
 MOST_PARAMETERS = 500
-#: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
-MUTATION_BYTES = 64
-
 GET = "SELECT v FROM kv WHERE k=?"
 RANGE = "SELECT k, v FROM kv WHERE k>=? AND k<? ORDER BY k LIMIT ?"
 RANGE_REVERSE = "SELECT k, v FROM kv WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
@@ -38,14 +38,11 @@ SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
 CLEAR = "DELETE FROM kv WHERE k=?"
 CLEAR_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
 BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
-NEXT_VERSION = "UPDATE kv SET v=v+1 WHERE k=0 RETURNING v"
-
-_pack_stamp = struct.Struct(">QH").pack
 
 
-def _sum(stored: bytes | None, delta: int, width: int) -> int:
-    """Of so many bytes, with wrap-around, as FoundationDB adds."""
-    return (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
+@lru_cache
+def _get_so_many(number: int) -> str:
+    return f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * number)})"
 
 
 class Owner(Hashable, Protocol):
@@ -76,29 +73,15 @@ class File(Protocol):
     def check_place(self) -> None: ...
 
 
-class SqliteTransaction:
-    """One that may write: alone from its first operation to its end."""
+class SqliteTransaction(WriteSet):
+    """One that may write: alone from its first read, or from its commit, to its end."""
 
-    __slots__ = (
-        "_bells",
-        "_clears",
-        "_connection",
-        "_cursor",
-        "_deadline",
-        "_ended",
-        "_file",
-        "_owner",
-        "_sent",
-        "_size",
-        "_stamp",
-        "_turn",
-        "_watches",
-        "_wrote",
-    )
+    __slots__ = ("_connection", "_cursor", "_deadline", "_ended", "_file", "_owner", "_sent", "_turn", "_watches")
 
     _begin = "BEGIN IMMEDIATE"
 
     def __init__(self, file: File, owner: Owner, timeout_s: float) -> None:
+        super().__init__()
         self._file = file
         self._owner = owner
         self._deadline = file.clock.monotonic() + timeout_s
@@ -106,43 +89,44 @@ class SqliteTransaction:
         self._cursor: sqlite3.Cursor | None = None
         self._connection: sqlite3.Connection | None = None
         self._ended = False
-        self._clears = False
         self._sent = False
-        self._wrote = False
-        self._size = 0
-        self._stamp = b""
-        self._bells: list[bytes] = []
         self._watches: list[OneShotWatch] = []
-
-    @property
-    def read_only(self) -> bool:
-        return not self._wrote
 
     # Reads
 
     def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
-        row = self._run(GET, (key,)).fetchone()
+        if key in self._rows and not self._ended:
+            return self._rows[key]
+        if key in self._sums or key in self._stamps:
+            self._write()
+        row = self._run(GET, (blob(key),)).fetchone()
         return None if row is None else row[0]
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        found: dict[bytes, bytes] = {}
-        for first in range(0, len(keys), MOST_PARAMETERS):
-            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
+        self._write()
+        found = self._stored([*map(blob, keys)])
         return [found.get(key) for key in keys]
 
-    def _get_some(self, keys: Sequence[bytes]) -> list[KeyValue]:
+    def _stored(self, keys: Sequence[bytearray | int]) -> dict[Any, Any]:
+        """Of these rows those that are there."""
+        found: dict[Any, Any] = {}
+        for first in range(0, len(keys), MOST_PARAMETERS):
+            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
+        return found
+
+    def _get_some(self, keys: Sequence[bytearray | int]) -> list[Any]:
         # Few different statements, so that they stay prepared: the last key fills up to a power of two.
         size = 1 << (len(keys) - 1).bit_length()
-        marks = ",".join("?" * size)
         padded = [*keys, *[keys[-1]] * (size - len(keys))]
-        return self._run(f"SELECT k, v FROM kv WHERE k IN ({marks})", padded).fetchall()
+        return self._run(_get_so_many(size), padded).fetchall()
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[KeyValue]:
         if limit < 0:
             raise ValueError("limit is negative")
-        return self._run(RANGE_REVERSE if reverse else RANGE, (begin, end, limit or -1)).fetchall()
+        self._write()
+        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1)).fetchall()
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
@@ -152,57 +136,40 @@ class SqliteTransaction:
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         return self.get_many(keys), self.get_ranges(ranges)
 
-    # Writes
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self._write(SET, key, value)
-
-    def clear(self, key: bytes) -> None:
-        check_key(key)
-        self._open_reserve()
-        self._change(CLEAR, (key,), 3 * len(key))
+    # Writes that are more than noted
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
         check_key(begin)
         check_key(end)
+        self._grow(0, 2 * (len(begin) + len(end)))
+        self._write()
         self._open_reserve()
-        self._change(CLEAR_RANGE, (begin, end), 2 * (len(begin) + len(end)))
-
-    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
-        # Two plain statements are quicker than one that calls back into Python.
-        total = _sum(self.get(key), delta, width)
-        if total:
-            self._write(SET, key, total.to_bytes(width, "little"))
-        else:
-            self.clear(key)
+        self._run(CLEAR_RANGE, (begin, end))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
-        self._write(BYTE_MAX, key, value)
+        self._grow(len(key), len(value))
+        self._write()
+        self._run(BYTE_MAX, (key, value))
 
-    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
-        self._write(SET, prefix + (self._stamp or self._next_stamp()) + suffix, value)
-
-    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
-        self._write(SET, key, prefix + (self._stamp or self._next_stamp()) + suffix)
-        self._bells.append(key)
-
-    def _write(self, sql: str, key: bytes, value: bytes) -> None:
-        if len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
-            check_key(key)
-            check_value(value)
-        self._change(sql, (key, value), 3 * len(key) + len(value))
-
-    def _change(self, sql: str, parameters: tuple[bytes, ...], size: int) -> None:
-        self._wrote = True
-        self._size += size + MUTATION_BYTES
-        if self._size > TRANSACTION_BYTES:
-            check_size(self._size)
-        self._run(sql, parameters)
+    def _write(self) -> None:
+        if not (self._rows or self._stamped or self._sums or self._stamps):
+            return
+        cursor = self._cursor or self._start()
+        self._ended = True  # until all of it is written
+        gone, kept = self._rows_with(self._stored(self._asked()))
+        try:
+            if gone:
+                self._clears = True
+                self._file.open_reserve()
+                cursor.executemany(CLEAR, gone)
+            if kept:
+                cursor.executemany(SET, kept)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._ended = False
 
     def _open_reserve(self) -> None:
         """A transaction that clears may use the file's last pages."""
-        if self._clears:
-            return
         self._clears = True
         try:
             if self._cursor is None:
@@ -210,11 +177,6 @@ class SqliteTransaction:
             self._file.open_reserve()
         except sqlite3.Error as error:
             raise self._failed(error) from error
-
-    def _next_stamp(self) -> bytes:
-        (version,) = self._run(NEXT_VERSION, ()).fetchone()
-        self._stamp = _pack_stamp(version, 0)
-        return self._stamp
 
     # Conflicts: none, writers take turns
 
@@ -237,11 +199,12 @@ class SqliteTransaction:
         return watch
 
     def commit(self) -> None:
+        if self._ended:
+            raise StoreError("the transaction has ended")
+        self._write()
         if self._cursor is not None:
             self._send()
             self._release()
-        elif self._ended:
-            raise StoreError("the transaction has ended")
         self._ended = True
         if self._bells:
             self._ring()
@@ -286,7 +249,7 @@ class SqliteTransaction:
             raise self._failed(error) from error
 
     def _start(self) -> sqlite3.Cursor:
-        if self._ended:
+        if self._ended or self._turn is not None:  # or an exception cut its beginning short
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
@@ -294,7 +257,7 @@ class SqliteTransaction:
         try:
             self._connection = self._take(turn)
             cursor = self._connection.cursor()
-            self._file.insist(lambda: cursor.execute(self._begin), self._deadline)
+            self._file.insist(partial(cursor.execute, self._begin), self._deadline)
         except BaseException:
             self.cancel()
             raise

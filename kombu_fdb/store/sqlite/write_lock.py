@@ -35,6 +35,7 @@ import threading
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
+from kombu_fdb.primitives.threads import start
 
 __all__ = ["WriterLock"]
 
@@ -192,7 +193,7 @@ class WriterLock:
         self._busy = True
         if self._helper is None or not self._helper.is_alive():
             self._helper = threading.Thread(target=self._help, name="kombu-fdb-sqlite-lock", daemon=True)
-            self._helper.start()
+            start(self._helper)
         self._work.set()
 
     def _help(self) -> None:

@@ -18,6 +18,7 @@ import weakref
 from time import monotonic
 
 from kombu_fdb.model import Lease
+from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.lookout import Lookout
@@ -110,7 +111,7 @@ class Receiver:
         self._thread = threading.Thread(
             target=_serve, args=(weakref.ref(self), self._lookout), name="kombu-fdb-receiver", daemon=True
         )
-        self._thread.start()
+        start(self._thread)
 
     def turn(self) -> float | None:
         """One of the thread's. Returns for how long to sleep, None for ever. Raises ``_Ended`` after an error."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
@@ -36,7 +36,19 @@ _ENCODED_TYPE = {"__type__", "__value__"}
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
 
-_dumps = JSONEncoder(separators=(",", ":")).encode
+
+def _encoder() -> Callable[[Any], str]:
+    """``JSONEncoder.encode``, whose C part is made once, not for each text: that is a third of its time."""
+    plain = JSONEncoder(separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # a Python without it
+        return plain.encode
+    # No markers: of a circle it learns by its depth, and threads may share it.
+    encode = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_dumps = _encoder()
 _loads = json.JSONDecoder().decode
 
 
@@ -72,20 +84,21 @@ def encode(
     check_numbers(meta, headers, properties)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     once_id, once_window_ms = once_of(headers, dedup_window_s)
-    return Publication(
+    return Publication(  # by their places: names take half a microsecond more
         exchange,
         routing_key,
         _payload(meta, message),
         _priority(properties, most_urgent_is_zero),
         due_ms(headers, properties, now_ms),
         ttl_ms(headers, properties),
-        key=key,
-        ttr_ms=ttr_ms(headers),
-        task_id=task_id_of(headers, properties),
-        dedup_id=dedup_id,
-        dedup_window_ms=dedup_window_ms,
-        once_id=once_id,
-        once_window_ms=once_window_ms,
+        0,
+        key,
+        ttr_ms(headers),
+        task_id_of(headers, properties),
+        dedup_id,
+        dedup_window_ms,
+        once_id,
+        once_window_ms,
     )
 
 
@@ -99,13 +112,14 @@ def _payload(meta: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    headers, properties = message.get("headers") or {}, message.get("properties") or {}
-    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+    headers, kept = message.get("headers") or {}, dict(message.get("properties") or {})
+    for name in _PER_DELIVERY:
+        kept.pop(name, None)
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
         raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
     for name, text in (("content type", content_type), ("content encoding", content_encoding)):
-        if text is not None:
+        if text is not None and not (type(text) is str and text.isascii()):
             utf8_bytes(name, text)
     try:
         return _dumps([content_type, content_encoding, headers, kept, exchange, routing_key]).encode()
@@ -189,7 +203,7 @@ def open_payload(payload: bytes) -> Envelope:
         raise _foreign(payload, "headers and properties are not objects")
     if not isinstance(exchange, str) or not isinstance(routing_key, str):
         raise _foreign(payload, "exchange and routing key are not strings")
-    if not all(text is None or isinstance(text, str) for text in (content_type, content_encoding)):
+    if not isinstance(content_type, str | None) or not isinstance(content_encoding, str | None):
         raise _foreign(payload, "content type and encoding are not strings")
     return Envelope(content_type, content_encoding, headers, properties, exchange, routing_key, payload[start:])
 

@@ -33,6 +33,7 @@ __all__ = ["KeyOf", "key_reader"]
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
+_KEYS = frozenset({"fair_key", "MessageGroupId"})
 
 KeyOf = Callable[[Mapping[str, Any]], str]
 KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
@@ -49,6 +50,8 @@ def key_reader(option: str | None) -> KeyOf:
 
 def _explicit_key(message: Mapping[str, Any]) -> str:
     headers, properties = message.get("headers") or {}, message.get("properties") or {}
+    if _KEYS.isdisjoint(headers) and "MessageGroupId" not in properties:
+        return ""
     given = (("fair_key", headers), ("MessageGroupId", properties), ("MessageGroupId", headers))
     for name, source in given:
         if source.get(name) is not None:

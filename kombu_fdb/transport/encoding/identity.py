@@ -26,6 +26,8 @@ __all__ = ["dedup_of", "once_of", "task_id_of"]
 
 Facts = Mapping[str, Any]
 
+_SQS_DEDUP_ID = "MessageDeduplicationId"
+_DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
 #: The shortest window.
 SHORTEST_S = 0.001
 
@@ -34,16 +36,20 @@ def task_id_of(headers: Facts, properties: Facts) -> str:
     """The id, "" if there is none."""
     given = headers.get("id") if "task" in headers else text_of("message_id", properties.get("message_id"))
     task_id = "" if given is None else str(given)
+    if task_id.isascii() and len(task_id) <= LONGEST_TASK_ID:
+        return task_id
     return task_id if utf8_bytes("task id", task_id) <= LONGEST_TASK_ID else ""
 
 
 def dedup_of(headers: Facts, properties: Facts, window_s: float) -> tuple[str, int]:
     """The dedup id, "" if there is none, and its window in milliseconds."""
+    if _DEDUP_IDS.isdisjoint(headers) and _SQS_DEDUP_ID not in properties:
+        return "", 0
     given = (
         ("dedup_id", headers),
         ("x-deduplication-id", headers),
-        ("MessageDeduplicationId", properties),
-        ("MessageDeduplicationId", headers),
+        (_SQS_DEDUP_ID, properties),
+        (_SQS_DEDUP_ID, headers),
     )
     dedup_id = next(filter(None, (text_of(name, source.get(name)) for name, source in given)), "")
     if not dedup_id or headers.get("retries"):
@@ -53,7 +59,9 @@ def dedup_of(headers: Facts, properties: Facts, window_s: float) -> tuple[str, i
 
 def once_of(headers: Facts, window_s: float) -> tuple[str, int]:
     """Likewise, the once id."""
-    once_id = text_of("once_id", headers.get("once_id"))
+    if "once_id" not in headers:
+        return "", 0
+    once_id = text_of("once_id", headers["once_id"])
     if not once_id or headers.get("retries"):
         return "", 0
     return once_id, _window_ms("once_window", headers.get("once_window"), window_s)

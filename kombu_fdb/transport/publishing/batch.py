@@ -26,7 +26,7 @@ from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.transport.errors import amqp_errors
+from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 
 __all__ = ["AtomicBatch", "Encoder", "JoinedBatch", "PublishBatch", "batching"]
 
@@ -90,8 +90,10 @@ class PublishBatch:
 
     def _check(self, publication: Publication) -> None:
         """Here, not in the flush, so that one bad message does not spoil the others."""
-        with amqp_errors("basic_publish"):
+        try:
             self.channel.engine.publisher.check(publication)
+        except KombuFDBError as error:
+            raise_as_amqp(error, "basic_publish")
 
     def _count_copies(self, exchange: str, routing_key: str) -> int:
         """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""

@@ -11,7 +11,9 @@ __all__ = ["end_stopping_worker", "is_stopping"]
 def is_stopping() -> bool:
     """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
     state = sys.modules.get("celery.worker.state")
-    told = (getattr(state, name, None) for name in ("should_stop", "should_terminate"))
+    if state is None:
+        return False
+    told = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
     return any(each is not None and each is not False for each in told)
 
 

@@ -354,6 +354,42 @@ class StoreConformance:
         assert number(read(database, key(b"n"))) == 42
         assert number(read(database, key(b"gone"))) == 1
 
+    def test_adds_of_a_thousand_keys(self, database: Database, key: Keys) -> None:
+        for total in (1, 2):
+            commit(database, lambda tr: [tr.add(key(b"%04d" % i), 1) for i in range(1001)])
+            rows = commit(database, lambda tr: tr.get_range(*key.range()))
+            assert [number(value) for _, value in rows] == [total] * 1001
+
+    def test_the_last_write_of_a_key_counts(self, database: Database, key: Keys) -> None:
+        commit(database, lambda tr: [tr.set(key(name), struct.pack("<q", 40)) for name in (b"a", b"b", b"d", b"g")])
+
+        def body(tr: Transaction) -> None:
+            tr.add(key(b"a"), 5)
+            tr.set(key(b"a"), b"set")
+            tr.add(key(b"b"), 5)
+            tr.clear(key(b"b"))
+            tr.set_versionstamped_value(key(b"c"))
+            tr.set(key(b"c"), b"set")
+            tr.set_versionstamped_value(key(b"d"))
+            tr.clear(key(b"d"))
+            tr.set(key(b"e"), b"set")
+            tr.set_versionstamped_value(key(b"e"), b"<")
+            tr.add(key(b"f"), 5)
+            tr.set_versionstamped_value(key(b"f"), b"<")
+            tr.clear(key(b"g"))
+            tr.add(key(b"g"), 1)
+
+        commit(database, body)
+        found = dict(key.strip(commit(database, lambda tr: tr.get_range(*key.range()))))
+        assert {name: found.pop(name) for name in (b"a", b"c", b"g")} == {
+            b"a": b"set",
+            b"c": b"set",
+            b"g": struct.pack("<q", 1),
+        }
+        assert sorted(found) == [b"e", b"f"]
+        assert found[b"e"] == found[b"f"]
+        assert found[b"e"].startswith(b"<")
+
     def test_byte_max_compares_bytes(self, database: Database, key: Keys) -> None:
         for value, kept in ((b"b", b"b"), (b"a", b"b"), (b"ba", b"ba"), (b"\xff", b"\xff"), (b"", b"\xff")):
             commit(database, lambda tr: tr.byte_max(key(b"m"), value))  # noqa: B023
@@ -442,12 +478,16 @@ class StoreConformance:
         between: Callable[[Transaction], object],
         *,
         conflict: bool,
+        blind: bool = False,
     ) -> None:
-        """``first`` runs, ``between`` commits if the store lets it, then the first one commits."""
+        """``first`` runs, ``between`` commits if the store lets it, then the first one commits.
+
+        ``blind``: the first one reads nothing of the store.
+        """
         tr = database.begin(timeout_s=TIMEOUT_S)
         first(tr)
         tr.set_versionstamped_value(key(b"stamp/first"))
-        if not self.optimistic:
+        if not self.optimistic and not blind:
             self.excludes(database, key, between)
             tr.commit()
             self.interfere(database, key, between)
@@ -459,10 +499,11 @@ class StoreConformance:
                 tr.commit()
         else:
             tr.commit()
+            assert (read(database, key(b"stamp/between")) or b"") < (read(database, key(b"stamp/first")) or b"")
         tr.cancel()
 
     def excludes(self, database: Database, key: Keys, between: Callable[[Transaction], object]) -> None:
-        """A store without conflicts must not let a writer in between at all."""
+        """A store without conflicts must not let a writer in between a read and what comes of it."""
         with pytest.raises(StoreUnavailable):
             self.interfere(database, key, between, timeout_s=REFUSAL_S)
         assert self.optimistic.reason
@@ -524,8 +565,10 @@ class StoreConformance:
         commit(database, lambda tr: [tr.set(key(b"r/%d" % i), b"") for i in range(0, 10, 2)])
         commit(database, lambda tr: tr.set(key(b"a"), struct.pack("<q", 1)))
         first, between = case.split(", ")
-        steps = _FIRST[first], _BETWEEN[between]
-        self.race(database, key, lambda tr: steps[0](tr, key), lambda tr: steps[1](tr, key), conflict=conflict)
+        steps, blind = (_FIRST[first], _BETWEEN[between]), first in _BLIND
+        self.race(
+            database, key, lambda tr: steps[0](tr, key), lambda tr: steps[1](tr, key), conflict=conflict, blind=blind
+        )
 
     def test_an_earlier_commit_is_no_conflict(self, database: Database, key: Keys) -> None:
         commit(database, lambda tr: tr.set(key(b"a"), b"1"))
@@ -743,6 +786,9 @@ _FIRST: dict[str, Step] = {
         tr.get_range(*key.range(b"r/0", b"r/9")),
     ),
 }
+
+#: Those that read nothing of the store.
+_BLIND = {"nothing read", "own write read"}
 
 _BETWEEN: dict[str, Step] = {
     "set": lambda tr, key: (tr.set(key(b"a"), b"x"), tr.set(key(b"a0"), b"x")),

@@ -59,6 +59,17 @@ def test_publish_to_an_exchange_reads_its_epoch(bench: Bench, counted: CountingD
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.round_trips) == (1, 0, TOKEN, 3)
 
 
+def test_a_batch_to_an_exchange_reads_its_epoch_once(bench: Bench, counted: CountingDatabase) -> None:
+    """However many messages it has: it was once for each."""
+    bench.engine.queues.declare_exchange(Exchange("x", "direct"))
+    bench.engine.queues.bind("q", "x", "k")
+    batch = [Publication("x", "k", b"a")] * 100
+    bench.engine.publisher.publish(batch)
+    paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
+    assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.round_trips) == (1, 0, TOKEN, 3)
+    assert (paid.stamps, paid.atomics, paid.sets) == (101, 1, TOKEN)
+
+
 def test_an_event_nobody_listens_to_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
     bench.engine.queues.declare_exchange(Exchange("celeryev", "topic"))
     bench.engine.publisher.publish([Publication("celeryev", "worker.heartbeat", b"a")])

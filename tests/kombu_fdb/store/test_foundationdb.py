@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
@@ -157,3 +161,24 @@ def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> N
     assert called.wait(TIMEOUT_S)
     commit(database, lambda tr: tr.set(b"a", b"1"))
     database.close()
+
+
+OPENED = """
+from kombu_fdb import Broker
+import sys
+with Broker.open(sys.argv[1]) as broker:
+    broker.queue("q").put(b"a")
+    print(broker.queue("q").take(5).payload)
+"""
+
+
+def test_a_client_library_of_several_versions(cluster: SingleNodeCluster, tmp_path: Path) -> None:
+    """FoundationDB's multi-version client, which tells each process once that it has chosen one of them."""
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libfdb_c" in line)
+    shutil.copy(library, tmp_path / "libfdb_c_other.so")
+    environment = {**os.environ, "FDB_NETWORK_OPTION_EXTERNAL_CLIENT_DIRECTORY": str(tmp_path)}
+    url = f"fdb:///{cluster.cluster_file}"
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, url], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "b'a'\n", done.stderr

@@ -45,7 +45,7 @@ sys.stdin.readline()
 before = ticks
 tr = database.begin(timeout_s=2)
 try:
-    tr.set(b"a", b"1")
+    tr.get(b"a")
 except StoreUnavailable:
     print("refused")
 assert ticks > before
@@ -86,6 +86,7 @@ tr.set_versionstamped_value(b"bell")
 tr.commit()
 tr = database.begin(timeout_s=20)
 tr.set(b"held", b"1")
+tr.get(b"a")
 print("holding")
 sys.stdin.readline()
 tr.commit()

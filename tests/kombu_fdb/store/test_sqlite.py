@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from kit.conformance.store import TIMEOUT_S, Capability, StoreConformance, lacks
+from kit.conformance.store import TIMEOUT_S, Capability, StoreConformance, commit, lacks, read
 from kit.sqlite_apart import open_apart
 
 from kombu_fdb.store.protocol import Database, Transaction
@@ -102,3 +102,20 @@ def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
         read.cancel()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)
+
+
+def test_a_copy_that_is_not_in_wal_mode(tmp_path: Path) -> None:
+    """VACUUM INTO leaves one; in it, a reader would stop every writer."""
+    path, copy = str(tmp_path / "broker.db"), str(tmp_path / "copy.db")
+    first = SqliteDatabase.open(path)
+    commit(first, lambda tr: tr.set(b"a", b"1"))
+    first.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM INTO ?", (copy,))
+    database = SqliteDatabase.open(copy)
+    reader = database.begin(timeout_s=TIMEOUT_S, read_only=True)
+    assert reader.get(b"a") == b"1"
+    commit(database, lambda tr: tr.set(b"a", b"2"))
+    reader.cancel()
+    assert read(database, b"a") == b"2"
+    database.close()

@@ -138,7 +138,7 @@ def test_a_child_does_not_hold_its_dead_parents_lock(database: SqliteDatabase, p
         if not os.fork():
             sys.stdin.readline()
             os._exit(0)
-        tr = database.begin(timeout_s=5); tr.set(b"a", b"1")
+        tr = database.begin(timeout_s=5); tr.set(b"a", b"1"); tr.get_range(b"a", b"b")
         print("holding")
         threading.Event().wait()
         """,
@@ -196,6 +196,7 @@ def test_a_transaction_that_outlasts_the_wait(
     monkeypatch.setattr(sqlite_fork, "WAIT_S", 0.05)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
+    tr.get_range(b"a", b"b")
 
     def child() -> None:
         with pytest.raises(StoreUnavailable, match="lazy-apps"):
@@ -218,6 +219,7 @@ def test_a_child_that_exits_normally_harms_nobody(path: str) -> None:
         database = SqliteDatabase.open(sys.argv[1])
         tr = database.begin(timeout_s=5)
         tr.set(b"a", b"1")
+        tr.get_range(b"a", b"b")
         pid = os.fork()
         if not pid:
             sys.exit(0)  # with the interpreter's whole farewell

@@ -6,6 +6,7 @@ where it waits. Here an exception comes at *each* instruction of the driver in t
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import struct
@@ -19,9 +20,10 @@ from kit.interruption import interrupt
 from kit.processes import Program
 
 from kombu_fdb import store
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.faults import Interrupted
 
 pytestmark = pytest.mark.process
 
@@ -51,7 +53,10 @@ def both(value: int) -> Callable[[Transaction], None]:
         tr.set(b"a", struct.pack(">I", value))
         tr.get(b"a")
         tr.set_versionstamped_key(b"q/", b"", b"")
+        tr.get_range(b"a", b"b")  # writes what was noted so far
         tr.set(b"b", struct.pack(">I", value))
+        tr.add(b"sum", 1)
+        tr.clear(b"gone")
         tr.set_versionstamped_value(b"bell")
 
     return body
@@ -72,6 +77,10 @@ class Bench:
 
     def get(self) -> None:
         self.retry.read(lambda tr: tr.get(b"a"), timeout_s=AT_ONCE_S)
+
+    def get_number(self) -> int:
+        """The last one that was committed."""
+        return int(struct.unpack(">I", self.retry.read(lambda tr: tr.get(b"a"), timeout_s=AT_ONCE_S) or bytes(4))[0])
 
     def cancel(self) -> None:
         def body(tr: Transaction) -> None:
@@ -133,6 +142,27 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
         gc.enable()
     assert moment > 50 * STRIDES[name]
     assert not len(bench.database.file.users)
+
+
+def test_what_was_half_written_is_never_committed(bench: Bench) -> None:
+    """Even if the body takes an exception out of a signal handler for one of its own, and goes on."""
+
+    def body(tr: Transaction) -> None:
+        tr.set(b"a", struct.pack(">I", bench.number))
+        tr.set(b"b", struct.pack(">I", bench.number))
+        with contextlib.suppress(Interrupted):
+            tr.get_range(b"a", b"b")
+
+    def work() -> None:
+        with contextlib.suppress(StoreError):
+            bench.retry(body, timeout_s=AT_ONCE_S)
+
+    moment, refused = 1, 0
+    while where := bench.interrupt(work, moment):
+        bench.check(where)
+        refused += bench.get_number() != bench.number
+        moment += 1
+    assert refused > 50
 
 
 BUSY = """

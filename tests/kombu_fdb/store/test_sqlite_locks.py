@@ -104,6 +104,7 @@ def write(database: SqliteDatabase) -> None:
 def write_and_cancel(database: SqliteDatabase) -> None:
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
+    tr.get_range(b"a", b"b")
     tr.cancel()
 
 

@@ -105,6 +105,7 @@ def test_whoever_waits_is_next(database: SqliteDatabase, path: str) -> None:
     with open_gate(path) as gate, Program(PUBLISHER, path, "waiter", "1") as waiter:
         assert waiter.hear() == "ready"
         tr = database.begin(timeout_s=TIMEOUT_S)
+        tr.get(b"a")
         tr.set_versionstamped_key(b"q/", b"", b"first")
         waiter.tell()
         until(lambda: is_locked(gate))
@@ -156,6 +157,7 @@ HOLDER = """
     database = SqliteDatabase.open(sys.argv[1])
     tr = database.begin(timeout_s=20)
     tr.set(b"half", b"done")
+    tr.get_range(b"", b"z")  # a read makes it write, and from then on it is alone
     print("holding")
     sys.stdin.readline()
     tr.commit()
@@ -178,8 +180,9 @@ def test_a_stopped_writer_costs_others_their_deadline_only(database: SqliteDatab
         holder.process.send_signal(signal.SIGSTOP)
         for _ in range(2):
             tr = database.begin(timeout_s=0.1)
+            tr.set(b"a", b"1")
             with pytest.raises(StoreUnavailable, match="held the write lock"):
-                tr.set(b"a", b"1")
+                tr.commit()
             tr.cancel()
         assert read_beside(database, b"half") is None
         holder.process.send_signal(signal.SIGCONT)
@@ -544,8 +547,9 @@ def test_another_program_that_locks_the_database(database: SqliteDatabase, path:
     ) as other:
         assert other.hear() == "locked"
         tr = database.begin(timeout_s=0.05)
+        tr.set(b"a", b"1")
         with pytest.raises(StoreUnavailable, match=r"another program locks.*fuser"):
-            tr.set(b"a", b"1")
+            tr.commit()
         tr.cancel()
         other.tell()
         assert other.hear() == "free"
@@ -556,6 +560,7 @@ def test_a_failed_transaction_frees_the_lock(database: SqliteDatabase, path: str
     other = open_apart(path)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
+    tr.get_range(b"a", b"b")
     with pytest.raises(LimitExceeded):
         tr.set(b"k" * 20_000, b"")
     tr.cancel()

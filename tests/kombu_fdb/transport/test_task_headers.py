@@ -1,4 +1,4 @@
-"""What Celery takes for granted of a task's time limits (transport/encoding/tasks.py)."""
+"""What Celery takes for granted of a task's headers (transport/encoding/tasks.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.transport.encoding.tasks import is_timelimit
+from kombu_fdb.transport.encoding import tasks
+from kombu_fdb.transport.encoding.tasks import fault_of, is_timelimit
 
 
 @pytest.mark.parametrize("limits", [None, [None, None], [1, None], (0.5, 300), [10**300, 1e308]])
@@ -20,3 +21,23 @@ def test_limits_that_a_timer_takes(limits: Any) -> None:
 def test_a_number_that_no_timer_can_add_to_the_time_is_none(odd: Any) -> None:
     assert not is_timelimit([odd, None])
     assert not is_timelimit([None, odd])
+
+
+GOOD = {"task": "t", "id": "1", "retries": 0, "timelimit": [None, None], "stamped_headers": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"retries": "0"}, {"id": 1}, {"timelimit": [-1, None]}, {"stamped_headers": [1]}, {"stamps": []}], ids=str
+)
+def test_headers_that_look_like_good_ones_are_looked_at_all_the_same(odd: dict[str, Any]) -> None:
+    assert fault_of(GOOD) is None
+    assert fault_of({**GOOD, **odd}) is not None
+    assert fault_of(GOOD) is None
+
+
+def test_few_good_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "MOST_GOOD", 3)
+    monkeypatch.setattr(tasks, "_good", set())
+    for number in range(10):
+        assert fault_of({**GOOD, f"header-{number}": 1}) is None
+        assert len(tasks._good) <= 3

@@ -48,6 +48,7 @@ from hashlib import blake2b
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal
+from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import readable
 from kombu_fdb.store.sqlite.wakeups.pipes import SUFFIX, BellDirectory
 from kombu_fdb.store.watch import OneShotWatch
@@ -106,6 +107,11 @@ class Listener:
     def armed(self) -> int:
         """How many watches wait."""
         return sum(map(len, list(self._armed.values())))
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether any watch waits."""
+        return bool(self._armed)
 
     def open(self) -> None:
         """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
@@ -173,7 +179,7 @@ class Listener:
         # Not only noted: an exception may have come in between.
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
-            thread.start()
+            start(thread)
             self._thread = thread
 
     def _make_fifo(self, name: str) -> None:
