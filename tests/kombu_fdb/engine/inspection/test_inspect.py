@@ -59,7 +59,7 @@ def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest
         message = Publication("", queue, b"%d" % number, message_id=message_id, task_id=str(number), **kind)
         bench.engine.publisher.publish([message])
     bench.take(3, "leased")
-    for number, message_id in enumerate(ids):
+    for number, message_id in reversed(list(enumerate(ids))):
         queue, another = ("leased", "q") if number >= 9 else ("q", "leased")
         found = bench.engine.inspect.find(queue, message_id)
         assert found is not None
