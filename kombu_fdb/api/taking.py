@@ -111,13 +111,18 @@ class Wait(Generic[S]):
         connection, membership = self._connection, self._connection.client.membership()
         if self._consumed is None:
             self._begin(membership.consumed)
-        if connection.rivalry.is_contested(self._queues) and not self.standing.is_first:
+        if self.is_in_line and not self.standing.is_first:
             return [] if self.standing.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         watches = connection.engine.messages.arm(self._queues, membership.session_id, consumers)
         for watch in watches or ():
             watch.on_fire(self.sleeper.ring)
         return watches
+
+    @property
+    def is_in_line(self) -> bool:
+        """Or is about to be."""
+        return self.standing.in_line or self._connection.rivalry.is_contested(self._queues)
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
@@ -200,7 +205,8 @@ def _let_go(connection: Connection, hand: Sequence[Delivery]) -> None:
 
 
 def _claim(look: Look, standing: Standing | None, hand: list[Delivery]) -> None:
-    if standing is not None and look.connection.rivalry.is_contested(look.queues):
+    contested = look.connection.rivalry.is_contested(look.queues)
+    if standing is not None and (standing.in_line or contested):  # another thread may have left the line to us alone
         with suppress(SessionLost):  # the next look is another session's
             _stand(look, standing, hand)
     else:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 MOST_CONSUMED = 100
 #: A claim lasts no longer than its deadline; after so many of those it is not under way any more.
 CLAIM_TIMEOUTS = 3
+#: Ended demands that one join clears.
+MOST_CLEARED = 100
 
 
 class Threads(Protocol):
@@ -52,6 +55,13 @@ class Threads(Protocol):
 
     def join(self) -> None:
         """Wait for that, but not for long."""
+
+
+@dataclass(slots=True)
+class _Underway:
+    """A claim or demand. To see it again changes this, so one that was given up meanwhile stays so."""
+
+    seen_s: float
 
 
 class Membership:
@@ -68,10 +78,12 @@ class Membership:
         self.threads = threads
         self._engine = engine
         self._options = options
-        #: By the first number of its leases, since when each claim is under way.
-        self._claims: dict[int, float] = {}
+        #: By the first number of its leases, each claim that is under way, and what was last seen of it.
+        self._claims: dict[int, _Underway] = {}
         #: Claims that have ended without anybody knowing how.
         self._suspects: set[int] = set()
+        #: Demands that have ended for good: the next join clears what is left of them.
+        self._over: set[int] = set()
         self._clock = clock
 
     def close(self) -> None:
@@ -117,7 +129,7 @@ class Membership:
         hand = [] if hand is None else hand
         self.recover()
         first = self._engine.messages.reserve()
-        self._claims[first] = self._clock.monotonic()
+        self._claims[first] = _Underway(self._clock.monotonic())
         try:
             found = self._engine.messages.claim(
                 self.session_id,
@@ -157,14 +169,18 @@ class Membership:
 
     # -- in a line of rivals -----------------------------------------------------------------------------------------
 
-    def join(self, line: bytes, want: int, acks: Sequence[Lease], before: int | None) -> Demand:
+    def demand(self, line: bytes, want: int) -> Demand:
+        """One to :meth:`join` with: whoever has it can give it up, whatever interrupts that."""
+        return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
+
+    def join(self, demand: Demand, acks: Sequence[Lease]) -> None:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session."""
         self.recover()
-        demand = Demand(line, self.session_id, self._engine.messages.reserve(), want)
-        self._claims[demand.first] = self._clock.monotonic()
+        self._claims[demand.first] = _Underway(self._clock.monotonic())
+        over = list(self._over)[:MOST_CLEARED]
         try:
-            self._engine.messages.join(demand, acks, before=before)
-            return demand
+            self._engine.messages.join(demand, acks, over=over)
+            self._over.difference_update(over)
         except BaseException as error:
             self._failed(demand.first, error, [])
             self._claims.pop(demand.first, None)
@@ -172,8 +188,9 @@ class Membership:
 
     def look(self, demand: Demand, hand: list[Delivery], *, fired: bool = False) -> Sight:
         """How the demand stands, and what it was granted; ``hand`` as in :meth:`claim`."""
-        if demand.first in self._claims:
-            self._claims[demand.first] = self._clock.monotonic()
+        underway = self._claims.get(demand.first)
+        if underway is not None:
+            underway.seen_s = self._clock.monotonic()
         try:
             sight, found = self._engine.messages.look(demand, fired=fired)
             if sight.stands != WAITING:
@@ -205,13 +222,16 @@ class Membership:
         self.known.update([each.lease for each in found])
         hand.extend(found)
         self._conclude(demand.first, hand)
+        if demand.first not in self._suspects:
+            self._over.add(demand.first)
 
     def leave(self, demand: Demand, hand: list[Delivery]) -> None:
         """Wait no longer, and bring what was granted before; ``hand`` as in :meth:`claim`."""
         try:
             if self._engine.messages.leave(demand):
                 self.look(demand, hand, fired=True)
-            self._claims.pop(demand.first, None)
+            elif self._claims.pop(demand.first, None) is not None:
+                self._over.add(demand.first)
         except BaseException as error:
             self._failed(demand.first, error, hand)
             raise
@@ -239,8 +259,8 @@ class Membership:
         For the duties thread. Raises as :meth:`recover`.
         """
         longest_s = CLAIM_TIMEOUTS * self._options.operation_timeout
-        for first, began_s in list(self._claims.items()):
-            if self._clock.monotonic() - began_s > longest_s and self._claims.pop(first, None) is not None:
+        for first, underway in list(self._claims.items()):
+            if self._clock.monotonic() - underway.seen_s > longest_s and self._claims.pop(first, None) is not None:
                 self._suspects.add(first)
         self.recover()
 

@@ -11,10 +11,11 @@ Model. For each set of queues a consumer is
 Who moves it: its owner, one thread, by :meth:`Standing.attend` at each of its turns. It never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: those who wait look by themselves too, the sooner the later they have come. Who sees the
-same first one again, and work both times, with its patience over in between, deposes it and looks again. A standing
-that was deposed, or whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner
-ends: it leaves, or abandons the demand, which the duties thread then ends.
+What happens at each failure: those who wait look by themselves too, the sooner the later they have come, and the one
+right behind the first twice a second. Who sees the same first one again, and work both times, with its patience over in
+between, deposes it and looks again. A standing that was deposed, or whose claim was given up (``membership.py``), finds
+so at its next look, and joins anew. Its owner ends: it leaves, or abandons the demand, which the duties thread then
+ends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ __all__ = ["Rivalry", "Standing"]
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first.
 PATIENCE_S = 0.25
+#: The longest pause of the one right behind the first. The others ask for work with every so many looks only: it is for
+#: them if both are gone.
+NEXT_S = 0.5
+SELDOM = 4
 #: How much longer each next look may take to come.
 GROWTH = 2.0
 #: Lines that are remembered as contested.
@@ -90,8 +95,8 @@ class Standing:
         self._membership: Membership | None = None
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
-        #: The first lease of the last demand.
-        self._before: int | None = None
+        #: Its owner has ended; another thread may have said so while this one joined.
+        self._abandoned = False
         self._reset()
 
     def _reset(self) -> None:
@@ -106,6 +111,7 @@ class Standing:
         #: The first one of the line, and since when it was seen there, and with work waiting.
         self._first = b""
         self._first_s = 0.0
+        self._looks = 0
         self._work_s: float | None = None
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -123,6 +129,11 @@ class Standing:
         """Those in whose line it stands."""
         return self._queues if self._demand is not None else ()
 
+    @property
+    def want(self) -> int:
+        """How many messages it waits for."""
+        return 0 if self._demand is None else self._demand.want
+
     def next_look_s(self) -> float | None:
         """In how many seconds it wants to be called again."""
         if self._demand is None:
@@ -134,9 +145,17 @@ class Standing:
     def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
         """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
         self.belong_to(membership)
-        self._demand = membership.join(line.name(queues), want, acks, self._before)
-        self._queues = tuple(queues)
         self._reset()
+        self._queues = tuple(queues)
+        self._demand = demand = membership.demand(line.name(queues), want)
+        try:
+            membership.join(demand, acks)
+        except BaseException:
+            self._end(demand)
+            raise
+        if self._abandoned:  # and recovered before it has joined, perhaps
+            membership.give_up(demand.first)
+            self._end(demand)
 
     def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
         """Look, if that is due, and bring what was granted into ``hand``. Whether it has become the first one.
@@ -149,7 +168,11 @@ class Standing:
         fired, was_first = self._fired, self.is_first
         self._rung = self._fired = False
         self._disarm()
-        sight = self._of().look(demand, hand, fired=fired)
+        try:
+            sight = self._of().look(demand, hand, fired=fired)
+        except BaseException:
+            self._rung, self._fired = True, fired  # what it was woken for is still to be seen
+            raise
         if sight.stands != WAITING:
             self._end(demand)
         elif sight.is_first:
@@ -169,11 +192,15 @@ class Standing:
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
+        self._looks += 1
+        asks = sight.is_next or self._work_s is not None or self._looks % SELDOM == 0
         if sight.first != self._first:
             self._first, self._first_s, self._work_s = sight.first, now, None
-        elif now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
+        elif asks and now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
             engine.messages.depose(demand, sight.first)
-            pause_s = 0.0
+            pause_s, self._pause_s = 0.0, PATIENCE_S
+        if sight.is_next:
+            pause_s = min(pause_s, NEXT_S)
         if self._work_s is not None:
             pause_s = min(pause_s, PATIENCE_S)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
@@ -206,7 +233,7 @@ class Standing:
             return
         served = self._of().serve(demand, queues, rows, consumers, hand)
         if served.ended:
-            self._end(demand)
+            self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
             self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
             self._end(demand)
@@ -225,6 +252,7 @@ class Standing:
 
     def abandon(self) -> None:
         """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
+        self._abandoned = True  # before the look: a join that has not ended yet sees it
         demand, membership = self._demand, self._membership
         if demand is not None and membership is not None:
             membership.give_up(demand.first)
@@ -235,12 +263,12 @@ class Standing:
         if self._membership is not membership:
             if self._demand is not None:
                 self._end(self._demand)
-            self._membership, self._before = membership, None
+            self._membership = membership
 
     def _end(self, demand: Demand) -> None:
         self._disarm()
         if self._demand is demand:
-            self._before, self._demand = demand.first, None
+            self._demand = None
 
     def _disarm(self) -> None:
         watches, self._watches = self._watches, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import Outrun, QueueError
+from kombu_fdb.errors import LimitExceeded, Outrun, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
@@ -39,7 +39,7 @@ class Messages:
         self._claims = count(1)
         self._windows = Portion(session.LEASES_PER_CLAIM)
         self._settlements = Portion(session.LEASES_PER_CLAIM)
-        self._services = Portion(serve.MOST_MESSAGES)
+        self._services = Portion(serve.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -60,15 +60,18 @@ class Messages:
     def _claim(self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
         number = self.reserve() if terms.first is None else terms.first
         tried: list[Delivery] = []
+        gives_way = terms.gives_way
 
         def body(work: Work) -> list[Delivery]:
+            nonlocal gives_way
             window = self._window(session_id, number, limit, terms.consumers)
             tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
+            gives_way = terms.gives_way and not window.single  # a line would be served for one only: the active one
             return list(tried)
 
         def on_conflict() -> None:
             self._lost(queues, tried)
-            if terms.gives_way and not doubt.is_open:
+            if gives_way and not doubt.is_open:
                 raise Outrun
 
         doubt: Doubt[list[Delivery]] = Doubt()
@@ -105,18 +108,18 @@ class Messages:
 
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
 
-    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, before: int | None = None) -> None:
+    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, over: Collection[int] = ()) -> None:
         """Wait for messages in the line of those who consume the same queues. ``acks`` are settled with it.
 
-        ``before``: the first lease of the owner's last demand, which is over. Raises ``SessionLost``. Whoever does not
-        know what has become of a demand calls ``Sessions.recover``.
+        ``over``: the first leases of demands of the session that have ended, and that nobody will look at any more.
+        Raises ``SessionLost``. Whoever does not know what has become of a demand calls ``Sessions.recover``.
         """
 
         def body(work: Work) -> None:
             values, _ = session.require(work, demand.session, and_read=settle.lease_keys(work, acks))
             if acks:
                 settle.ack(work, acks, values)
-            line.join(work, demand, before)
+            line.join(work, demand, over)
 
         self._run.write(body)
 
@@ -137,7 +140,11 @@ class Messages:
         """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
 
         ``consumers``: as in ``ClaimTerms``. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+
+        Whoever claims past the line takes little, and is faster than a service that takes much: it would lose race
+        after race, and a whole line waits for it. So each one that it loses halves it.
         """
+        tried: list[serve.Served] = []
 
         def body(work: Work, most: int) -> serve.Served:
             window = self._window(demand.session, demand.first, most, consumers)
@@ -145,13 +152,17 @@ class Messages:
             return tried[0]
 
         def run(most: int) -> serve.Served:
-            return self._run.write(lambda work: body(work, most), on_conflict=lost)
+            doubt: Doubt[serve.Served] = Doubt()
+            on_conflict = partial(lost, doubt, most)
+            return self._run.write(lambda work: body(work, most), on_conflict=on_conflict, doubt=doubt)
 
-        def lost() -> None:
+        def lost(doubt: Doubt[serve.Served], most: int) -> None:
             self._lost(queues, [delivery for each in tried for delivery in each.deliveries])
+            if most > 1 and not doubt.is_open:
+                raise Outrun
 
-        tried: list[serve.Served] = []
-        return self._services.run(run)
+        wanted = sum(row.demand.want for row in rows if row.demand is not None)
+        return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:
         """Wait no longer. True if the demand was granted messages before."""

@@ -56,7 +56,7 @@ class Sessions:
 
         def body(work: Work) -> int:
             session.seal(work, session_id)
-            line.end(work, session_id, first)
+            line.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
             return sum(settle.release(work, held, settle.Release(counted=False)))
 

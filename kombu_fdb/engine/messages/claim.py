@@ -119,6 +119,7 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
 def _open_to(work: Work, states: Mapping[str, QueueState], window: Window) -> list[str]:
     """Those from which this claim may take."""
     single_active = [queue for queue, state in states.items() if state.control.single_active]
+    window.single = bool(single_active)
     if not single_active:
         return list(states)
     admitted = single.admitted(work, single_active, window.session, window.consumers)

@@ -16,7 +16,7 @@ those who join the line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
@@ -73,15 +73,19 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
         return Served([], 0, ended=True)
     dealt = _deal(choose(work, states, replace(window, limit=sum(seat.window.limit for seat in seats))), seats)
     taken = _take_all(work, states, dealt)
-    timeouts = {queue: ms for queue, state in states.items() if (ms := state.control.consumer_timeout_ms)}
-    served = {seat.demand for seat, delivery in taken if delivery is not None}
-    for seat in seats:
-        if seat.demand in served:
-            line.grant(work, seat.row, seat.demand, timeouts)
-    if served:
+    by_seat = [[delivery for each, delivery in taken if each is seat and delivery is not None] for seat in seats]
+    for seat, found in zip(seats, by_seat, strict=True):
+        if found:
+            line.grant(work, seat.row, seat.demand, _timeouts(states, found))
+    if any(by_seat):
         work.tr.set(work.keys.served(mine.line), mine.session)
-    own = [delivery for seat, delivery in taken if seat is seats[0] and delivery is not None]
-    return Served(own, len(served - {mine}))
+    return Served(by_seat[0], sum(map(bool, by_seat[1:])))
+
+
+def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> dict[str, int]:
+    """Of the consumers of these messages' queues: those of all queues might not fit into a value."""
+    timeouts = {each.queue: states[each.queue].control.consumer_timeout_ms for each in found}
+    return {queue: ms for queue, ms in timeouts.items() if ms}
 
 
 def _read(

@@ -20,9 +20,10 @@ Who moves it:
 * W -> G: *serve*, by the line's first. It reads how the demand stands, and the owner's session, as conflicts.
 * W -> E: *leave*, by its owner, or *depose*, by one who waits behind it, has seen it first for too long, and knows that
   there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
-* G, E -> nowhere: with its owner's next join, or the end of its session.
+* G, E -> nowhere: with the next join of its session, or the end of that.
 
 A row of the line that can't be read, or whose demand does not wait there, is deposed like anybody who does not serve.
+So may be, by an older version, the row of a demand that waits: its owner finds the row gone, and joins again.
 
 Who is woken: each watches how its own demand stands, and how the one right before it in the line does. Whatever
 happens to that one happens in a commit that this look has not seen, so nobody who becomes the first misses it, however
@@ -37,7 +38,7 @@ What happens at each failure:
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They come back with the
   others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
 * The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every
-  serve conflicts, and then ends the demand and releases what is leased in its block.
+  serve conflicts, and then drops the demand and releases what is leased in its block.
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
 
 No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
@@ -47,7 +48,7 @@ Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ __all__ = [
     "Row",
     "Sight",
     "depose",
+    "drop",
     "end",
     "forget",
     "grant",
@@ -97,7 +99,7 @@ class Sight(NamedTuple):
     """What a look has found.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
-    the first one sees it. ``server``: the session that served the line last.
+    the first one sees it. ``server``: the session that served the line last. ``is_next``: it is right behind the first.
     """
 
     stands: bytes
@@ -105,6 +107,7 @@ class Sight(NamedTuple):
     rows: list[Row]
     server: bytes
     watches: list[Watch]
+    is_next: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -124,10 +127,10 @@ def name(queues: Sequence[str]) -> bytes:
     return digest.digest()
 
 
-def join(work: Work, demand: Demand, before: int | None) -> None:
-    """Wait in the line. ``before``: the first lease of the owner's last demand, which is over."""
-    if before is not None:
-        work.tr.clear(work.keys.demand(demand.session, before))
+def join(work: Work, demand: Demand, over: Iterable[int]) -> None:
+    """Wait in the line. ``over``: the first leases of the session's earlier demands, which are cleared."""
+    for first in over:
+        work.tr.clear(work.keys.demand(demand.session, first))
     value = _DEMAND.pack(demand.session, demand.first, demand.want)
     work.tr.set_versionstamped_key(work.keys.line(demand.line), _ALONE, value)
     _stand(work, demand, WAITING, demand.line)
@@ -148,8 +151,12 @@ def look(work: Work, demand: Demand) -> Sight:
     if row == first:
         rows = work.tr.get_range(begin, end, limit=SEEN, snapshot=True)
         return Sight(WAITING, first, [_row(demand.line, each) for each in rows], server, [])
-    before = work.tr.get_range(begin, row, limit=1, reverse=True, snapshot=True)
-    return Sight(WAITING, first, [], server, _watch(work, demand, _row(demand.line, before[0]) if before else None))
+    behind = work.tr.get_range(begin, row + b"\x00", limit=2, reverse=True, snapshot=True)
+    if not behind or behind[0][0] != row:
+        return Sight(ENDED, first, [], server, [])
+    before = _row(demand.line, behind[1]) if len(behind) > 1 else None
+    is_next = before is not None and before.key == first
+    return Sight(WAITING, first, [], server, _watch(work, demand, before), is_next)
 
 
 def _watch(work: Work, demand: Demand, before: Row | None) -> list[Watch]:
@@ -166,6 +173,15 @@ def end(work: Work, session_id: SessionId, first: int) -> bytes:
         work.tr.clear(row)
         work.tr.set_versionstamped_value(key, prefix=ENDED)
     return value[:1]
+
+
+def drop(work: Work, session_id: SessionId, first: int) -> None:
+    """Nothing is left of the demand, however it stood."""
+    key = work.keys.demand(session_id, first)
+    row = _row_of(work, work.tr.get(key) or b"")
+    if row is not None:
+        work.tr.clear(row)
+    work.tr.clear(key)
 
 
 def depose(work: Work, line: bytes, row: bytes) -> None:
@@ -214,6 +230,9 @@ def forget(work: Work, session_id: SessionId) -> None:
         if row is not None:
             work.tr.clear(row)
     work.tr.clear_range(*whole)
+    for key, server in work.tr.get_range(*work.keys.all_served, snapshot=True):
+        if server == session_id:
+            work.tr.clear(key)
 
 
 def _stand(work: Work, demand: Demand, how: bytes, more: bytes) -> None:

@@ -41,4 +41,6 @@ class Window:
     sightings: Sightings | None = None
     #: By queue, whose claim it is, where only one consumer is active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
+    #: Found out by the claim: one of its queues is such a queue.
+    single: bool = False
     room: Room = field(default_factory=Room)

@@ -40,8 +40,8 @@ class Claiming:
         plan, standing = self._contested(now), self.standing
         queues = sorted(plan.queues)
         join = partial(standing.join, membership, queues, plan.limit)
-        if standing.in_line and list(standing.queues) != queues:
-            standing.leave(hand)
+        if standing.in_line and (list(standing.queues) != queues or standing.want > plan.limit):
+            standing.leave(hand)  # what it was granted there might not fit any more
         elif queues and not standing.in_line:
             self._with_acks(membership, join)
         if hand or not standing.attend(self._client.engine, hand):

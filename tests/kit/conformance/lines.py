@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from threading import Event
 
 import pytest
@@ -10,6 +11,7 @@ from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
@@ -33,10 +35,10 @@ class Rival:
         self.want = want
         self.demand = self.join()
 
-    def join(self, *acks: Lease, before: int | None = None) -> Demand:
+    def join(self, *acks: Lease, over: Collection[int] = ()) -> Demand:
         first = self.engine.messages.reserve()
         self.demand = Demand(line.name(self.queues), self.session, first, self.want)
-        self.engine.messages.join(self.demand, acks, before=before)
+        self.engine.messages.join(self.demand, acks, over=over)
         return self.demand
 
     def look(self, *, fired: bool = False) -> Sight:
@@ -123,6 +125,35 @@ class LineConformance(OnBench):
         rivals[0].serve()
         assert all(each.wait(PATIENCE_S) for each in rung)
 
+    def test_who_is_served_wakes_up_though_nobody_before_it_was(self, bench: Bench) -> None:
+        one, _two, three = Rival(bench), Rival(bench), Rival(bench)
+        rung = woken(three.look())
+        sight = one.look()
+        bench.put(b"a", b"b")
+        one.serve(sight._replace(rows=[sight.rows[0], sight.rows[2]]))
+        assert rung.wait(PATIENCE_S)
+        assert payloads(three.collect()) == [b"b"]
+
+    def test_a_row_of_somebody_who_waits_elsewhere_counts_for_nothing(self, bench: Bench) -> None:
+        """Nor does a second row of somebody."""
+        one, two = Rival(bench, 1), Rival(bench, 1, "q", "r")
+        own, elsewhere = one.look().rows[0].key, two.look().rows[0].key
+        behind = own[:-4] + b"\xff" * 4
+
+        def copy(work: Work) -> None:
+            for source, target in ((elsewhere, behind), (own, behind[:-1] + b"\xfe")):
+                value = work.tr.get(source)
+                assert value is not None
+                work.tr.set(target, value)
+
+        bench.work(copy)
+        bench.put(b"a", b"b")
+        sight = one.look()
+        assert len(sight.rows) == 3
+        assert payloads(one.serve(sight).deliveries) == [b"a"]
+        assert two.look().is_first
+        assert bench.counts() == (1, 0, 1)
+
     def test_who_joins_while_the_line_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
         """The first one has not seen him, so nobody else would tell him."""
         one = Rival(bench)
@@ -194,6 +225,17 @@ class LineConformance(OnBench):
         (granted,) = two.collect()
         assert (granted.payload, granted.ttr_ms) == (large, 60_000)
 
+    def test_any_number_of_queues_may_have_times_to_run(self, bench: Bench) -> None:
+        """How a demand stands is one value, which has a limit."""
+        queues = [f"{number:03}".ljust(255, "x") for number in range(400)]
+        for queue in queues:
+            bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-consumer-timeout": 60_000}))
+        one, two = Rival(bench, 1, *queues), Rival(bench, 2, *queues)
+        for queue in queues[-3:]:
+            bench.put(b"a", queue=queue)
+        one.serve()
+        assert [(each.queue, each.ttr_ms) for each in two.collect()] == [(each, 60_000) for each in queues[-2:]]
+
     def test_a_payload_that_is_gone_is_dead_lettered_by_who_gets_it(self, bench: Bench) -> None:
         """POISON-ENDS."""
         one, two = Rival(bench), Rival(bench)
@@ -203,6 +245,15 @@ class LineConformance(OnBench):
         one.serve()
         assert two.collect() == []
         assert bench.counts("q.dead") == (1, 0, 0)
+
+    def test_a_lease_that_cannot_be_read_is_left_for_the_sweep(self, bench: Bench) -> None:
+        one, two = Rival(bench), Rival(bench, 2)
+        bench.put(b"a", b"b")
+        one.serve()
+        lease = bench.engine.keys.lease(two.session, two.demand.first + 1)
+        bench.write(lambda tr: tr.set(lease, b"garbage"))
+        assert payloads(two.collect()) == [b"b"]
+        bench.write(lambda tr: tr.clear(lease))
 
     def test_what_has_expired_is_granted_to_nobody(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
@@ -252,7 +303,7 @@ class LineConformance(OnBench):
     def test_who_was_deposed_joins_again(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
         two.engine.messages.depose(two.demand, two.look().first)
-        one.join(before=one.demand.first)
+        one.join(over=[one.demand.first])
         assert two.look().is_first
         assert one.look().stands == WAITING
 
@@ -265,6 +316,16 @@ class LineConformance(OnBench):
         assert sight.first == garbage
         one.engine.messages.depose(one.demand, sight.first)
         assert one.look().is_first
+
+    def test_who_waits_and_has_no_row_any_more_waits_in_vain(self, bench: Bench) -> None:
+        """An older version could not read its row, and deposed it."""
+        one, two = Rival(bench), Rival(bench)
+        row = one.look().first
+        bench.write(lambda tr: tr.clear(row))
+        assert one.look().stands == ENDED
+        assert two.look().is_first
+        one.join(over=[one.demand.first])
+        assert one.look().stands == WAITING
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +380,7 @@ class LineConformance(OnBench):
         bench.put(b"a", b"b")
         (first,) = one.serve().deliveries
         before = one.demand
-        one.join(first.lease, before=before.first)
+        one.join(first.lease, over=[before.first])
         assert bench.counts() == (1, 0, 0)
         assert one.engine.messages.look(before)[0].stands == ENDED
         assert payloads(one.serve().deliveries) == [b"b"]
@@ -332,8 +393,8 @@ class LineConformance(OnBench):
         for each in (one, two, three):
             each.engine.sessions.close(each.session)
         keys = bench.engine.keys
-        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0)]
-        assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], []]
+        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0), (*keys.all_served, 0)]
+        assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], [], []]
 
 
 def _numbers(bench: Bench) -> list[int]:

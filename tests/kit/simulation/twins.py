@@ -329,7 +329,7 @@ TWINS: dict[str, Twin] = {
     "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
     "who leaves does not look at what he was granted": Twin("DURABLE", "lines", Membership, "leave", wrong.just_leave),
     "a recovery leaves its demand in the line": Twin(
-        "ONE-OWNER", "", sessions, "line", SimpleNamespace(end=lambda *_: b"")
+        "ONE-OWNER", "", sessions, "line", SimpleNamespace(drop=lambda *_: None)
     ),
     "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
     "a cancelled consumer keeps what waits for it": Twin(

@@ -37,7 +37,7 @@ def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
 
 def test_joining_conflicts_with_nobody_but_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
     one = Rival(bench)
-    paid = cost(counted, lambda: one.join(before=one.demand.first))
+    paid = cost(counted, lambda: one.join(over=[one.demand.first]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 1 + TOKEN, 0)
     assert (paid.stamps, paid.clears, paid.sets, paid.atomics) == (2, 1, TOKEN, 0)
     assert paid.round_trips == 3
@@ -55,7 +55,12 @@ def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatab
 def test_a_look_does_not_grow_with_the_line(bench: Bench, counted: CountingDatabase, others: int) -> None:
     first, *_, last = [Rival(bench) for _ in range(others + 1)]
     paid = cost(counted, last.look)
-    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 3, 0, 3)  # it, the first, the one before
+    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (
+        4,
+        4,
+        0,
+        3,
+    )  # it, the first, its row, the one before
     paid = cost(counted, first.look)
     assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 2 + min(64, others + 1), 0, 3)
 

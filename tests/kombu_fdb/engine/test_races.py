@@ -24,7 +24,7 @@ from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.errors import SessionLost
+from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -300,6 +300,30 @@ class Consumers:
         return "" if found is None else found[1]
 
 
+def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_line(bench: Bench) -> None:
+    """Its first one might be somebody who gets nothing, and would keep the active one waiting behind it."""
+    consumers = Consumers(bench)
+    bench.put(b"a", b"b")
+    terms = ClaimTerms(consumers={"q": "one"}, gives_way=True)
+    found = during(
+        bench,
+        lambda: bench.engine.messages.claim(consumers.sessions["one"], ["q"], 1, terms=terms),
+        lambda: consumers.take("two"),
+    )
+    assert (found, consumers.active) == ([], "two")
+
+
+def test_who_loses_another_race_may_give_way(bench: Bench) -> None:
+    bench.put(b"a", b"b")
+    other, session = bench.another(), bench.engine.sessions.open({})
+    with pytest.raises(Outrun):
+        during(
+            bench,
+            lambda: bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True)),
+            lambda: other.messages.claim(session, ["q"], 1),
+        )
+
+
 def two_consumers_become_active(bench: Bench) -> None:
     """The first one finds no message that they could meet at."""
     consumers = Consumers(bench)
@@ -433,6 +457,27 @@ def test_two_that_serve(bench: Bench) -> None:
     assert isinstance(served, Served)
     assert served.ended
     assert (found, bench.counts()) == ([b"a"], (1, 0, 1))
+
+
+def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
+    """Whoever takes little past the line would win each race, and all who stand in it would wait."""
+    rivals = [Rival(bench, 10) for _ in range(4)]
+    seen = rivals[0].look()
+    bench.put(*[b"m"] * 50)
+    other, session, database = bench.another(), bench.engine.sessions.open({}), bench.database
+    assert isinstance(database, MemoryDatabase)
+    races = iter(range(3))
+
+    def outrun() -> None:
+        database.before_commit = None
+        other.messages.claim(session, ["q"], 1)
+        database.before_commit = outrun if next(races, None) is not None else None
+
+    database.before_commit = outrun
+    began_s = bench.clock.monotonic()
+    assert len(rivals[0].serve(seen).deliveries) + sum(len(each.collect()) for each in rivals[1:]) == 40 >> 4
+    assert bench.clock.monotonic() == began_s, "and does not rest meanwhile"
+    check_counts(bench.engine)
 
 
 GUARDS: dict[Race, str] = {

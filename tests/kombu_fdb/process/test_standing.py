@@ -101,16 +101,38 @@ def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
 
 
 def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     one.turn()
+    two.turn()
     pauses = []
     for _ in range(8):
-        two.turn()
-        pauses.append(two.sleep())
+        three.turn()
+        pauses.append(three.sleep())
     assert pauses == sorted(pauses)
     assert pauses[0] == pytest.approx(PATIENCE_S * 1.125)
     assert pauses[-1] == pytest.approx(LONGEST_S * 1.125)
-    assert not two.standing.is_first, "an idle first one stays"
+    assert not three.standing.is_first, "an idle first one stays"
+
+
+def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    for _ in range(8):
+        two.turn()
+        longest_s = two.sleep()
+    assert longest_s == pytest.approx(standing.NEXT_S * 1.125)
+
+
+def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
+    bench.put(b"a")
+    found, looks = three.turn(), 0
+    while not found:
+        three.sleep()
+        found, looks = three.turn(), looks + 1
+    assert looks <= 3 * standing.SELDOM
 
 
 def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:

@@ -21,8 +21,8 @@ __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
 NEVER_S = 3_600.0
 #: Drained seldom, and never.
 UNDRAINED_S = (5.0, NEVER_S)
-#: Pauses of a receiver that are a part of its work; longer ones are sleep.
-NAP_S = 1.0
+#: Pauses of a receiver that are a part of its work; longer ones are sleep, as of the one behind the first of a line.
+NAP_S = 0.45
 MOST_TURNS = 400
 
 

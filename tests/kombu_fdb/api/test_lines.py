@@ -1,0 +1,144 @@
+"""Takers who stand in a line of rivals (``process/standing.py``): what they leave, and what they must not miss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kombu_fdb import Broker
+from kombu_fdb.api import taking
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.model import Demand
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.client import Client
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.stores import MemoryStores
+
+#: Less than it takes until a demand that nobody looks at is given up (``process/membership.py``).
+PATIENCE_S = 10.0
+
+Processes = Callable[[], Broker]
+
+
+@pytest.fixture
+def process() -> Iterator[Processes]:
+    """Each has a session of its own, and knows that q is contested."""
+    options = Options(poll_interval=3600.0)
+    clients: list[Client] = []
+
+    def another() -> Broker:
+        clients.append(Client(locate(parse_url("fdb+memory://lines"), options), options))
+        broker = Broker(clients[-1])
+        broker.connection.rivalry.contest(["q"])
+        return broker
+
+    with MemoryStores():
+        yield another
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def standing(broker: Broker) -> int:
+    """How many rows there are in lines."""
+    engine = broker.connection.engine
+    return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_lines)))
+
+
+def demands(broker: Broker) -> int:
+    engine = broker.connection.engine
+    return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_demands)))
+
+
+def test_takes_leave_no_rows(process: Processes) -> None:
+    broker = process()
+    queue = broker.queue("q")
+    for _ in range(10):
+        queue.put("a")
+        job = queue.take(timeout=PATIENCE_S)
+        assert job is not None
+        job.ack()
+        assert queue.take(timeout=0.001) is None
+    until(lambda: standing(broker) == 0)
+    assert demands(broker) <= 2, "the last ones go with the next, or with the session"
+
+
+def test_any_number_may_be_asked_for(process: Processes) -> None:
+    queue = process().queue("q")
+    queue.put_many(["a", "b"])
+    jobs = queue.take_many(10**12, timeout=PATIENCE_S)
+    assert [job.payload for job in jobs] == [b"a", b"b"]
+
+
+def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more(
+    process: Processes, threads: ThreadPoolExecutor
+) -> None:
+    """Another thread of its connection has found nobody else there."""
+    theirs, ours = process(), process()
+    first = theirs.connection.engine
+    demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
+    first.messages.join(demand)
+    taken = threads.submit(ours.queue("q").take, PATIENCE_S)
+    until(lambda: standing(ours) == 2)
+    ours.connection.rivalry._contested.clear()
+    ours.queue("q").put_many(["a", "b"])
+    sight, _ = first.messages.look(demand)
+    first.messages.serve(demand, ["q"], sight.rows, {})
+    job = taken.result()
+    assert job is not None
+    assert job.payload == b"b"
+    job.ack()
+
+
+def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
+    process: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = process()
+    first = broker.connection.engine
+    first.messages.join(Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
+    monkeypatch.setattr(taking, "Bell", InterruptedBell)
+    with pytest.raises(KeyboardInterrupt):
+        broker.queue("q").take(timeout=PATIENCE_S)
+    until(lambda: standing(broker) == 1)
+
+
+class InterruptedBell(Bell):
+    def wait(self, timeout_s: float | None) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = process(), process()
+    first = theirs.connection.engine
+    demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
+    first.messages.join(demand)
+
+    def grant_and_end(*_args: object) -> bool:
+        if standing(ours) < 2:
+            return True
+        theirs.queue("q").put_many(["a", "b"])
+        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})
+        return False
+
+    monkeypatch.setattr(taking, "_sleep", grant_and_end)
+    job = ours.queue("q").take(timeout=PATIENCE_S)
+    assert job is not None
+    assert job.payload == b"b"
+    job.ack()

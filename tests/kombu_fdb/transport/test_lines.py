@@ -1,0 +1,239 @@
+"""A connection whose consumers have rivals: when it joins their line, and when it leaves it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from kit.conformance.lines import Rival
+from kit.conformance.queue import Bench
+from kit.simulation.connection import SimulatedClient, SimulatedTransport
+from kit.simulation.world import NoThreads
+
+from kombu_fdb.errors import Outrun
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.standing import Standing
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming.reception import LONGEST_REST_S
+
+OPTIONS = Options()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+class Connection(SimulatedTransport):
+    """Of a process of its own; its thread is the test's."""
+
+    def __init__(self, bench: Bench, *queues: str, prefetch: int = 4, contested: bool = True) -> None:
+        self.bench = bench
+        engine = bench.another()
+        session = engine.sessions.open({})
+        self.membership = Membership(engine, OPTIONS, session, NoThreads(), bench.clock)
+        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: self.membership)
+        super().__init__(client, bench.clock.monotonic, random.Random(7), prefetch, bench.clock.wall_ms)
+        for number, queue in enumerate(queues or ("q",)):
+            self.consume(queue, f"tag{number}")
+        if contested:
+            self.standing.rivalry.contest(queues or ("q",))
+
+    @property
+    def standing(self) -> Standing:
+        return self.reception._claiming.standing
+
+    def turns(self) -> None:
+        """Until there is nothing to be done."""
+        with self.draining():
+            for _ in range(20):
+                rest_s = 0.0 if self.is_awake else (self.due or math.inf) - self.clock()
+                if rest_s > LONGEST_REST_S:
+                    return
+                self.bench.later(rest_s)
+                self.turn()
+        raise AssertionError("it does not come to rest")
+
+    def sleep(self) -> None:
+        """Nobody drains for long."""
+        self.bench.later(OPTIONS.undrained_timeout + 1)
+        self.bell.ring()
+        self.turn()
+
+    @property
+    def waiting(self) -> list[bytes]:
+        """What waits for the application."""
+        return [delivery.payload for _, delivery in self.credit.inbox]
+
+
+def rows(bench: Bench) -> int:
+    keys = bench.engine.keys
+    return len(bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_lines)))
+
+
+def test_an_idle_one_stands_in_the_line_and_is_served_there(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    assert connection.standing.in_line
+    assert not connection.lookout._armed, "it leaves the queues to the first one"
+    bench.put(b"a", b"b")
+    first.serve()
+    connection.turns()
+    assert connection.waiting == [b"b"]
+
+
+def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    first.engine.messages.leave(first.demand)
+    bench.put(b"a")
+    connection.turns()
+    assert connection.waiting == [b"a"]
+
+
+def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
+    connection = Connection(bench)
+    connection.turns()
+    assert connection.standing.is_first
+    bench.put(b"a")
+    assert connection.is_awake
+    connection.turns()
+    assert connection.waiting == [b"a"]
+
+
+def test_who_waits_looks_by_himself(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    assert connection.due is not None
+    assert connection.due - bench.clock.monotonic() <= 0.5
+    assert first.look().is_first
+
+
+def test_other_queues_are_another_line(bench: Bench) -> None:
+    connection = Connection(bench)
+    connection.turns()
+    connection.consume("r", "another")
+    connection.standing.rivalry.contest(["q", "r"])
+    connection.turns()
+    assert connection.standing.queues == ("q", "r")
+    assert rows(bench) == 1
+
+
+def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    bench.put(b"a", b"b")
+    connection.consume("r", "another")
+    connection.standing.rivalry.contest(["q", "r"])
+    first.serve()
+    connection.standing._rung = False
+    connection.turns()
+    assert connection.waiting == [b"b"]
+    assert connection.standing.queues == ("q", "r")
+
+
+def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
+    """``basic_qos`` while it waits: what is granted must not exceed the new prefetch."""
+    first, connection = Rival(bench), Connection(bench, prefetch=4)
+    connection.turns()
+    connection.credit.prefetch = 1
+    connection.reception.on_room()
+    connection.turns()
+    bench.put(*[b"m"] * 5)
+    first.serve()
+    connection.turns()
+    assert len(connection.waiting) == 1
+    assert bench.counts() == (3, 0, 2)
+
+
+def test_without_room_it_stands_in_no_line(bench: Bench) -> None:
+    connection = Connection(bench, prefetch=1)
+    connection.turns()
+    bench.put(b"a", b"b")
+    connection.turns()
+    assert connection.waiting == [b"a"]
+    assert rows(bench) == 0
+
+
+def test_nobody_drains(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    connection.sleep()
+    assert rows(bench) == 1
+    assert first.look().is_first
+
+
+def test_what_it_was_granted_when_nobody_drains_goes_back(bench: Bench) -> None:
+    first, connection = Rival(bench), Connection(bench)
+    connection.turns()
+    bench.put(b"a", b"b")
+    first.serve()
+    connection.sleep()
+    assert bench.counts() == (1, 0, 1)
+    assert not connection.membership.known
+
+
+def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
+    connection = Connection(bench)
+    connection.turns()
+    connection.reception.abandon()
+    connection.membership.recover()
+    assert rows(bench) == 0
+
+
+def test_queues_that_are_nobody_elses_are_claimed_from_by_themselves(bench: Bench) -> None:
+    """Without leases, and with consumers that are told apart: a line's transaction does neither."""
+    connection = Connection(bench, "q")
+    connection.consume("mine", "another")
+    connection.subscriptions[-1].transient = True
+    bench.put(b"a")
+    bench.put(b"b", queue="mine")
+    connection.turns()
+    assert sorted(connection.waiting) == [b"a", b"b"]
+
+
+def test_a_service_brings_nothing_of_queues_that_are_nobody_elses(bench: Bench) -> None:
+    connection = Connection(bench, "q", prefetch=2)
+    connection.consume("mine", "another")
+    connection.subscriptions[-1].transient = True
+    connection.turns()
+    rival = Rival(bench, 4)
+    bench.later(OPTIONS.poll_interval * 2)
+    connection.turns()
+    assert connection.standing.is_first
+    bench.put(*[b"mine"] * 4, queue="mine")
+    bench.put(b"a", b"b")
+    connection.turns()
+    assert not {each.queue for each in rival.collect()} - {"q"}
+
+
+def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection(bench, contested=False)
+    bench.put(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.membership, "claim", _outrun)
+        connection.turns()
+    assert connection.standing.rivalry.is_contested(["q"])
+    assert connection.waiting == [b"a"]
+
+
+def test_only_what_others_may_have_gives_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection(bench, contested=False)
+    connection.subscriptions[0].transient = True
+    bench.put(b"a")
+    given: list[object] = []
+    claim = connection.membership.claim
+
+    def note(*args: object, **terms: object) -> object:
+        given.append(terms["gives_way"])
+        return claim(*args, **terms)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(connection.membership, "claim", note)
+    connection.turns()
+    assert given == [False]
+
+
+def _outrun(*_args: object, **_terms: object) -> None:
+    raise Outrun
