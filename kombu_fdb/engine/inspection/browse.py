@@ -34,7 +34,7 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
     """Up to ``limit`` ready messages, in the order in which a lone consumer would get them.
 
     ``key``: of this key only, whether it is limited or not. ``reverse``: the last ones first, by a range read from the
-    end; in a queue with work.keys only together with ``key``. Raises ``QueueError`` otherwise.
+    end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
     """
     fair_queue = key is None and work.tr.get(work.keys.fair(queue), snapshot=True) is not None
     control = control_of(work.tr.get(work.keys.control(queue), snapshot=True))
@@ -44,7 +44,7 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
         whole = range_of(work.keys.items(queue, key or "", EVERY_RANK))
         rows = work.tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
-        raise QueueError("a queue with work.keys has no last message", queue=queue, fix="Name a key.")
+        raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
     else:
         # A claim that is never committed.
         window = Window(NO_SESSION, 0, limit, room=Room(math.inf, math.inf))

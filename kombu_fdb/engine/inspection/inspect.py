@@ -71,7 +71,7 @@ def key_page(work: Work, queue: str, after: str | None, limit: int) -> dict[str,
         tags = ("backlog", "flight", "limits")
         ranges = [(_behind(work.keys, tag, queue, after), end) for tag, (_, end) in zip(tags, ranges, strict=True)]
     parts = work.tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
-    in_order = sorted(_by_key(work.keys, parts).items(), key=lambda item: pack(item[0]))
+    in_order = sorted(_by_key(work.keys, parts).items())
     return dict(in_order[:limit])
 
 
@@ -148,7 +148,7 @@ def _published_ms(value: bytes) -> int:
     return published_at(value, 0)
 
 
-def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
+def sessions(work: Work, *, held: bool) -> list[SessionFacts]:
     """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
     described = {
         session_id: session.description_of(value)

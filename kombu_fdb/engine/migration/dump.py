@@ -31,7 +31,7 @@ from kombu_fdb.keyspace.codec import (
     is_newer,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import Keyspace, Range, readable, split_place
+from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
@@ -62,7 +62,7 @@ class _Row(NamedTuple):
     value: bytes
 
 
-def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
     if decode_count(read(lambda work: work.tr.get(keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
@@ -153,11 +153,11 @@ def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_
     if leased:
         yield from _leased(read, keys, queue)
     for name, value in _scan(read, range_of(keys.ready(queue))):
-        key, rank = _place(keys.place(queue, name))
-        yield _Row(READY, key, _priority(rank), 0, value)
-    subqueues = _subqueues(read, keys, queue)
+        yield _Row(READY, "", _priority(_rank(keys.place(queue, name))), 0, value)
+    subqueues, misplaced = _subqueues(read, keys, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
+    yield from [_Row(READY, "", NO_PRIORITY, 0, value) for value in misplaced]
     for name, value in _scan(read, range_of(keys.delayed(queue))):
         due_ms, rank = _due(keys, queue, name)
         yield _Row(DELAYED, "", _priority(rank), due_ms, value)
@@ -167,12 +167,12 @@ def _priority(rank: Rank) -> int:
     return URGENT - int(unpack_as(rank, int)[0])
 
 
-def _place(place: Place) -> tuple[str, Rank]:
-    """Of one that can't be read, the last."""
+def _rank(place: Place) -> Rank:
+    """Of a place that can't be read, the last."""
     try:
-        return split_place(place)
+        return split_place(place)[1]
     except FormatError:
-        return "", Keyspace.rank(NO_PRIORITY)
+        return Keyspace.rank(NO_PRIORITY)
 
 
 def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
@@ -213,13 +213,18 @@ def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
         yield _Row(READY, key, _priority(rank), 0, redelivered(record))
 
 
-def _subqueues(read: Read, keys: Keyspace, queue: str) -> list[tuple[str, Rank]]:
-    """Key and rank of each sub-queue, in the order of their first messages."""
+def _subqueues(read: Read, keys: Keyspace, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
+    """Key and rank of each sub-queue, in the order of their first messages; and the messages that stand in none."""
     heads: dict[tuple[str, Rank], Stamp] = {}
-    rows = _scan(read, range_of(keys.keyed(queue)))
-    for (name, subqueue), _ in readable(rows, lambda name: (name, split_place(keys.place(queue, name)))):
+    misplaced = []
+    for name, value in _scan(read, range_of(keys.keyed(queue))):
+        try:
+            subqueue = split_place(keys.place(queue, name))
+        except FormatError:
+            misplaced.append(value)
+            continue
         heads.setdefault(subqueue, Stamp(name[-STAMP_BYTES:]))
-    return sorted(heads, key=lambda each: heads[each])
+    return sorted(heads, key=lambda each: heads[each]), misplaced
 
 
 def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:

@@ -6,6 +6,7 @@ test every counter equals a full scan.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -80,6 +81,33 @@ class DutiesConformance(OnBench):
         assert {letter.payload for letter in letters} == {b"x" * LARGE}
         assert [letter.message_id for letter in letters[1:]] == [b"%16s" % target.encode() for target in GRAVES[1:]]
         bench.engine.messages.ack([letter.lease for letter in letters])
+        assert_nothing_left(bench)
+
+    def test_a_copy_that_was_cut_short_is_made_anew(self, bench: Bench) -> None:
+        """Its number of chunks says that it is all, and its message has more."""
+        declare_graves(bench)
+        bench.put(b"x" * LARGE)
+        (delivery,) = bench.take()
+        keys = bench.engine.keys
+        short = struct.pack(">16sIB", b"c" * 16, 2, True)
+        bench.write(lambda tr: tr.set(keys.copy(delivery.message_id, GRAVES[1]), short))
+        assert bench.engine.messages.reject([delivery.lease]) == [True]
+        letters = take_letters(bench)
+        assert [letter.payload for letter in letters] == [b"x" * LARGE] * 3
+        bench.engine.messages.ack([letter.lease for letter in letters])
+        assert_nothing_left(bench)
+
+    def test_of_a_message_that_has_lost_its_end_the_rest_is_copied(self, bench: Bench) -> None:
+        """It can't be read any more, wherever it goes; its burial ends all the same."""
+        declare_graves(bench)
+        bench.put(b"x" * LARGE)
+        (delivery,) = bench.take()
+        _begin, end = bench.engine.keys.bodies(delivery.message_id)
+        bench.write(lambda tr: tr.clear_range(bench.engine.keys.body(delivery.message_id, 20), end))
+        assert bench.engine.messages.reject([delivery.lease]) == [True]
+        assert [bench.counts(queue) for queue in GRAVES] == [(1, 0, 0)] * 3
+        for queue in GRAVES:
+            bench.engine.queues.purge(queue)
         assert_nothing_left(bench)
 
     def test_a_large_message_from_outside_dies_into_several_queues(self, bench: Bench) -> None:
@@ -265,14 +293,20 @@ class DutiesConformance(OnBench):
         assert bench.counts("a") == (1, 0, 0)
         assert bench.engine.upkeep.asides() == []
 
-    def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("place", [b"\x00sorts first", b"\x15\x33odd", b"\x30sorts last"])
+    def test_a_delayed_row_that_can_not_be_read_is_buried_and_the_next_is_promoted(
+        self, bench: Bench, place: bytes
+    ) -> None:
         bench.put(b"x", due_ms=bench.clock.wall_ms() + 1000)
         keys = bench.engine.keys
-        bench.write(lambda tr: tr.set(keys.delayed("q") + b"\x00junk-that-sorts-first", b"junk"))
+        bench.write(lambda tr: tr.set(keys.delayed("q") + place, b"junk"))
         bench.write(lambda tr: tr.add(keys.count("q", "delayed"), 1))
         bench.later(1)
         bench.duties().run_once()
         assert (bench.counts(), bench.counts("q.dead")) == ((1, 0, 0), (1, 0, 0))
+        (letter,) = bench.engine.inspect.peek("q.dead", 1)
+        assert letter.deaths[0].reason == "malformed"
+        assert "unreadable" in letter.deaths[0].details["error"]
 
     def test_promotion_does_not_wait_for_dedup_ids_that_keep_ending(self, bench: Bench) -> None:
         keys = bench.engine.keys

@@ -115,6 +115,8 @@ class LimitsConformance(OnBench):
         with pytest.raises(CapacityExceeded) as caught:
             bench.put(b"b" * 3)
         assert (caught.value.current_size, caught.value.capacity, caught.value.unit) == (8, 10, "bytes")
+        assert caught.value.queue == "q"
+        assert "raise the queue's x-max-length-bytes." in caught.value.fix
         bench.put(b"c" * 2)
         assert bench.counts() == (2, 0, 0)
 

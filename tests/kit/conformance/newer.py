@@ -161,6 +161,37 @@ class NewerConformance:
             assert (letter.payload, letter.deaths[0].reason) == (b"poison", "delivery_limit")
             bench.engine.messages.ack([letter.lease])
 
+    def test_what_has_come_back_as_often_as_it_may_is_delivered_once_more(self, bench: Bench) -> None:
+        """That an old process kept it counts for nothing."""
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-delivery-limit": 2}))
+        bench.put(b"new")
+        for _ in range(2):
+            bench.engine.messages.release([each.lease for each in bench.take()])
+        make_newer(bench)
+        assert bench.payloads() == []
+        with upgraded():
+            bench.engine.upkeep.regain_part()
+            (delivery,) = bench.take()
+            assert (delivery.payload, delivery.redeliveries) == (b"new", 2)
+            bench.engine.messages.ack([delivery.lease])
+
+    def test_a_lease_that_was_kept_and_can_not_be_read_is_dead_lettered(self, bench: Bench) -> None:
+        bench.put(b"new")
+        dead = bench.engine.sessions.open({})
+        bench.take(session=dead)
+        make_newer(bench, leases=True)
+        bench.engine.sessions.fence(dead, bench.beats()[dead])
+        bench.engine.sessions.release(dead)
+        ((kept, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_newer)
+        bench.write(lambda tr: tr.set(kept, value[:3]))
+        with upgraded():
+            assert bench.engine.upkeep.regain_part() == 1
+            (letter,) = bench.engine.inspect.peek("q.dead", 1)
+        assert bench.engine.inspect.counts("q") == QueueCounts()
+        assert (letter.deaths[0].queue, letter.deaths[0].reason) == ("q", "malformed")
+        assert "unreadable lease" in letter.deaths[0].details["error"]
+        bench.write(lambda tr: tr.clear_range(*range_of(bench.engine.keys._key("task"))))
+
     def test_an_old_publisher_does_not_bury_what_gives_way(self, bench: Bench) -> None:
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1, **DLX}))
         bench.put(b"new")

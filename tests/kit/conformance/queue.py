@@ -469,6 +469,20 @@ class QueueConformance(OnBench):
         bench.put(b"d", b"e")
         assert [payload[:1] for payload in bench.payloads()] == [b"c", b"d", b"e"]
 
+    def test_a_row_that_stands_nowhere_gives_way_first(self, bench: Bench) -> None:
+        """One row that nobody can read neither stops publishers nor takes room for ever."""
+        self.full(bench, None)
+        keys, value = bench.engine.keys, b"\xffodd"
+
+        def misplace(tr: Transaction) -> None:
+            for place in (b"\x1f\x01", b"\x1f\x02"):
+                tr.set(keys.ready("q") + place, value)
+                tr.add(keys.count("q", "ready"), encode_amount(1, len(value)), width=AMOUNT_BYTES)
+
+        bench.write(misplace)
+        bench.put(b"d")
+        assert [payload[:1] for payload in bench.payloads()] == [b"b", b"c", b"d"]
+
     def test_drop_head_spares_the_urgent(self, bench: Bench) -> None:
         self.full(bench, "drop-head")
         bench.put(b"d", b"e", priority=9)
@@ -489,7 +503,8 @@ class QueueConformance(OnBench):
         self.full(bench, "reject-publish")
         with pytest.raises(CapacityExceeded) as caught:
             bench.put(b"d")
-        assert (caught.value.current_size, caught.value.capacity) == (3, 3)
+        assert (caught.value.queue, caught.value.current_size, caught.value.capacity) == ("q", 3, 3)
+        assert "raise the queue's x-max-length." in caught.value.fix
         bench.engine.messages.ack([bench.take(1)[0].lease])
         bench.put(b"e")
         assert bench.counts() == (3, 0, 0)
@@ -787,12 +802,55 @@ class QueueConformance(OnBench):
         bench.put(b"a", queue="unused")
         bench.engine.queues.add_consumer(bench.session, "consumed", "tag")
         duties = bench.duties()
-        for _ in range(14):
+        for _ in range(12):
             duties.expire_queues()
+            assert bench.engine.inspect.queue("unused") is not None, "its time is not over"
             bench.later(5)
             bench.engine.queues.touch("touched")
+        duties.expire_queues()
+        bench.later(5)
+        duties.expire_queues()
         assert sorted(bench.engine.inspect.queues()) == ["consumed", "touched"]
         assert messages(bench.engine) == {}
+
+    def test_a_queue_is_unused_from_its_last_consumers_end_on(self, bench: Bench) -> None:
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 60_000}))
+        ((_, declared, _),) = bench.engine.queues.expiring()
+        bench.engine.queues.add_consumer(bench.session, "q", "tag")
+        assert bench.engine.queues.expiring() == []
+        assert not bench.engine.queues.expire("q", declared), "it has a consumer"
+        bench.engine.queues.remove_consumer(bench.session, "q", "tag")
+        ((_, last_use, expires_ms),) = bench.engine.queues.expiring()
+        assert expires_ms == 60_000
+        assert last_use > declared
+        assert not bench.engine.queues.expire("q", declared), "it was used since"
+        assert bench.engine.queues.expire("q", last_use)
+
+    def test_what_is_left_of_an_expiring_queue_that_is_gone_goes_at_once(self, bench: Bench) -> None:
+        bench.write(lambda tr: tr.set(bench.engine.keys.expiring("gone"), bytes(10)))
+        assert bench.engine.queues.expiring() == [("gone", bytes(10), 0)]
+        assert bench.engine.queues.expire("gone", bytes(10))
+        assert bench.engine.queues.expiring() == []
+
+    def test_delete_counts_what_it_purges_in_however_many_parts(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leased messages stay, and don't keep the queue."""
+        monkeypatch.setattr(control, "MESSAGES_PER_PURGE", 2)
+        bench.put(b"held", b"a", b"b", b"c", key="k")
+        bench.put(b"d", due_ms=bench.clock.wall_ms() + 60_000)
+        (held,) = bench.take(1)
+        assert bench.engine.queues.delete("q") == 4
+        assert bench.counts() == (0, 0, 1)
+        assert bench.engine.messages.ack([held.lease]) == [True]
+
+    def test_a_delayed_message_waits_among_the_messages_of_its_key(self, bench: Bench) -> None:
+        bench.put(b"a1", b"a2", key="a", due_ms=bench.clock.wall_ms() + 1)
+        bench.later(1)
+        bench.engine.upkeep.promote()
+        bench.put(b"b1", b"b2", key="b")
+        assert {name: counts.ready for name, counts in bench.engine.inspect.keys_of("q").items()} == {"a": 2, "b": 2}
+        assert bench.payloads() == [b"a1", b"b1", b"a2", b"b2"]
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

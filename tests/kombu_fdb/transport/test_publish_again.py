@@ -15,6 +15,7 @@ from kombu_fdb.engine.messages import again
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
@@ -218,12 +219,64 @@ def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
 
 
 def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are forgotten first, and one that is settled makes room."""
     monkeypatch.setattr(again, "MOST_MESSAGES", 3)
+    doubts = bench.engine.publisher.doubts
     for number in range(5):
-        lose(faults, None)
+        lose(faults, 0.0)
         with pytest.raises(CommitUnknown):
             publish(bench, str(number))
-    assert len(bench.engine.publisher.doubts) == 3
+    assert len(doubts) == 3
+    publish(bench, "4")
+    assert len(doubts) == 2
+    publish(bench, "0", "3")
+    assert len(doubts) == 1
+    assert stored(bench) == ["0", "0", "1", "2", "3", "4"]
+
+
+def test_moments_and_ids_that_are_made_anew_make_no_other_message(bench: Bench, faults: Faults) -> None:
+    lose(faults, 0.0)
+    now_ms = bench.clock.wall_ms()
+    with pytest.raises(CommitUnknown):
+        bench.engine.publisher.publish([publication("x", message_id=b"1" * 16, expires_ms=now_ms + 60_000)])
+    bench.clock.advance(0.5)
+    bench.engine.publisher.publish([publication("x", message_id=b"2" * 16, expires_ms=now_ms + 60_500)])
+    assert stored(bench) == ["x"]
+
+
+def test_settling_doubts_and_publishing_share_one_time_limit(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("a", "b"):
+        lose(faults, None)
+        with pytest.raises(CommitUnknown):
+            publish(bench, text)
+    run, given_s = bench.engine.transactions, []
+    resolve, write = Retry.resolve, run.write
+
+    def slow_resolve(retry: Retry, doubt: Any, *, timeout_s: float) -> Any:
+        given_s.append(timeout_s)
+        bench.clock.advance(2)
+        return resolve(retry, doubt, timeout_s=timeout_s)
+
+    def noted_write(body: Any, timeout_s: float | None = None, **more: Any) -> Any:
+        given_s.append(timeout_s)
+        return write(body, timeout_s, **more)
+
+    monkeypatch.setattr(Retry, "resolve", slow_resolve)
+    monkeypatch.setattr(run, "write", noted_write)
+    bench.engine.publisher.publish([publication("a"), publication("b")], timeout_s=10)
+    assert given_s == [10, 8, 6]
+
+
+def test_what_is_stored_already_costs_no_transaction_more(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(faults, 0.0)
+    with pytest.raises(CommitUnknown):
+        publish(bench, "x")
+    monkeypatch.setattr(bench.engine.transactions, "write", None)
+    assert publish(bench, "x") == [["q"]]
 
 
 def test_what_differs_is_another_message(bench: Bench, faults: Faults) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kit.conformance.queue import Bench
 
 from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.topology.arguments import KINDS, check
 from kombu_fdb.primitives.ranges import MOST
-from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
 
 EDGES = {
     "x-message-ttl": (0, MOST),
@@ -63,3 +65,17 @@ def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None
 @pytest.mark.parametrize("name", ["x-priority", "x-queue-type", "x-queue-mode", "my-argument", "x"])
 def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
     declared(**{name: object()})
+
+
+@pytest.mark.parametrize("flag", ["durable", "exclusive", "auto_delete"])
+def test_a_queues_flags_are_true_or_false(flag: str) -> None:
+    flags: dict[str, Any] = {flag: "no"}
+    with pytest.raises(InvalidArgument, match=f"{flag} is true or false"):
+        check(QueueDeclaration("q", **flags))
+
+
+@pytest.mark.parametrize("flag", ["durable", "auto_delete"])
+def test_an_exchanges_flags_are_true_or_false(flag: str) -> None:
+    flags: dict[str, Any] = {flag: "no"}
+    with pytest.raises(InvalidArgument, match=f"{flag} is true or false"):
+        Bench(MemoryDatabase()).engine.queues.declare_exchange(Exchange("e", "direct", **flags))

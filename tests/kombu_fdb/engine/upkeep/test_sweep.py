@@ -90,3 +90,14 @@ def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Be
     assert bench.engine.sessions.skip_lease(bench.session, leases[1] + b"\x00") == b""
     assert all(cost.conflict_ranges == 0 for cost in counted.transactions)
     assert [cost.rows for cost in counted.transactions] == [1, 1, 0]
+
+
+def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time() -> None:
+    observer: sweep.Observer[str] = sweep.Observer()
+    observer.look([("a", b"1", 20.0)], 100.0)
+    assert not observer.is_alive("a"), "seen once: it may have died long ago"
+    observer.look([("a", b"2", 20.0)], 101.0)
+    observer.look([("a", b"2", 20.0)], 105.5)
+    assert observer.is_alive("a")
+    observer.look([("a", b"2", 20.0)], 106.0)
+    assert not observer.is_alive("a")

@@ -1,0 +1,113 @@
+"""What is to be known of many queues, keys, messages and sessions: in parts, and each part whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.facade import inspection
+from kombu_fdb.engine.inspection import browse, pages
+from kombu_fdb.errors import QueueError
+from kombu_fdb.model import Publication, QueueControl, View
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase(), task_ids=True)
+    yield bench
+    bench.check()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 50])
+def test_facts_of_many_queues(bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Each queue's own, of messages with a key and without one."""
+    monkeypatch.setattr(inspection, "QUEUES_PER_LOOK", at_once)
+    begin_ms = bench.clock.wall_ms()
+    names = ["plain", "keyed", "both", "low", "empty"]
+    bench.put(b"1", queue="plain")
+    bench.later(1)
+    bench.put(b"2", b"3", queue="keyed", key="k")
+    bench.later(1)
+    bench.put(b"4", queue="both", key="k")
+    bench.put(b"5", queue="low", priority=9)
+    bench.later(1)
+    bench.put(b"6", queue="both")
+    bench.put(b"7", queue="both", key="later")
+    bench.engine.queues.set_control("keyed", QueueControl(paused=True))
+    bench.engine.queues.declare(QueueDeclaration("empty", auto_delete=True))
+    facts = bench.engine.inspect.facts(names)
+    assert list(facts) == names
+    ages = [None if each.oldest_ms is None else each.oldest_ms - begin_ms for each in facts.values()]
+    assert ages == [0, 1_000, 2_000, 2_000, None]
+    assert [name for name in names if facts[name].declared] == ["empty"]
+    assert [name for name in names if facts[name].can_vanish] == ["empty"]
+    assert [name for name in names if facts[name].control.paused] == ["keyed"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1_000])
+def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """And deleted, once."""
+    monkeypatch.setattr(browse, "MESSAGES_PER_TRANSACTION", rows)
+    ids = [bytes([number]) * 16 for number in range(12)]
+    for number, message_id in enumerate(ids):
+        kind = [{}, {"key": "k"}, {"due_ms": 2**41}, {}][number // 3]
+        queue = "leased" if number >= 9 else "q"
+        message = Publication("", queue, b"%d" % number, message_id=message_id, task_id=str(number), **kind)
+        bench.engine.publisher.publish([message])
+    bench.take(3, "leased")
+    for number, message_id in reversed(list(enumerate(ids))):
+        queue, another = ("leased", "q") if number >= 9 else ("q", "leased")
+        found = bench.engine.inspect.find(queue, message_id)
+        assert found is not None
+        assert found.payload == b"%d" % number
+        assert bench.engine.inspect.find(another, message_id) is None
+        assert not bench.engine.messages.delete(another, message_id)
+        assert bench.engine.messages.delete(queue, message_id)
+        assert not bench.engine.messages.delete(queue, message_id)
+    assert bench.counts() == bench.counts("leased") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("leases", [1, 2, 3, 7])
+def test_pages_of_leased_messages_are_of_one_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch, leases: int) -> None:
+    """However few leases are looked at for a page: each message is on one page."""
+    monkeypatch.setattr(pages, "LEASES_PER_PAGE", leases)
+    for number in range(6):
+        bench.put(b"%d" % number, queue="odd" if number % 2 else "even")
+    bench.take(6, "odd", "even")
+    found: list[bytes] = []
+    after: bytes | None = b""
+    while after is not None:
+        page = bench.engine.inspect.page("odd", View("leased", after=after), 2)
+        assert len(page.messages) <= 2
+        found += [each.message.payload for each in page.messages]
+        after = page.following
+    assert sorted(found) == [b"1", b"3", b"5"]
+
+
+def test_sessions_with_the_number_of_their_messages_if_it_is_asked_for(bench: Bench) -> None:
+    bench.put(b"a", b"b")
+    bench.take()
+    assert [each.held for each in bench.engine.inspect.sessions()] == [None]
+    assert [each.held for each in bench.engine.inspect.sessions(held=True)] == [2]
+    bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    (fenced,) = bench.engine.inspect.sessions()
+    assert (fenced.open, fenced.description) == (False, {})
+    bench.engine.sessions.release(bench.session)
+
+
+def test_an_exchange_is_read(bench: Bench) -> None:
+    bench.engine.queues.declare_exchange(Exchange("e", "fanout"))
+    found = bench.engine.inspect.exchange("e")
+    assert found is not None
+    assert found.type == "fanout"
+    assert bench.engine.inspect.exchange("none") is None
+
+
+def test_a_queue_with_keys_says_how_to_see_its_last_message(bench: Bench) -> None:
+    bench.put(b"a", key="k")
+    with pytest.raises(QueueError, match=r"a queue with keys has no last message .*Name a key"):
+        bench.engine.inspect.peek("q", 1, reverse=True)

@@ -1,0 +1,59 @@
+"""What an exchange that is gone has left is cleared, unless the exchange is there, or comes back."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.routing.tables import PREDECLARED, Exchange
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def epoch(bench: Bench, name: str) -> bytes:
+    (value,) = (value for key, value in bench.engine.upkeep.rows(bench.engine.keys.all_epochs) if name.encode() in key)
+    return value
+
+
+def leave(bench: Bench, name: str) -> bytes:
+    """An exchange that is gone; returns what it has left."""
+    bench.engine.queues.declare_exchange(Exchange(name, "direct"))
+    bench.engine.queues.delete_exchange(name)
+    return epoch(bench, name)
+
+
+def test_what_is_gone_is_cleared_once(bench: Bench) -> None:
+    left = leave(bench, "gone")
+    assert bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+    assert bench.engine.upkeep.rows(bench.engine.keys.all_epochs) == []
+
+
+def test_what_has_changed_since_stays(bench: Bench) -> None:
+    left = leave(bench, "gone")
+    leave(bench, "gone")
+    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+
+
+def test_what_is_declared_again_stays(bench: Bench) -> None:
+    leave(bench, "e")
+    bench.engine.queues.declare_exchange(Exchange("e", "direct"))
+    assert not bench.engine.upkeep.clear_ghost("exchange", "e", epoch(bench, "e"))
+
+
+def test_what_has_bindings_stays(bench: Bench) -> None:
+    left = leave(bench, "gone")
+    bench.write(lambda tr: tr.set(bench.engine.keys.binding("gone", "q", ""), b""))
+    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+
+
+@pytest.mark.parametrize("name", PREDECLARED)
+def test_what_is_there_without_a_declaration_stays(bench: Bench, name: str) -> None:
+    """Its caches go by its epoch, also when nothing is bound to it at the moment."""
+    bench.engine.queues.bind("q", name, "k")
+    bench.engine.queues.unbind("q", name, "k")
+    assert not bench.engine.upkeep.clear_ghost("exchange", name, epoch(bench, name))
