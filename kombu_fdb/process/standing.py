@@ -25,7 +25,7 @@ from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
+from kombu_fdb.engine.scheduling.line import ENDED, WAITING, Row, Sight
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
@@ -34,8 +34,13 @@ __all__ = ["Rivalry", "Standing"]
 
 #: Alone again after so many services of nobody else.
 LONELY = 16
-#: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first.
+#: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
+#: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
+#: what its own last one took, and twice as long with each time it has deposed somebody, or was deposed itself. Else all
+#: would depose each other for working.
 PATIENCE_S = 0.25
+MOST_PATIENCE_S = 5.0
+PATIENT = 4.0
 #: The longest pause of the one right behind the first. The others ask for work with every so many looks only: it is for
 #: them if both are gone.
 NEXT_S = 0.5
@@ -95,6 +100,7 @@ class Standing:
         self._membership: Membership | None = None
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
+        self._patience_s = PATIENCE_S
         #: Its owner has ended; another thread may have said so while this one joined.
         self._abandoned = False
         self._reset()
@@ -174,6 +180,8 @@ class Standing:
             self._rung, self._fired = True, fired  # what it was woken for is still to be seen
             raise
         if sight.stands != WAITING:
+            if sight.stands == ENDED:
+                self._be_patient(2 * self._patience_s)
             self._end(demand)
         elif sight.is_first:
             self._lead(sight)
@@ -198,11 +206,12 @@ class Standing:
             self._first, self._first_s, self._work_s = sight.first, now, None
         elif asks and now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
             engine.messages.depose(demand, sight.first)
+            self._be_patient(2 * self._patience_s)
             pause_s, self._pause_s = 0.0, PATIENCE_S
         if sight.is_next:
             pause_s = min(pause_s, NEXT_S)
         if self._work_s is not None:
-            pause_s = min(pause_s, PATIENCE_S)
+            pause_s = min(pause_s, self._patience_s)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
         self._watches = sight.watches
         for watch in sight.watches:
@@ -217,7 +226,10 @@ class Standing:
             return False
         if self._work_s is None:
             self._work_s = now
-        return now - self._work_s >= PATIENCE_S
+        return now - self._work_s >= self._patience_s
+
+    def _be_patient(self, seconds: float) -> None:
+        self._patience_s = min(max(PATIENCE_S, seconds), MOST_PATIENCE_S)
 
     def _fire(self) -> None:
         self._rung = self._fired = True
@@ -231,10 +243,12 @@ class Standing:
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
             return
+        began_s = self._clock()
         served = self._of().serve(demand, queues, rows, consumers, hand)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
+            self._be_patient(PATIENT * (self._clock() - began_s))
             self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
             self._end(demand)
         else:

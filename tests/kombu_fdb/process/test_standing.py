@@ -154,6 +154,41 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert one.standing.is_first, "it was only slow, and has joined again"
 
 
+def test_who_was_deposed_and_who_has_done_it_are_more_patient(bench: Bench) -> None:
+    """BOUNDED: else all would depose each other for working, where each service takes longer than that."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    two.turn()
+    two.engine.messages.depose(two.standing._demand, two.standing._first)  # type: ignore[arg-type]  # it stands
+    one.sleep()
+    one.turn()
+    assert one.standing._patience_s == 2 * PATIENCE_S
+    bench.put(b"a")
+    for _ in range(20):
+        two.sleep()
+        if two.turn():
+            break
+    assert two.standing._patience_s == PATIENCE_S, "a quick service of its own"
+
+
+@pytest.mark.parametrize(("took_s", "patience_s"), [(0.001, PATIENCE_S), (0.5, 2.0), (60.0, 5.0)])
+def test_who_has_served_knows_how_long_that_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, took_s: float, patience_s: float
+) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.put(b"a")
+    serve = one.engine.messages.serve
+
+    def slowly(*given: object) -> object:
+        bench.later(took_s)
+        return serve(*given)  # type: ignore[arg-type]  # what the real one was given
+
+    monkeypatch.setattr(one.engine.messages, "serve", slowly)
+    assert one.turn() == [b"a"]
+    assert one.standing._patience_s == patience_s
+
+
 def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
