@@ -207,10 +207,11 @@ class Membership:
         rows: Sequence[Row],
         consumers: Mapping[str, str],
         hand: list[Delivery],
+        patience_s: float = 0.0,
     ) -> Served:
         """Claim for the line; ``hand`` as in :meth:`claim`."""
         try:
-            served = self._engine.messages.serve(demand, queues, rows, consumers)
+            served = self._engine.messages.serve(demand, queues, rows, consumers, patience_s)
             if served.deliveries:
                 self._receive(demand, served.deliveries, hand)
             return served

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import ENDED, WAITING, Row, Sight
+from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
@@ -36,8 +36,8 @@ __all__ = ["Rivalry", "Standing"]
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
 #: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
-#: what its own last one took, and twice as long with each time it has deposed somebody, or was deposed itself. Else all
-#: would depose each other for working.
+#: what the last server's last one took, and twice as long after each deposition. Else all would depose each other for
+#: working. The line has it, so nobody has to learn it by himself.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
@@ -101,6 +101,8 @@ class Standing:
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
         self._patience_s = PATIENCE_S
+        #: How long its last service took.
+        self._service_s: float | None = None
         #: Its owner has ended; another thread may have said so while this one joined.
         self._abandoned = False
         self._reset()
@@ -180,10 +182,10 @@ class Standing:
             self._rung, self._fired = True, fired  # what it was woken for is still to be seen
             raise
         if sight.stands != WAITING:
-            if sight.stands == ENDED:
-                self._be_patient(2 * self._patience_s)
             self._end(demand)
-        elif sight.is_first:
+            return False
+        self._patience_s = _bounded(sight.patience_s)
+        if sight.is_first:
             self._lead(sight)
         else:
             self._wait(engine, demand, sight)
@@ -205,8 +207,7 @@ class Standing:
         if sight.first != self._first:
             self._first, self._first_s, self._work_s = sight.first, now, None
         elif asks and now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
-            engine.messages.depose(demand, sight.first)
-            self._be_patient(2 * self._patience_s)
+            engine.messages.depose(demand, sight.first, _bounded(2 * self._patience_s))
             pause_s, self._pause_s = 0.0, PATIENCE_S
         if sight.is_next:
             pause_s = min(pause_s, NEXT_S)
@@ -228,9 +229,6 @@ class Standing:
             self._work_s = now
         return now - self._work_s >= self._patience_s
 
-    def _be_patient(self, seconds: float) -> None:
-        self._patience_s = min(max(PATIENCE_S, seconds), MOST_PATIENCE_S)
-
     def _fire(self) -> None:
         self._rung = self._fired = True
         self._ring()
@@ -244,11 +242,12 @@ class Standing:
         if rows is None or demand is None:
             return
         began_s = self._clock()
-        served = self._of().serve(demand, queues, rows, consumers, hand)
+        patience_s = self._patience_s if self._service_s is None else _bounded(PATIENT * self._service_s)
+        served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
-            self._be_patient(PATIENT * (self._clock() - began_s))
+            self._service_s = self._clock() - began_s
             self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
             self._end(demand)
         else:
@@ -292,3 +291,7 @@ class Standing:
     def _of(self) -> Membership:
         assert self._membership is not None, "it has joined"
         return self._membership
+
+
+def _bounded(patience_s: float) -> float:
+    return min(max(PATIENCE_S, patience_s), MOST_PATIENCE_S)

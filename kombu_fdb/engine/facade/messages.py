@@ -135,11 +135,17 @@ class Messages:
         return sight, collected.deliveries
 
     def serve(
-        self, demand: Demand, queues: Sequence[str], rows: Sequence[line.Row], consumers: Mapping[str, str]
+        self,
+        demand: Demand,
+        queues: Sequence[str],
+        rows: Sequence[line.Row],
+        consumers: Mapping[str, str],
+        patience_s: float = 0.0,
     ) -> serve.Served:
         """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
 
-        ``consumers``: as in ``ClaimTerms``. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        ``consumers``: as in ``ClaimTerms``. ``patience_s``: of those who wait, from now on. Raises ``SessionLost``.
+        Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
         Whoever claims past the line takes little, and is faster than a service that takes much: it would lose race
         after race, and a whole line waits for it. So each one that it loses halves it.
@@ -148,8 +154,11 @@ class Messages:
 
         def body(work: Work, most: int) -> serve.Served:
             window = self._window(demand.session, demand.first, most, consumers)
-            tried[:] = [serve.serve(work, queues, demand, rows, window)]
-            return tried[0]
+            served = serve.serve(work, queues, demand, rows, window)
+            if served.deliveries or served.others:
+                line.served(work, demand, patience_s)
+            tried[:] = [served]
+            return served
 
         def run(most: int) -> serve.Served:
             doubt: Doubt[serve.Served] = Doubt()
@@ -168,9 +177,12 @@ class Messages:
         """Wait no longer. True if the demand was granted messages before."""
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
-    def depose(self, demand: Demand, first: bytes) -> None:
-        """Whoever stands in that row of the demand's line waits no longer: it does not serve."""
-        self._run.write(lambda work: line.depose(work, demand.line, first))
+    def depose(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
+        """Whoever stands in that row of the demand's line waits no longer: it does not serve.
+
+        ``patience_s``: of those who wait, from now on.
+        """
+        self._run.write(lambda work: line.depose(work, demand.line, first, patience_s))
 
     def has_work(self, queues: Sequence[str]) -> bool:
         """Whether a claim from these queues would find something."""

@@ -77,8 +77,6 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
     for seat, found in zip(seats, by_seat, strict=True):
         if found:
             line.grant(work, seat.row, seat.demand, _timeouts(states, found))
-    if any(by_seat):
-        work.tr.set(work.keys.served(mine.line), mine.session)
     return Served(by_seat[0], sum(map(bool, by_seat[1:])))
 
 

@@ -41,6 +41,9 @@ What happens at each failure:
   serve conflicts, and then drops the demand and releases what is leased in its block.
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
 
+How long the others are patient stands in the line as well, ``("served", line)``: each service writes what it found fit,
+each deposition twice as much as before. So where services take long, nobody has to learn that by himself.
+
 No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
 Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
@@ -75,6 +78,7 @@ __all__ = [
     "join",
     "look",
     "name",
+    "served",
     "waits",
 ]
 
@@ -84,6 +88,8 @@ SEEN = 64
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
+#: Of a line's last service: the session, and how many ms the others are patient.
+_SESSION, _MS = 16, struct.Struct(">I")
 #: Behind a stamp in the line's keys, where messages have the number inside their transaction.
 _ALONE = b"\x00\x00"
 
@@ -100,6 +106,7 @@ class Sight(NamedTuple):
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
     the first one sees it. ``server``: the session that served the line last. ``is_next``: it is right behind the first.
+    ``patience_s``: how long the first may do nothing while there is work; 0.0 if nobody has said so.
     """
 
     stands: bytes
@@ -108,6 +115,7 @@ class Sight(NamedTuple):
     server: bytes
     watches: list[Watch]
     is_next: bool = False
+    patience_s: float = 0.0
 
     @property
     def is_first(self) -> bool:
@@ -143,20 +151,21 @@ def look(work: Work, demand: Demand) -> Sight:
     begin, end = range_of(keys.line(demand.line))
     asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), (begin, end, 1)]
     found = work.tr.get_ranges(asked, snapshot=True)
-    value, server = (rows[0][1] if rows else b"" for rows in found[:2])
+    value, service = (rows[0][1] if rows else b"" for rows in found[:2])
+    server, patience_s = service[:_SESSION], _seconds(service[_SESSION:])
     first = found[2][0][0] if found[2] else b""
     row = _waits_at(work, demand, value)
     if row is None:
         return Sight(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
     if row == first:
         rows = work.tr.get_range(begin, end, limit=SEEN, snapshot=True)
-        return Sight(WAITING, first, [_row(demand.line, each) for each in rows], server, [])
+        return Sight(WAITING, first, [_row(demand.line, each) for each in rows], server, [], patience_s=patience_s)
     behind = work.tr.get_range(begin, row + b"\x00", limit=2, reverse=True, snapshot=True)
     if not behind or behind[0][0] != row:
         return Sight(ENDED, first, [], server, [])
     before = _row(demand.line, behind[1]) if len(behind) > 1 else None
     is_next = before is not None and before.key == first
-    return Sight(WAITING, first, [], server, _watch(work, demand, before), is_next)
+    return Sight(WAITING, first, [], server, _watch(work, demand, before), is_next, patience_s)
 
 
 def _watch(work: Work, demand: Demand, before: Row | None) -> list[Watch]:
@@ -184,11 +193,13 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
     work.tr.clear(key)
 
 
-def depose(work: Work, line: bytes, row: bytes) -> None:
-    """Whoever stands at this row of the line waits no longer."""
+def depose(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
+    """Whoever stands at this row of the line waits no longer. ``patience_s``: of the others, from now on."""
     value = work.tr.get(row)
     if value is None:
         return
+    server = (work.tr.get(work.keys.served(line), snapshot=True) or b"")[:_SESSION]
+    work.tr.set(work.keys.served(line), server.ljust(_SESSION, b"\x00") + _MS.pack(round(1000 * patience_s)))
     demand = _row(line, (row, value)).demand
     work.tr.clear(row)
     if demand is not None:
@@ -211,6 +222,11 @@ def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> 
     _stand(work, demand, GRANTED, encode_json(dict(timeouts)) if timeouts else b"")
 
 
+def served(work: Work, demand: Demand, patience_s: float) -> None:
+    """Its owner has served the line."""
+    work.tr.set(work.keys.served(demand.line), demand.session + _MS.pack(round(1000 * patience_s)))
+
+
 def granted(value: bytes) -> dict[str, int] | None:
     """The timeouts of a demand that was granted something, by how it stands; None if it was not."""
     if value[:1] != GRANTED:
@@ -231,7 +247,7 @@ def forget(work: Work, session_id: SessionId) -> None:
             work.tr.clear(row)
     work.tr.clear_range(*whole)
     for key, server in work.tr.get_range(*work.keys.all_served, snapshot=True):
-        if server == session_id:
+        if server[:_SESSION] == session_id:
             work.tr.clear(key)
 
 
@@ -265,3 +281,7 @@ def _decode(line: bytes, value: bytes) -> Demand:
     except struct.error:
         raise FormatError("unreadable demand", value=value[:200]) from None
     return Demand(line, SessionId(session_id), first, want)
+
+
+def _seconds(value: bytes) -> float:
+    return float(_MS.unpack(value)[0]) / 1000 if len(value) == _MS.size else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
@@ -154,39 +155,46 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert one.standing.is_first, "it was only slow, and has joined again"
 
 
-def test_who_was_deposed_and_who_has_done_it_are_more_patient(bench: Bench) -> None:
+def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     """BOUNDED: else all would depose each other for working, where each service takes longer than that."""
-    one, two = Consumer(bench), Consumer(bench)
-    one.turn()
-    two.turn()
-    two.engine.messages.depose(two.standing._demand, two.standing._first)  # type: ignore[arg-type]  # it stands
-    one.sleep()
-    one.turn()
-    assert one.standing._patience_s == 2 * PATIENCE_S
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
     bench.put(b"a")
-    for _ in range(20):
+    while not two.turn():
         two.sleep()
-        if two.turn():
-            break
-    assert two.standing._patience_s == PATIENCE_S, "a quick service of its own"
+    three.turn()
+    assert three.standing._patience_s == 2 * PATIENCE_S
+    bench.put(b"b")
+    assert three.turn() == [b"b"]
+    two.turn()
+    assert two.standing._patience_s == 2 * PATIENCE_S, "nobody knows yet how long a service takes"
+    bench.put(b"c")
+    while not two.turn():
+        two.sleep()
+    one.turn()
+    one.turn()
+    assert one.standing._patience_s == PATIENCE_S, "the last one's was quick"
 
 
 @pytest.mark.parametrize(("took_s", "patience_s"), [(0.001, PATIENCE_S), (0.5, 2.0), (60.0, 5.0)])
-def test_who_has_served_knows_how_long_that_takes(
+def test_a_server_tells_how_long_its_services_take(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, took_s: float, patience_s: float
 ) -> None:
-    one = Consumer(bench)
-    one.turn()
-    bench.put(b"a")
+    one, two = Consumer(bench), Consumer(bench)
     serve = one.engine.messages.serve
 
-    def slowly(*given: object) -> object:
+    def slowly(*given: Any) -> Any:
         bench.later(took_s)
-        return serve(*given)  # type: ignore[arg-type]  # what the real one was given
+        return serve(*given)
 
     monkeypatch.setattr(one.engine.messages, "serve", slowly)
-    assert one.turn() == [b"a"]
-    assert one.standing._patience_s == patience_s
+    for _ in range(2):
+        one.turn()
+        bench.put(b"a")
+        assert one.turn() == [b"a"]
+    two.turn()
+    assert two.standing._patience_s == patience_s
 
 
 def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
