@@ -158,8 +158,10 @@ def look(work: Work, demand: Demand) -> Sight:
     if row is None:
         return Sight(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
     if row == first:
-        rows = work.tr.get_range(begin, end, limit=SEEN, snapshot=True)
-        return Sight(WAITING, first, [_row(demand.line, each) for each in rows], server, [], patience_s=patience_s)
+        rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
+        if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve nobody
+            return Sight(ENDED, first, [], server, [])
+        return Sight(WAITING, first, rows, server, [], patience_s=patience_s)
     behind = work.tr.get_range(begin, row + b"\x00", limit=2, reverse=True, snapshot=True)
     if not behind or behind[0][0] != row:
         return Sight(ENDED, first, [], server, [])

@@ -1,0 +1,82 @@
+"""One row of a line of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
+
+The oracle. Looks, services, depositions, recoveries and the end of a session raise nothing but ``SessionLost``, and
+somebody who stands in the line, and deposes whoever does not serve, is served.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from kit.conformance.lines import Rival
+from kit.conformance.queue import Bench
+from store_rows import mutated
+
+from kombu_fdb.engine.scheduling.line import ENDED, GRANTED
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.testing.memory import MemoryDatabase
+
+SORTS = ("line", "demand", "served")
+MOST_TURNS = 40
+
+
+def test_a_damaged_row_of_a_line_stops_nobody(fuzz: Callable[..., None]) -> None:
+    def target(rng: random.Random) -> None:
+        bench, rivals = filled()
+        row = rng.choice(rows_of(bench))
+        key, value = mutated(rng, row, bench.engine.keys.prefix)
+
+        def damage(tr: Any) -> None:
+            if rng.random() < 0.7:
+                tr.clear(row[0])
+            tr.set(key, value)
+
+        bench.write(damage)
+        try:
+            bench.put(b"new")
+            wait(rivals[-1])
+            end_all(bench, rivals)
+        except Exception as error:
+            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
+            raise
+
+    fuzz(target)
+
+
+def filled() -> tuple[Bench, list[Rival]]:
+    """A line that has been served once."""
+    bench = Bench(MemoryDatabase())
+    rivals = [Rival(bench) for _ in range(4)]
+    bench.put(b"a", b"b")
+    rivals[0].serve()
+    return bench, rivals
+
+
+def rows_of(bench: Bench) -> list[tuple[bytes, bytes]]:
+    keys = bench.engine.keys
+    wholes = [(*range_of(keys._key(sort)), 0) for sort in SORTS]
+    return [row for rows in bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) for row in rows]
+
+
+def wait(rival: Rival) -> None:
+    """Until it was served."""
+    for _ in range(MOST_TURNS):
+        sight = rival.look()
+        if sight.stands == GRANTED or (sight.is_first and rival.serve(sight).deliveries):
+            return
+        if sight.stands == ENDED:
+            rival.join()
+        elif not sight.is_first:
+            rival.engine.messages.depose(rival.demand, sight.first)
+    raise AssertionError("nobody serves it")
+
+
+def end_all(bench: Bench, rivals: list[Rival]) -> None:
+    for each in rivals:
+        each.collect()
+        each.engine.messages.leave(each.demand)
+        each.engine.sessions.recover(each.session, each.demand.first)
+        each.engine.sessions.close(each.session)
+    assert bench.counts()[2] == 0
