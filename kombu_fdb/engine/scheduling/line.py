@@ -55,6 +55,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
@@ -83,6 +84,8 @@ __all__ = [
 ]
 
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
+#: What a session counts its leases up to, at most.
+MOST_LEASES = 2**62
 #: Of its line, the first one sees so many.
 SEEN = 64
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
@@ -282,6 +285,8 @@ def _decode(line: bytes, value: bytes) -> Demand:
         session_id, first, want = _DEMAND.unpack(value)
     except struct.error:
         raise FormatError("unreadable demand", value=value[:200]) from None
+    if first > MOST_LEASES or not 0 < want <= LEASES_PER_CLAIM:
+        raise FormatError("unreadable demand", first=first, want=want)
     return Demand(line, SessionId(session_id), first, want)
 
 
