@@ -16,7 +16,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.encoding.envelope import encode
 
-__all__ = ["QUEUES", "filled", "mutated", "rows_of", "sort_of"]
+__all__ = ["QUEUES", "damage", "filled", "rows_of", "sort_of"]
 
 #: What the queues are called; those of "safe" are never touched.
 QUEUES = ("plain", "fair", "expiring", "single", "full", "plain.dead", "safe")
@@ -121,6 +121,20 @@ def mutated(rng: random.Random, row: KeyValue, prefix: bytes) -> KeyValue:
         key = key[:tag] + _scrambled(rng, key[tag:])
     if which != 1:
         value = rng.choice((_scrambled, _other_json))(rng, value)
+    return key, value
+
+
+def damage(rng: random.Random, bench: Bench, row: KeyValue) -> KeyValue:
+    """Put the row as :func:`mutated` into the store, in its place or beside it. Returns what was put."""
+    key, value = mutated(rng, row, bench.engine.keys.prefix)
+    beside = rng.random() >= 0.7
+
+    def put(tr: Transaction) -> None:
+        if not beside:
+            tr.clear(row[0])
+        tr.set(key, value)
+
+    bench.write(put)
     return key, value
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
-from store_rows import mutated
+from store_rows import damage
 
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED
 from kombu_fdb.keyspace.tuples import range_of
@@ -26,14 +25,7 @@ def test_a_damaged_row_of_a_line_stops_nobody(fuzz: Callable[..., None]) -> None
     def target(rng: random.Random) -> None:
         bench, rivals = filled()
         row = rng.choice(rows_of(bench))
-        key, value = mutated(rng, row, bench.engine.keys.prefix)
-
-        def damage(tr: Any) -> None:
-            if rng.random() < 0.7:
-                tr.clear(row[0])
-            tr.set(key, value)
-
-        bench.write(damage)
+        key, value = damage(rng, bench, row)
         try:
             bench.put(b"new")
             wait(rivals[-1])

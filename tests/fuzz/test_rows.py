@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 from prometheus_client import CollectorRegistry, generate_latest
-from store_rows import QUEUES, filled, mutated, rows_of, sort_of
+from store_rows import QUEUES, damage, filled, rows_of, sort_of
 
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.metrics import BrokerCollector
@@ -59,14 +58,7 @@ def test_a_damaged_row_stops_nobody(
         bench, sort = filled(), rng.choice(SORTS)
         rows = [row for row in rows_of(bench) if sort_of(bench, row) == sort and b"safe" not in row[0] + row[1]]
         row = rng.choice(rows)
-        key, value = mutated(rng, row, bench.engine.keys.prefix)
-
-        def damage(tr: Any) -> None:
-            if rng.random() < 0.7:
-                tr.clear(row[0])
-            tr.set(key, value)
-
-        bench.write(damage)
+        key, value = damage(rng, bench, row)
         try:
             look_around(bench)
             look_from_outside(brokers(bench), tmp_path, may_refuse=sort in MAY_REFUSE)

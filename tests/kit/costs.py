@@ -6,12 +6,12 @@ transaction begun since the last :meth:`CountingDatabase.reset`, in that order; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 
-__all__ = ["Cost", "CountingDatabase"]
+__all__ = ["Cost", "CountingDatabase", "cost"]
 
 
 @dataclass(slots=True)
@@ -178,3 +178,10 @@ class CountingTransaction:
 
     def _trip(self) -> None:
         self._cost.round_trips += 1 if self._cost.round_trips else 2
+
+
+def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
+    """What the verb costs, all its transactions together."""
+    counted.reset()
+    verb()
+    return counted.total()

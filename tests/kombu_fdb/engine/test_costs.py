@@ -6,12 +6,11 @@ token and conflicts on it, against its own earlier runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import Cost, CountingDatabase
+from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -31,12 +30,6 @@ def bench(counted: CountingDatabase) -> Bench:
     bench.put(b"first use reads the queue's declaration, believed for a second")
     bench.engine.queues.purge("q")
     return bench
-
-
-def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
-    counted.reset()
-    verb()
-    return counted.total()
 
 
 def test_publish_reads_nothing_and_conflicts_only_with_itself(bench: Bench, counted: CountingDatabase) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
-from kit.costs import Cost, CountingDatabase
+from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -27,12 +25,6 @@ def bench(counted: CountingDatabase) -> Bench:
     bench.put(b"first use reads the queue's declaration, believed for a second")
     bench.engine.queues.purge("q")
     return bench
-
-
-def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:
-    counted.reset()
-    verb()
-    return counted.total()
 
 
 def test_joining_conflicts_with_nobody_but_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
