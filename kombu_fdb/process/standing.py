@@ -62,6 +62,11 @@ class Rivalry:
         #: By line, how often nobody else was seen there.
         self._contested: dict[bytes, int] = {}
 
+    @property
+    def known(self) -> bool:
+        """Whether any line is contested."""
+        return bool(self._contested)
+
     def is_contested(self, queues: Iterable[str]) -> bool:
         return bool(self._contested) and line.name([*queues]) in self._contested
 

@@ -51,13 +51,19 @@ class Claiming:
         return plan
 
     def _contested(self, now: float) -> Plan:
-        shared = self._dispatch.shared
-        return self._dispatch.plan(shared, now) if self.standing.rivalry.is_contested(shared) else Plan()
+        shared = self._contested_queues()
+        return self._dispatch.plan(shared, now) if shared else Plan()
 
     def others(self) -> set[str]:
         """The queues that somebody else looks at, or would if there were anybody with room."""
+        return set() if self.standing.is_first else self._contested_queues()
+
+    def _contested_queues(self) -> set[str]:
+        """Each turn asks, so who has no rivals does not gather his queues for it."""
+        if not self.standing.rivalry.known:
+            return set()
         shared = self._dispatch.shared
-        return shared if self.standing.rivalry.is_contested(shared) and not self.standing.is_first else set()
+        return shared if self.standing.rivalry.is_contested(shared) else set()
 
     def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
         """Carry the plan out; if one transaction must not do all of it, what is nobody else's first.
