@@ -104,9 +104,12 @@ def dashboard(
     async def nowhere(request: Request, _: Exception) -> Response:
         return await pages.nowhere(request)
 
-    made = Starlette(
-        routes=_routes(pages, reception, stream), lifespan=lifespan, exception_handlers={404: nowhere, 405: nowhere}
-    )
+    async def broken(request: Request, _: Exception) -> Response:
+        """A mistake of ours: the server logs it."""
+        return await pages.broken(request)
+
+    handlers = {404: nowhere, 405: nowhere, 500: broken}
+    made = Starlette(routes=_routes(pages, reception, stream), lifespan=lifespan, exception_handlers=handlers)
     return Guard(made, settings.hosts)
 
 

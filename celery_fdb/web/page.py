@@ -92,6 +92,13 @@ class Pages:
             return refusal
         return visit.page("error", 404, title="Not here", text="There is no such page.")
 
+    async def broken(self, request: Request) -> Response:
+        """An error that nothing here expects."""
+        visit, refusal = await self._reception.visit(request)
+        if refusal is not None:
+            return refusal
+        return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
+
     async def _run(self, view: View, visit: Visit) -> Response:
         try:
             answer = await self._threads.run(partial(_view, view, visit, self._opening))

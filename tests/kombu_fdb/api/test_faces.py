@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from kit.processes import until
 
 import kombu_fdb
 from kombu_fdb import (
@@ -373,6 +374,10 @@ def test_inspection(broker, jobs):
     assert broker.inspect.facts(["jobs"])["jobs"].control == QueueControl()
     assert broker.inspect.totals().keys() <= {"jobs"}
     assert broker.inspect.key_totals() == {}
+    until(lambda: broker.inspect.samples("day"))  # the duties write them
+    assert broker.inspect.samples("hour")[-1].queues.keys() == {"jobs"}
+    with pytest.raises(InvalidArgument, match='"hour" or "day"'):
+        broker.inspect.samples("week")
     assert broker.inspect.set_aside() == []
     job.ack()
 

@@ -14,9 +14,9 @@ from django.utils.http import urlencode
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import DeadLetter, Queue, Session
 from celery_fdb.contrib.django.pages.page import STATES, page, render, url_of, urls_of
-from celery_fdb.contrib.django.pages.rows import age, moment
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.masking import masked
+from celery_fdb.inspection.moments import age, moment
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueError, QueueNotFound
