@@ -8,6 +8,7 @@ the queue it is of, a new message still is, unless the row may have been its bra
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -139,15 +140,17 @@ def work(bench: Bench) -> None:
     engine = bench.engine
     duties = bench.duties()
     seen: list[bytes] = []
+    queues = deque(QUEUES)
     for _ in range(30):
         bench.later(2)
+        queues.rotate(-1)  # as a consumer does, so that what fills a window alone shuts nobody out
         if not engine.sessions.beat(bench.session):  # the damaged row was its own: a process opens another one
             bench.session = engine.sessions.open({})
             duties = bench.duties()
         duties.run_once()
         for watch in engine.messages.arm(QUEUES, bench.session, {"single": "tag"}) or ():
             watch.cancel()
-        found = engine.messages.claim(bench.session, QUEUES, 20, terms=ClaimTerms(consumers={"single": "tag"}))
+        found = engine.messages.claim(bench.session, [*queues], 20, terms=ClaimTerms(consumers={"single": "tag"}))
         seen += [each.payload for each in found if each.queue == "safe"]
         engine.messages.release([each.lease for each in found[:1]], due_ms=bench.clock.wall_ms() + 500)
         engine.messages.reject([each.lease for each in found[1:2]])
