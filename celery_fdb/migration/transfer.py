@@ -29,6 +29,7 @@ from kombu_fdb.api.administration.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import QueueControl, StoredMessage
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 
 T = TypeVar("T")
@@ -77,7 +78,8 @@ class StoreSource:
             _check_at_rest(broker, sum(each.leased for each in counts))
         number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
         place = name_of(broker)
-        self.header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), number)
+        expected = min(max(0, number), MOST)  # a damaged counter tells anything
+        self.header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
 
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
         for entry in self._topology():

@@ -15,6 +15,7 @@ class Inspection(Face[inspection.Inspection]):
     sessions = verb(inspection.Inspection.sessions)
     totals = verb(inspection.Inspection.totals)
     key_totals = verb(inspection.Inspection.key_totals)
+    samples = verb(inspection.Inspection.samples)
     set_aside = verb(inspection.Inspection.set_aside)
 
 

@@ -21,9 +21,11 @@ __all__ = [
     "Identified",
     "LimitChanges",
     "Named",
+    "Span",
     "State",
     "check_limit",
     "check_name",
+    "known_span",
     "known_state",
     "names_of",
     "seconds",
@@ -31,6 +33,8 @@ __all__ = [
 
 #: Of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
+#: For how long there are samples of what the queues held and did.
+Span = Literal["hour", "day"]
 
 
 def known_state(state: State) -> State:
@@ -39,6 +43,13 @@ def known_state(state: State) -> State:
     if state not in known:
         raise InvalidArgument("no such state of a job", given=state, fix=f"Known states: {', '.join(known)}.")
     return state
+
+
+def known_span(span: Span) -> Span:
+    """Raises ``InvalidArgument``."""
+    if span not in get_args(Span):
+        raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour" or "day".')
+    return span
 
 
 class Declaration(TypedDict, total=False):

@@ -34,6 +34,7 @@ key                                                   value                     
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("key_total", queue, key, event)``                  the same of a busy key; "": of others     any verb, about once a second; cleared by the duties
+``("sample", step_s, slot)``                          what queues held and did at a moment       the duties
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
@@ -299,6 +300,13 @@ class Keyspace:
     @property
     def all_key_totals(self) -> Range:
         return range_of(self._key("key_total"))
+
+    def sample(self, step_s: int, slot: int) -> bytes:
+        return self._key("sample", step_s, slot)
+
+    def samples(self, step_s: int, first: int, end: int) -> Range:
+        """Those of the slots from ``first`` to before ``end``."""
+        return self.sample(step_s, first), self.sample(step_s, end)
 
     def _bell(self, queue: str) -> bytes:
         return self._key("bell", queue)

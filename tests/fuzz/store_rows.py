@@ -9,6 +9,7 @@ from functools import cache
 
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.metrics.samples import DAY, HOUR
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -78,6 +79,7 @@ def _fill(bench: Bench) -> None:
     stored = StoredMessage("plain", "ready", b"imported", 0, message_id=b"m" * 16)
     engine.migrate.restore(b"j" * 16, [(b"mark", stored)])
     engine.metrics.flush()
+    engine.metrics.sample([HOUR, DAY])
 
 
 def _publish(bench: Bench) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.api.arguments import names_of
+from kombu_fdb.api.arguments import Span, known_span, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.engine.metrics.keytotals import KeyTotals
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, Sample
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.model import QueueFacts, SessionFacts
 
@@ -41,6 +42,16 @@ class Inspection:
     def key_totals(self) -> dict[str, KeyTotals]:
         """The same by queue, key and event, of the busiest keys; of a queue's others under ``""``."""
         return self._connection.engine.metrics.key_totals()
+
+    def samples(self, span: Span) -> list[Sample]:
+        """What the queues held and did, the oldest first: each 15 s of the last "hour", or each 5 minutes of a "day".
+
+        The processes that consume write it; while there is none, or where there are very many queues, some are
+        missing. The 50 busiest queues have names, the others stand together under ``""``.
+        Raises ``InvalidArgument`` for another span.
+        """
+        series = {"hour": HOUR, "day": DAY}[known_span(span)]
+        return self._connection.engine.metrics.samples(series)
 
     def set_aside(self) -> list[Aside]:
         """What the duties could not do and have put aside, with the reason."""

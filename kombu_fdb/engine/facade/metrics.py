@@ -1,12 +1,14 @@
-"""Metrics: how much ever happened, by queue and by key."""
+"""Metrics: how much ever happened, by queue and by key, and what was at regular moments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
-from kombu_fdb.engine.metrics import keytotals, totals
+from kombu_fdb.engine.metrics import keytotals, samples, totals
+from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 
 __all__ = ["Metrics"]
 
@@ -18,6 +20,8 @@ class Metrics:
         self._run = run
         self._inspect = inspect
         self._busiest = keytotals.Busiest()
+        #: The last that this process took.
+        self._sampled: Sample | None = None
 
     def totals(self) -> dict[str, dict[str, int]]:
         """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
@@ -43,6 +47,36 @@ class Metrics:
         if share.taken:
             timeout_s = self._run.timeouts.call_s if timeout_s is None else timeout_s
             self._run.retry(lambda tr: self._run.totals.write(tr, share.taken), timeout_s=timeout_s)
+
+    def sample(self, series: Sequence[Series]) -> None:
+        """Take a sample now, into each of these series (``samples.py``). For one thread."""
+        taken_ms = self._run.now()
+        busiest = samples.busiest(self._queues(), self._sampled)
+        self._sampled = sample = Sample(taken_ms, self._with_ages(busiest, taken_ms))
+        self._run.write(lambda work: samples.write(work, series, sample))
+
+    def _queues(self) -> dict[str, QueueSample]:
+        ever = self.totals()
+        return {
+            name: QueueSample(counts.ready, counts.delayed, counts.leased, None, ever.get(name, {}))
+            for name, counts in self._inspect.queues().items()
+        }
+
+    def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
+        """Who has nothing ready is not asked how old it is."""
+        facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != samples.OTHERS])
+        ages = {name: max(0, now_ms - each.oldest_ms) for name, each in facts.items() if each.oldest_ms is not None}
+        return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
+
+    def samples(self, series: Series) -> list[Sample]:
+        """What was sampled, the oldest first."""
+        found: list[Sample] = []
+        for first in range(0, series.slots, samples.SLOTS_PER_READ):
+            found += self._samples(series, first)
+        return sorted(found, key=lambda each: each.taken_ms)
+
+    def _samples(self, series: Series, first: int) -> list[Sample]:
+        return self._run.read(lambda work: samples.read_part(work, series, first))
 
     def trim(self) -> None:
         """Forget the totals of queues that are gone, and all but the busiest keys. For one thread."""

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, Series
 from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.primitives.clock import Clock
@@ -35,6 +36,7 @@ __all__ = [
     "Limits",
     "Newer",
     "Promotion",
+    "Samples",
     "Totals",
     "UnusedQueues",
 ]
@@ -50,6 +52,9 @@ TIDY_INTERVAL_S = 60.0
 EXPIRED_INTERVAL_S = 60.0
 #: Between two looks at what older processes keep for this one.
 NEWER_INTERVAL_S = 10.0
+
+#: Part of the time that sampling may take, where there are very many queues.
+SAMPLING = 1 / 50
 
 K = TypeVar("K", bound=Hashable)
 
@@ -334,3 +339,29 @@ class Totals:
     def run(self, budget: Budget) -> float:
         self._subjects.run([""], lambda _: self._engine.metrics.trim(), budget)
         return LEFT_INTERVAL_S
+
+
+class Samples:
+    """Write down what the queues hold and do, for charts."""
+
+    name = "sample"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._subjects = RoundRobin(guard, self.name)
+        #: The step of each series that was sampled last.
+        self._last: dict[Series, int] = {}
+
+    def run(self, budget: Budget) -> float:
+        began = self._clock.monotonic()
+        self._subjects.run([""], self._step, budget)
+        spent_s = self._clock.monotonic() - began
+        return max(HOUR.step_s - self._clock.wall_ms() / 1000 % HOUR.step_s, spent_s / SAMPLING)
+
+    def _step(self, _: str) -> None:
+        steps = {series: series.moment(self._clock.wall_ms()) for series in (HOUR, DAY)}
+        due = [series for series, step in steps.items() if self._last.get(series) != step]
+        if due:
+            self._engine.metrics.sample(due)
+        self._last = steps

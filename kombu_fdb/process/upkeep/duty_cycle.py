@@ -141,6 +141,7 @@ class Duties:
             self._leftovers,
             duties.Ghosts(engine, clock, guard),
             duties.Totals(engine, guard),
+            duties.Samples(engine, clock, guard),
         ]
         self._due_at = dict.fromkeys(range(len(self._duties)), 0.0)
         self._first = 0

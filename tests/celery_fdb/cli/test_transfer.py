@@ -22,6 +22,7 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.facade.migration import Migration
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
+from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 ROOT = Path(__file__).parents[3]
@@ -407,6 +408,15 @@ def test_entries_are_numbered_by_their_lines(run, filled, source_url, tmp_path):
     numbers = [number for number, _ in read_entries(tmp_path / "f")]
     assert numbers == list(range(2, len(numbers) + 2))
     assert len(read_header(tmp_path / "f").id) == 16
+
+
+@pytest.mark.parametrize("number", [-(2**62), 2**62])
+def test_a_damaged_counter_spoils_no_export(run, filled, another, broker, source_url, tmp_path, number):
+    engine = reopened(another, source_url)._engine
+    engine.transactions.write(lambda work: work.tr.add(work.keys.count("jobs", "ready"), number))
+    run("export", str(tmp_path / "f"), broker=source_url)
+    assert 0 <= read_header(tmp_path / "f").messages <= MOST
+    assert import_from(FileSource(tmp_path / "f"), broker, lambda _: None).messages > 0
 
 
 def test_another_namespace_of_the_same_cluster_or_file(run, broker, source, source_url):

@@ -1,4 +1,4 @@
-"""The pages of the admin that show messages and act upon them: GET shows, POST acts (``actions.py``).
+"""The pages of the admin that show messages and act upon them: GET shows, POST acts (:mod:`celery_fdb.operations`).
 
 A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the
 same in a queue of any length. Bodies need the permission ``celery_fdb.view_body``, actions ``celery_fdb.manage_queue``.
@@ -13,10 +13,12 @@ from django.utils.http import url_has_allowed_host_and_scheme, urlencode
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import MANAGE, VIEW_BODY, DeadLetter, Queue, allows
-from celery_fdb.contrib.django.pages.actions import ACTIONS, UNTOLD, Action, Request, perform
+from celery_fdb.contrib.django.pages.audit import AdminAudit
 from celery_fdb.contrib.django.pages.page import STATES, message_url, page, render, url_of, urls_of
-from celery_fdb.contrib.django.pages.rows import Row, body_of, row_of
 from celery_fdb.contrib.django.pages.text import fit
+from celery_fdb.inspection.row import body_of, row_of
+from celery_fdb.operations.catalogue import DEEDS, offered, offered_on_all
+from celery_fdb.operations.deed import Deed, Request, names_of, perform
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -27,6 +29,8 @@ __all__ = ["act", "find", "message", "queue_messages"]
 
 #: Messages that one action may be asked for; Django takes 1,000 fields of a form (DATA_UPLOAD_MAX_NUMBER_FIELDS).
 MOST_SELECTED = 500
+#: Without the project's Celery app.
+FIX_APP = "Set CELERY_FDB['APP'] so that results become REVOKED."
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -54,19 +58,11 @@ def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, nam
         "following": None if found.following is None else urlencode({**kept, "after": found.following.hex()}),
         "first": urlencode(kept) if "after" in request.GET else None,
         "is_dead": is_dead,
-        "actions": _actions(name, rows),
-        "actions_on_all": [ACTIONS["replay_all"], ACTIONS["discard_all"]] if is_dead and rows else [],
+        "actions": offered(name, rows),
+        "actions_on_all": offered_on_all(name, rows),
         **urls_of(site, name),
     }
     return render(request, site, "messages", DeadLetter if is_dead else Queue, context)
-
-
-def _actions(queue: str, rows: list[Row]) -> list[Action]:
-    """Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled."""
-    if queue.endswith(DEAD_SUFFIX):
-        return [ACTIONS["replay"], ACTIONS["discard"]]
-    has_strangers = any(row.home not in ("", queue) and row.spot.state == "ready" for row in rows)
-    return [ACTIONS["replay"], ACTIONS["cancel"]] if has_strangers else [ACTIONS["cancel"]]
 
 
 def _state(request: HttpRequest) -> State:
@@ -107,7 +103,7 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
         "may_see_body": may_see,
         "body": body_of(row) if asked else None,
         "is_dead": is_dead,
-        "actions": _actions(name, [row]),
+        "actions": offered(name, [row]),
         **urls_of(site, name),
     }
     return render(request, site, "message", model, context)
@@ -142,18 +138,18 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
     """Ask, and when the answer is yes, act."""
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
-    action = ACTIONS.get(request.POST.get("action", ""))
+    deed = DEEDS.get(request.POST.get("action", ""))
     spots = [_spot(token) for token in request.POST.getlist("selected")[:MOST_SELECTED]]
     back = _back(request, site, name)
-    if action is None or (action.selects and not spots):
+    if deed is None or (deed.selects and not spots):
         messages.warning(request, "Choose an action and select the messages for it. Nothing was changed.")
         return HttpResponseRedirect(back)
     app = conf.app_of_broker(conf.read())
-    asked = Request(name, spots, request.POST.get("key"), _names(broker, name, spots), app)
+    asked = Request(name, spots, request.POST.get("key"), names_of(broker, name, spots), app, FIX_APP)
     if "confirmed" not in request.POST:
-        return _ask(request, site, action, asked, back)
+        return _ask(request, site, deed, asked, back)
     try:
-        outcome = perform(broker, action, asked, request.user)
+        outcome = perform(broker, deed, asked, AdminAudit(request.user))
     except StoreError:
         raise
     except KombuFDBError as error:
@@ -163,20 +159,11 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
     return HttpResponseRedirect(back)
 
 
-def _names(broker: Broker, name: str, spots: list[Spot]) -> dict[bytes, str]:
-    now_ms = SystemClock().wall_ms()
-    seen = [broker.queue(name).at(each) for each in spots]
-    rows = [row_of(each, now_ms) for each in seen if each is not None]
-    return {row.spot.message_id: f"{row.title} {row.id}" for row in rows}
-
-
-def _ask(request: HttpRequest, site: AdminSite, action: Action, asked: Request, back: str) -> HttpResponse:
-    number = f"{len(asked.spots)} message{'' if len(asked.spots) == 1 else 's'}"
-    told = UNTOLD if asked.app is None else "Their results, if any, become REVOKED."
+def _ask(request: HttpRequest, site: AdminSite, deed: Deed, asked: Request, back: str) -> HttpResponse:
     context = {
         "title": "Are you sure?",
-        "action": action,
-        "question": action.question.format(target=asked, number=number, told=told),
+        "action": deed,
+        "question": deed.question(asked),
         "spots": [(str(each), asked.names.get(each.message_id)) for each in asked.spots],
         "key": asked.key,
         "back": back,

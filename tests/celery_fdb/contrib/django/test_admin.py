@@ -162,7 +162,7 @@ def test_every_place_has_an_address(seed: int) -> None:
     """Its bytes are anything; the admin takes "_2f" in an address for a slash."""
     from django.contrib.admin.utils import unquote
 
-    from celery_fdb.contrib.django.pages.rows import Spot
+    from kombu_fdb import Spot
 
     spot = Spot("leased", bytes(range(256)) + random.Random(seed).randbytes(512), b"\xfc" * 16)
     assert Spot.parse(unquote(str(spot))) == spot
@@ -373,7 +373,7 @@ def test_who_is_not_staff_is_asked_to_log_in(broker: Broker, login: Any) -> None
 
 
 def test_a_viewer_sees_no_buttons_and_may_not_act(app: Celery, broker: Broker, viewer: Any) -> None:
-    from celery_fdb.contrib.django.pages.actions import ACTIONS
+    from celery_fdb.operations.catalogue import DEEDS
 
     send(app, headers={"fair_key": "acme"})
     send(app, queue="q")
@@ -383,7 +383,7 @@ def test_a_viewer_sees_no_buttons_and_may_not_act(app: Celery, broker: Broker, v
         assert 'name="action"' not in content
         assert 'name="selected"' not in content
     token = csrf(viewer, at("queue_changelist"))
-    for action in ACTIONS:
+    for action in DEEDS:
         for confirmed in ({}, {"confirmed": "yes"}):
             fields = {"csrfmiddlewaretoken": token, "action": action, "selected": "ready.00.00", **confirmed}
             assert viewer.post(at("queue_action", "celery"), fields).status_code == 403

@@ -129,14 +129,6 @@ def test_the_last_moment_that_the_store_holds(
         assert "9999-12-" in ok(operator, message)
 
 
-@pytest.mark.parametrize("ms", [-1, 0, 2**53, 2**63, 10**30, -(10**30), 1e300])
-def test_moments_that_no_calendar_has(ms: float) -> None:
-    from celery_fdb.contrib.django.pages.rows import age, moment
-
-    assert 1970 <= moment(ms).year <= 9999
-    assert age(ms)
-
-
 @pytest.mark.parametrize("name", ["items", "keys", "count", "0"])
 def test_a_queue_argument_of_any_name(broker: Broker, operator: Any, name: str) -> None:
     broker.declare("q", arguments={name: 5, "x-max-length": 7}).put(b"x")

@@ -31,7 +31,7 @@ Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 #: Rows that say nothing about messages.
 _SKIPPED = frozenset(
     {"token", "alarm", "waiting", "role", "exchange", "binding", "bound", "epoch", "pace", "round", "format", "bucket"}
-    | {"dedup", "dedup_end", "import", "imported", "total", "key_total", "expiring", "served"}
+    | {"dedup", "dedup_end", "import", "imported", "total", "key_total", "sample", "expiring", "served"}
 )
 
 

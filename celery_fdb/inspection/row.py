@@ -1,4 +1,4 @@
-"""What the pages show of a message, and the tokens by which a form names one.
+"""A message as a row of a page, and on a page of its own: the view model of the admin and of the dashboard.
 
 Headers are read, bodies are not: the body's bytes are kept apart until somebody with the permission asks for them, and
 then only JSON and text are shown. Nothing here ever unpickles, decompresses or decrypts. A Celery message repeats its
@@ -10,30 +10,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.conf import settings as django_settings
-from django.utils import timezone
-
 from celery_fdb.inspection.masking import masked
+from celery_fdb.inspection.moments import age, moment
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Spot
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
-__all__ = ["Body", "Row", "age", "body_of", "moment", "row_of"]
+__all__ = ["Body", "Row", "body_of", "row_of"]
 
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
 #: Characters of a body that are shown.
 LONGEST_BODY = 100_000
-#: Two days before a ``datetime`` ends, as every time zone needs some hours more.
-LAST_MS = 253_402_300_800_000 - 2 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message as the pages show it."""
+    """``now_ms``: when the page is made. Moments are in UTC: whoever shows them localises them."""
 
     spot: Spot
     listed: Listed
@@ -199,21 +195,3 @@ def body_of(row: Row) -> Body:
     except (ValueError, RecursionError):
         return Body("", f"The body is not valid {kind}.")
     return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
-
-
-def moment(ms: float) -> datetime:
-    """For a template: local time follows Django's settings. What no calendar has is the nearest day that it has."""
-    aware = datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
-    return aware if django_settings.USE_TZ else timezone.make_naive(aware, timezone.get_default_timezone())
-
-
-def age(ms: float) -> str:
-    """Two units at most: "12 s", "3 min", "2 h 5 min", "4 d 1 h"."""
-    seconds = max(int(ms // 1000), 0)
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        number, seconds = divmod(seconds, length)
-        parts.append((number, unit))
-    first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
-    shown = parts[first : first + 2] if first < 2 else parts[first : first + 1]
-    return " ".join(f"{number} {unit}" for number, unit in shown if number or unit == "s")

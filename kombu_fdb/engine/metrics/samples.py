@@ -1,0 +1,171 @@
+"""Samples: what the queues held and did at regular moments, for charts of the last hour and the last day.
+
+Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
+has a fixed number of slots, and a moment's slot is its number modulo how many there are. A new sample takes the slot
+of the one that has become too old, so the rows are bounded by construction and nobody trims them. The duties of one
+process write them (``process/upkeep/duties.py``), with blind sets.
+
+What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
+both believe to have the role write the same slot, and either is right. A clock that jumps writes other slots; a reader
+believes none that is older than the series or ahead of its own clock, and sorts what is left. A row that can't be read
+is skipped. Each sample counts what ever happened (``totals.py``), so one that is missing changes no later one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, DEAD, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import decode_json, encode_json
+
+__all__ = [
+    "DAY",
+    "HOUR",
+    "OTHERS",
+    "QUEUES_SAMPLED",
+    "QueueSample",
+    "Sample",
+    "Series",
+    "busiest",
+    "read_part",
+    "write",
+]
+
+#: Stands for all queues that are not sampled by name.
+OTHERS = ""
+#: Queues of one sample that have a name in it: the busiest. So many of the longest names fit into a row.
+QUEUES_SAMPLED = 50
+#: Slots read in one transaction: what they may hold at most is half of what one can read.
+SLOTS_PER_READ = 60
+#: The totals that are sampled, in the order of the row.
+EVENTS = (PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD)
+_MOST = 2**63
+
+
+class Series(NamedTuple):
+    """``slots`` samples, ``step_s`` seconds apart."""
+
+    step_s: int
+    slots: int
+
+    def moment(self, time_ms: int) -> int:
+        """The number of the step in which this time lies."""
+        return time_ms // (self.step_s * 1000)
+
+    @property
+    def span_ms(self) -> int:
+        return self.step_s * self.slots * 1000
+
+
+HOUR = Series(15, 240)
+DAY = Series(300, 288)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """One queue, or the others together. ``oldest_ms``: how long the oldest ready message had waited; None: none.
+
+    ``totals``: messages ever, by event. They begin anew when the queue is deleted.
+    """
+
+    ready: int
+    delayed: int
+    leased: int
+    oldest_ms: int | None
+    totals: Mapping[str, int]
+
+    @property
+    def backlog(self) -> int:
+        return self.ready + self.delayed + self.leased
+
+    def __add__(self, other: QueueSample) -> QueueSample:
+        """Both together."""
+        ages = [each for each in (self.oldest_ms, other.oldest_ms) if each is not None]
+        totals = {event: self.totals.get(event, 0) + other.totals.get(event, 0) for event in EVENTS}
+        return QueueSample(
+            self.ready + other.ready,
+            self.delayed + other.delayed,
+            self.leased + other.leased,
+            max(ages, default=None),
+            totals,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """``taken_ms``: by the wall clock of the process that took it. ``queues``: by name; :data:`OTHERS` if there are."""
+
+    taken_ms: int
+    queues: Mapping[str, QueueSample]
+
+
+def busiest(queues: Mapping[str, QueueSample], before: Sample | None) -> dict[str, QueueSample]:
+    """Those that hold or did most since ``before``, by name, and the others together."""
+    was = {} if before is None else before.queues
+    named = queues.keys() - {OTHERS}
+    kept = heapq.nlargest(QUEUES_SAMPLED, named, key=lambda name: (_traffic(queues[name], was.get(name)), name))
+    found = {name: queues[name] for name in sorted(kept)}
+    others = [queue for name, queue in queues.items() if name not in found]
+    if others:
+        found[OTHERS] = sum(others, start=QueueSample(0, 0, 0, None, {}))
+    return found
+
+
+def _traffic(now: QueueSample, before: QueueSample | None) -> int:
+    done = sum(now.totals.values()) - (0 if before is None else sum(before.totals.values()))
+    return now.backlog + max(0, done)
+
+
+def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
+    """Into its slot of each of them, whatever is there."""
+    value = _encode(sample)
+    for each in series:
+        work.tr.set(work.keys.sample(each.step_s, each.moment(sample.taken_ms) % each.slots), value)
+
+
+def read_part(work: Work, series: Series, first: int) -> list[Sample]:
+    """The samples of :data:`SLOTS_PER_READ` slots from ``first`` on, in no order. Those out of time are left out."""
+    whole = work.keys.samples(series.step_s, first, first + SLOTS_PER_READ)
+    rows = work.tr.get_range(*whole, snapshot=True)
+    found = []
+    for (_step_s, slot), value in work.keys.read(rows, int, int):
+        sample = _decode(value)
+        if sample is not None and series.moment(sample.taken_ms) % series.slots == slot:
+            found.append(sample)
+    return [each for each in found if 0 <= work.now_ms - each.taken_ms < series.span_ms]
+
+
+def _encode(sample: Sample) -> bytes:
+    queues = {
+        name: [each.ready, each.delayed, each.leased, each.oldest_ms, *(each.totals.get(event, 0) for event in EVENTS)]
+        for name, each in sample.queues.items()
+    }
+    return encode_json([sample.taken_ms, queues])
+
+
+def _decode(value: bytes) -> Sample | None:
+    """None if nobody of ours can have written it."""
+    try:
+        taken_ms, queues = decode_json(value)
+        return Sample(_number(taken_ms), {name: _queue(*fields) for name, fields in queues.items()})
+    except (FormatError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _queue(ready: Any, delayed: Any, leased: Any, oldest_ms: Any, *totals: Any) -> QueueSample:
+    age_ms = None if oldest_ms is None else _number(oldest_ms)
+    numbers = [_number(each) for each in totals]
+    return QueueSample(
+        _number(ready), _number(delayed), _number(leased), age_ms, dict(zip(EVENTS, numbers, strict=True))
+    )
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not -_MOST < value < _MOST:
+        raise ValueError(value)
+    return value

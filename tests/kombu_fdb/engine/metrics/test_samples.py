@@ -1,0 +1,211 @@
+"""Samples: what a chart of the last hour or day is drawn from, in a bounded number of rows."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase, cost
+
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.metrics import samples
+from kombu_fdb.engine.metrics.samples import (
+    DAY,
+    EVENTS,
+    HOUR,
+    OTHERS,
+    QUEUES_SAMPLED,
+    QueueSample,
+    Sample,
+)
+from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, PUBLISHED
+from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.process.upkeep.duties import SAMPLING
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.memory import MemoryDatabase
+
+#: FoundationDB's limit of a value.
+LARGEST_VALUE = 100_000
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def database(request, tmp_path):
+    if request.param == "memory":
+        database = MemoryDatabase()
+    elif request.param == "sqlite":
+        database = SqliteDatabase.open(str(tmp_path / "broker.db"))
+    else:
+        database = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def bench(database):
+    bench = Bench(database)
+    bench.later(7)  # not at the beginning of a step
+    yield bench
+    bench.check()
+    bench.clean()
+
+
+def run_duties(bench, seconds, duties=None):
+    """As they would run; the session beats."""
+    duties = duties or bench.duties()
+    until = bench.clock.monotonic() + seconds
+    while bench.clock.monotonic() < until:
+        duties.run_once()
+        bench.engine.sessions.beat(bench.session)
+        bench.later(1)
+
+
+def test_a_sample_tells_what_waits_and_what_was_done(bench):
+    bench.put(b"1", b"2", b"3")
+    bench.put(b"later", due_ms=bench.clock.wall_ms() + 60_000)
+    (delivery,) = bench.take(1)
+    bench.engine.messages.ack([delivery.lease])
+    bench.take(1)
+    bench.engine.metrics.flush()
+    bench.later(2.5)
+    bench.engine.metrics.sample([HOUR])
+    (sample,) = bench.engine.metrics.samples(HOUR)
+    assert sample == Sample(
+        bench.clock.wall_ms(),
+        {"q": QueueSample(1, 1, 1, 2_500, {PUBLISHED: 4, CLAIMED: 2, ACKED: 1, "returned": 0, "dead": 0})},
+    )
+    assert sample.queues["q"].backlog == 3
+    assert bench.engine.metrics.samples(DAY) == []
+
+
+def test_the_duties_sample_each_quarter_of_a_minute_and_five_minutes(bench):
+    bench.put(b"1")
+    run_duties(bench, 660)
+    hour, day = bench.engine.metrics.samples(HOUR), bench.engine.metrics.samples(DAY)
+    steps = [HOUR.moment(each.taken_ms) for each in hour]
+    assert steps == list(range(steps[0], steps[0] + len(hour)))
+    assert len(hour) == 1 + 660 // HOUR.step_s, "at once, and with each step"
+    assert len(day) == 3, "at once, and twice after five minutes"
+    assert all(each.queues["q"].ready == 1 for each in hour + day)
+
+
+def test_only_who_has_the_role_samples(bench):
+    other = bench.engine.sessions.open({})
+    first, second = bench.duties(), bench.duties(other)
+    run_duties(bench, 60, first)
+    before = bench.engine.metrics.samples(HOUR)
+    second.run_once()
+    bench.later(1)
+    second.run_once()
+    assert bench.engine.metrics.samples(HOUR) == before
+
+
+def test_slots_are_used_again(bench):
+    for step in range(HOUR.slots + 3):
+        bench.put(b"%d" % step)
+        bench.engine.metrics.sample([HOUR])
+        bench.later(HOUR.step_s)
+    found = bench.engine.metrics.samples(HOUR)
+    assert [each.queues["q"].ready for each in found] == list(range(5, HOUR.slots + 4))
+    begin, end = bench.engine.keys.samples(HOUR.step_s, 0, HOUR.slots + 1)
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(begin, end))
+    assert len(rows) == HOUR.slots
+
+
+def test_what_is_too_old_or_ahead_is_not_believed(bench):
+    bench.engine.metrics.sample([HOUR])
+    bench.clock.jump_wall(-60)
+    assert bench.engine.metrics.samples(HOUR) == [], "taken by a clock that was ahead"
+    bench.clock.jump_wall(60 + HOUR.span_ms / 1000)
+    assert bench.engine.metrics.samples(HOUR) == []
+    bench.clock.jump_wall(-1)
+    assert len(bench.engine.metrics.samples(HOUR)) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"{", b"[]", b"5", b"[1]", b'[1,{"q":[]}]', b'[1,{"q":5}]', b'["1",{}]', b"[1,[]]"]
+    + [b'[1,{"q":[1,1,1,null,1]}]']
+    + [encode_json([1, {"q": [number, 0, 0, None, *[0] * len(EVENTS)]}]) for number in (True, 1.0, 2**63, "1")],
+)
+def test_a_row_that_cannot_be_read_is_no_sample(bench, value):
+    bench.engine.metrics.sample([HOUR])
+    slot = HOUR.moment(bench.clock.wall_ms()) % HOUR.slots
+    bench.write(lambda tr: tr.set(bench.engine.keys.sample(HOUR.step_s, slot), value))
+    assert bench.engine.metrics.samples(HOUR) == []
+
+
+def test_the_busiest_queues_have_names(bench):
+    for number in range(QUEUES_SAMPLED + 2):
+        bench.engine.queues.declare(QueueDeclaration(f"{number:02}"))
+    bench.put(b"a", b"b", queue="51")
+    bench.put(b"a", queue="50")
+    bench.engine.metrics.sample([HOUR])
+    ((_, queues),) = [(each.taken_ms, each.queues) for each in bench.engine.metrics.samples(HOUR)]
+    assert len(queues) == QUEUES_SAMPLED + 1
+    assert (queues["51"].ready, queues["50"].ready) == (2, 1)
+    assert queues[OTHERS] == QueueSample(0, 0, 0, None, dict.fromkeys(EVENTS, 0))
+
+
+def test_who_was_busy_lately_is_busier_than_who_ever_was():
+    def did(number):
+        return QueueSample(0, 0, 0, None, {ACKED: number})
+
+    before = Sample(0, {f"old-{number}": did(1_000) for number in range(QUEUES_SAMPLED)})
+    found = samples.busiest({**before.queues, "new": did(1)}, before)
+    assert "new" in found
+    assert found[OTHERS] == QueueSample(0, 0, 0, None, {event: 1_000 * (event == ACKED) for event in EVENTS})
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8"), max_size=63), unique=True, max_size=80),
+    st.integers(0, 2**62),
+)
+def test_a_sample_of_any_queues_comes_back(names, number):
+    one = QueueSample(number, number, number, number, dict.fromkeys(EVENTS, number))
+    queues = {name: one for name in names if name != OTHERS}
+    sample = Sample(number, samples.busiest(queues, None))
+    if len(queues) <= QUEUES_SAMPLED + 1:  # else the sum of the others may be out of range
+        assert samples._decode(samples._encode(sample)) == sample
+
+
+def test_a_row_holds_the_longest_names():
+    one = QueueSample(*[2**62] * 4, dict.fromkeys(EVENTS, 2**62))
+    names = [f"{number:02}" + "\0" * 253 + DEAD_SUFFIX for number in range(QUEUES_SAMPLED)]
+    found = samples.busiest(dict.fromkeys(names, one), None)
+    assert found.keys() == set(names)
+    assert len(samples._encode(Sample(2**62, found))) < LARGEST_VALUE
+
+
+def test_what_a_sample_costs():
+    """Counters and totals of all queues, the heads of those that wait; one row for each series."""
+    counted = CountingDatabase(MemoryDatabase())
+    bench = Bench(counted)
+    bench.put(b"1")
+    bench.engine.metrics.flush()
+    paid = cost(counted, lambda: bench.engine.metrics.sample([HOUR, DAY]))
+    assert (paid.sets, paid.atomics, paid.stamps, paid.clears) == (2 + 1, 0, 0, 0), "two rows, and the commit token"
+    assert (paid.commits, paid.conflict_ranges) == (1, 0)
+    taken = bench.take()
+    bench.engine.messages.ack([each.lease for each in taken])
+    bench.engine.metrics.flush()
+    idle = cost(counted, lambda: bench.engine.metrics.sample([HOUR]))
+    assert (idle.point_reads, idle.range_reads, idle.sets) == (0, 3, 1 + 1), "nobody waits, so no head is read"
+
+
+def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
+    """Sampling takes one fiftieth of the time, at most."""
+    sample = bench.engine.metrics.sample
+
+    def slow(series):
+        bench.later(2)
+        sample(series)
+
+    monkeypatch.setattr(bench.engine.metrics, "sample", slow)
+    run_duties(bench, 350)
+    times = [each.taken_ms for each in bench.engine.metrics.samples(HOUR)]
+    gaps = [(b - a) / 1000 for a, b in pairwise(times)]
+    assert gaps
+    assert min(gaps) >= 2 / SAMPLING
