@@ -31,11 +31,11 @@ from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
-from celery_fdb.history.making import Facts, run_of
 from celery_fdb.history.options import History
-from celery_fdb.history.recorder import Noted, Recorder, Source
+from celery_fdb.history.recording.making import Facts, run_of
+from celery_fdb.history.recording.recorder import Noted, Recorder, Source
+from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.store import ActiveKey, HistoryStore
-from celery_fdb.history.upkeep import Upkeep
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.process.client import Client
