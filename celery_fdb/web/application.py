@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_fdb.inspection.address import broker_of
+from celery_fdb.brokers.address import broker_of
 from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live.stream import Stream
