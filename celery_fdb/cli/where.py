@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.inspection import address
+from celery_fdb.brokers import address
 from kombu_fdb import Broker, OptionError
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import parse_options

@@ -14,13 +14,25 @@ PATHS = {
     "events": "/events",
     "queues": "/queues",
     "queue": "/queue",
+    "keys": "/keys",
+    "messages": "/messages",
+    "message": "/message",
+    "find": "/find",
+    "dead": "/dead",
     "sessions": "/sessions",
+    "act": "/act",
     "login": "/login",
     "logout": "/logout",
     "static": "/static",
 }
 #: In the bar on top of each page.
-NAVIGATION = (("overview", "Overview"), ("queues", "Queues"), ("sessions", "Sessions"))
+NAVIGATION = (
+    ("overview", "Overview"),
+    ("queues", "Queues"),
+    ("dead", "Dead letters"),
+    ("find", "Find"),
+    ("sessions", "Sessions"),
+)
 
 
 def url(root: str, page: str, **query: object) -> str:

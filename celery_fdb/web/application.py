@@ -14,12 +14,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_fdb.inspection.address import broker_of
+from celery_fdb.brokers.address import broker_of
 from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import overview, queues, sessions
+from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -33,6 +33,11 @@ SHOWN = {
     "overview": overview.overview,
     "queues": queues.queues,
     "queue": queues.queue,
+    "keys": keys.keys,
+    "messages": messages.messages,
+    "message": messages.message,
+    "find": messages.find,
+    "dead": dead_letters.dead,
     "sessions": sessions.sessions,
 }
 #: Static files have the version in their address.
@@ -117,6 +122,7 @@ def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRout
     shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
     return [
         *shown,
+        Route(PATHS["act"], pages.acts(deeds.act), methods=["POST"]),
         Route(PATHS["events"], stream.__call__, methods=["GET"]),
         Route(PATHS["login"], reception.greet, methods=["GET"]),
         Route(PATHS["login"], pages.enters(reception.admit), methods=["POST"]),

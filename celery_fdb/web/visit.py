@@ -76,6 +76,10 @@ class Visit:
             answer.delete_cookie(NOTICE, path=self.cookie_path)
         return answer
 
+    def way_back(self, target: str) -> str:
+        """``target`` if it is a page of this dashboard, else the first one."""
+        return addresses.local_path(self.root, target)
+
     def redirect(self, target: str) -> Response:
         return RedirectResponse(target, 303)
 

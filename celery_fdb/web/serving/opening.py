@@ -9,7 +9,7 @@ import os
 from threading import Lock
 from typing import Any
 
-from celery_fdb.inspection.address import open_existing
+from celery_fdb.brokers.address import open_existing
 from celery_fdb.web.settings import Settings
 from kombu_fdb import Broker
 

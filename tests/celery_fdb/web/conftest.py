@@ -52,7 +52,7 @@ class Person(TestClient):
     """Opens pages and sends their forms as a browser does."""
 
     def see(self, address: str, status: int = 200, **query: str) -> str:
-        answer = self.get(address, params=query, headers={"accept": "text/html"})
+        answer = self.get(address, params=query or None, headers={"accept": "text/html"})
         assert answer.status_code == status, answer.text
         return answer.text
 
