@@ -12,6 +12,7 @@ __all__ = ["NAVIGATION", "PATHS", "local_path", "url"]
 PATHS = {
     "overview": "/",
     "events": "/events",
+    "trend": "/trend",
     "queues": "/queues",
     "queue": "/queue",
     "keys": "/keys",

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from celery_fdb.brokers.address import broker_of
 from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
 from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions
@@ -31,6 +32,7 @@ __all__ = ["dashboard"]
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
     "overview": overview.overview,
+    "trend": trend.trend,
     "queues": queues.queues,
     "queue": queues.queue,
     "keys": keys.keys,

@@ -14,6 +14,7 @@ from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.row import body_of, row_of
 from celery_fdb.inspection.search import Scope, search
 from celery_fdb.operations.catalogue import offered, offered_on_all
+from celery_fdb.operations.deed import Deed
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker, Spot
@@ -47,7 +48,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
         found=found,
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
-        deeds=offered(name, rows),
+        deeds=allowed(visit, offered(name, rows)),
         deeds_on_all=offered_on_all(name, rows),
     )
 
@@ -68,7 +69,7 @@ def message(visit: Visit, broker: Broker) -> Response:
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
         body=body_of(row) if asked else None,
-        deeds=offered(name, [row]),
+        deeds=allowed(visit, offered(name, [row])),
     )
 
 
@@ -78,6 +79,11 @@ def find(visit: Visit, broker: Broker) -> Response:
     now_ms = visit.settings.clock.wall_ms()
     rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     return visit.page("find", id=task_id, rows=rows)
+
+
+def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:
+    """Without those whose forms show arguments to whoever may not see them."""
+    return [each for each in deeds if visit.may_see_bodies or not each.shows_body]
 
 
 def wanted_of(fields: object) -> Filter:
