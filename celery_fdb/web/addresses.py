@@ -18,8 +18,12 @@ PATHS = {
     "keys": "/keys",
     "messages": "/messages",
     "message": "/message",
-    "find": "/find",
     "dead": "/dead",
+    "tasks": "/tasks",
+    "runs": "/runs",
+    "task": "/task",
+    "workflows": "/workflows",
+    "workflow": "/workflow",
     "sessions": "/sessions",
     "act": "/act",
     "login": "/login",
@@ -31,8 +35,10 @@ NAVIGATION = (
     ("overview", "Overview"),
     ("queues", "Queues"),
     ("dead", "Dead letters"),
-    ("find", "Find"),
+    ("tasks", "Tasks"),
+    ("workflows", "Workflows"),
     ("sessions", "Sessions"),
+    ("task", "Find"),
 )
 
 

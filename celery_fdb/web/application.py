@@ -20,7 +20,7 @@ from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions
+from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions, tasks, workflows
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -38,8 +38,12 @@ SHOWN = {
     "keys": keys.keys,
     "messages": messages.messages,
     "message": messages.message,
-    "find": messages.find,
     "dead": dead_letters.dead,
+    "tasks": tasks.tasks,
+    "runs": tasks.runs,
+    "task": tasks.task,
+    "workflows": workflows.workflows,
+    "workflow": workflows.workflow,
     "sessions": sessions.sessions,
 }
 #: Static files have the version in their address.

@@ -201,7 +201,10 @@ def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
         ("/message", {"queue": "payments.dead", "spot": spot, "body": "1"}),
         ("/dead", {}),
         ("/dead", {"queue": "payments.dead"}),
-        ("/find", {"id": "x"}),
+        ("/task", {"id": "x"}),
+        ("/tasks", {}),
+        ("/runs", {}),
+        ("/workflows", {}),
         ("/sessions", {}),
         ("/nowhere", {}),
     ]
