@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-fairness \
+.PHONY: help demo test test-all matrix fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-fairness \
 	sim fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
@@ -27,6 +27,9 @@ test: $(TOX) ## the tests, on this Python; ARGS="-k fork" goes to pytest
 
 test-all: $(TOX) ## the tests, on every supported Python that is installed
 	$(TOX) run -e py311,py312,py313,py314 -- $(ARGS)
+
+matrix: $(TOX) ## the README's matrix of versions, or one cell of it: make matrix CELL=py312-django52
+	$(TOX) run $(if $(CELL),-e $(CELL),-m matrix) $(if $(ARGS),-- $(ARGS))
 
 fdb: $(TOX) ## only the tests that need a real fdbserver
 	$(TOX) run -e fdb -- $(ARGS)

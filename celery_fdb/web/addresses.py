@@ -12,13 +12,18 @@ __all__ = ["NAVIGATION", "PATHS", "local_path", "url"]
 PATHS = {
     "overview": "/",
     "events": "/events",
+    "trend": "/trend",
     "queues": "/queues",
     "queue": "/queue",
     "keys": "/keys",
     "messages": "/messages",
     "message": "/message",
-    "find": "/find",
     "dead": "/dead",
+    "tasks": "/tasks",
+    "runs": "/runs",
+    "task": "/task",
+    "workflows": "/workflows",
+    "workflow": "/workflow",
     "sessions": "/sessions",
     "act": "/act",
     "login": "/login",
@@ -30,8 +35,10 @@ NAVIGATION = (
     ("overview", "Overview"),
     ("queues", "Queues"),
     ("dead", "Dead letters"),
-    ("find", "Find"),
+    ("tasks", "Tasks"),
+    ("workflows", "Workflows"),
     ("sessions", "Sessions"),
+    ("task", "Find"),
 )
 
 
