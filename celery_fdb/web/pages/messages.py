@@ -1,4 +1,4 @@
-"""``/messages``, ``/message`` and ``/find``: what stands in a queue, one message, and a task wherever it is.
+"""``/messages`` and ``/message``: what stands in a queue, and one message.
 
 A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
 length; a search looks at a bounded number of messages and says how far it came.
@@ -21,7 +21,7 @@ from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["find", "message", "messages", "spot_of", "wanted_of"]
+__all__ = ["message", "messages", "spot_of", "wanted_of"]
 
 STATES: tuple[State, ...] = get_args(State)
 
@@ -71,14 +71,6 @@ def message(visit: Visit, broker: Broker) -> Response:
         body=body_of(row) if asked else None,
         deeds=allowed(visit, offered(name, [row])),
     )
-
-
-def find(visit: Visit, broker: Broker) -> Response:
-    """What is read does not grow with the store."""
-    task_id = visit.asked("id").strip()
-    now_ms = visit.settings.clock.wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
-    return visit.page("find", id=task_id, rows=rows)
 
 
 def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:

@@ -115,8 +115,8 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
 
 def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
     app.send_task("shop.pay", queue="jobs", task_id="t1")
-    assert "shop.pay" in viewer.see("/find", id=" t1 ")
-    assert "Not in any queue" in viewer.see("/find", id="t2")
+    assert "shop.pay" in viewer.see("/task", id=" t1 ")
+    assert "Nothing is known of it" in viewer.see("/task", id="t2")
 
 
 def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
