@@ -9,12 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from celery_fdb.history.options import History as History
     from celery_fdb.installing import install as install
     from celery_fdb.tasks.publishing import enqueue as enqueue
     from celery_fdb.tasks.publishing import publish_many as publish_many
     from celery_fdb.tasks.task import FdbTask as FdbTask
 
 _HOMES = {
+    "History": "history.options",
     "install": "installing",
     "enqueue": "tasks.publishing",
     "publish_many": "tasks.publishing",

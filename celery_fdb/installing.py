@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
+from celery_fdb.history.options import History, as_options
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
@@ -16,7 +17,7 @@ CELERYS_CONTROL = "celery.app.control:Control"
 OUR_CONTROL = "celery_fdb.control:Control"
 
 
-def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
+def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool | History = False) -> Celery:
     """Give the tasks of ``app`` the options of :class:`~celery_fdb.tasks.task.FdbTask`; ``revoke`` reaches the store.
 
     Idempotent.
@@ -28,7 +29,11 @@ def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
 
     ``claim_free_slots_only``: a prefork worker claims a task only when a process is free to run it
     (:mod:`celery_fdb.tasks.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.
+
+    ``history``: workers keep in the broker's store what ran, when, how long and with what result (docs/history.md).
+    True, or a :class:`~celery_fdb.history.options.History` with bounds. Raises ``OptionError`` for anything else.
     """
+    bounds = as_options(history)
     early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
     if early:
         raise OptionError(
@@ -44,7 +49,18 @@ def install(app: Celery, *, claim_free_slots_only: bool = False) -> Celery:
         from celery_fdb.tasks.free_slots import FreeSlots
 
         app.steps["consumer"].add(FreeSlots)
+    if bounds is not None:
+        _keep_history(app, bounds)
     return app
+
+
+def _keep_history(app: Celery, bounds: History) -> None:
+    """Called again, with the bounds of the last call."""
+    from celery_fdb.history.recording.requests import Keeper, step
+
+    steps = app.steps["consumer"]
+    steps -= {each for each in steps if isinstance(each, type) and issubclass(each, Keeper)}
+    steps.add(step(bounds))
 
 
 def _is_users(name: str, task: Task) -> bool:

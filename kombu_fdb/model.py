@@ -29,6 +29,7 @@ __all__ = [
     "Lease",
     "Listed",
     "Page",
+    "Part",
     "Peeked",
     "Place",
     "Publication",
@@ -228,6 +229,13 @@ class Page(NamedTuple):
     """Some messages, and the position behind which the next page begins; None if this is the last one."""
 
     messages: list[Listed]
+    following: bytes | None
+
+
+class Part(NamedTuple):
+    """What one transaction of a long verb did to ``number`` messages, and the mark to go on with; None at the end."""
+
+    number: int
     following: bytes | None
 
 

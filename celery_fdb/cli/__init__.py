@@ -59,7 +59,8 @@ HOMES = {
     "purge": "messages",
     "export": "transfer",
     "import": "transfer",
-    "metrics": "metrics",
+    "metrics": "serving.metrics",
+    "web": "serving.web",
     "doctor": "doctor",
 }
 

@@ -1,15 +1,18 @@
-"""Moments and durations for people's eyes."""
+"""Moments and durations as people see and write them."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
-from kombu_fdb.primitives.ranges import LATEST_MS
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S
 
-__all__ = ["age", "moment"]
+__all__ = ["LETTERS_S", "age", "moment", "seconds_of"]
 
 #: Two days before a ``datetime`` ends, as every time zone needs some hours more.
 LAST_MS = LATEST_MS + 1 - 2 * 86_400_000
+#: Units as people write them.
+LETTERS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -28,3 +31,12 @@ def age(ms: float) -> str:
     first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
     shown = parts[first : first + 2] if first < 2 else parts[first : first + 1]
     return " ".join(f"{number} {unit}" for number, unit in shown if number or unit == "s")
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds, or a number with its unit: 30s, 10m, 12h, 7d. None for what is none, or over a hundred years."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", text)
+    if found is None:
+        return None
+    seconds = float(found[1]) * LETTERS_S[found[2] or "s"]
+    return seconds if seconds <= LONGEST_S else None

@@ -31,6 +31,7 @@ __all__ = [
     "as_json",
     "is_internal",
     "key_rates",
+    "key_view",
     "look",
     "look_at_keys",
     "rates",
@@ -210,7 +211,7 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
         found |= page
         after = next(reversed(page))
     longest = heapq.nsmallest(len(found) if top is None else top, found.items(), key=_longest_first)
-    return [_key(*each) for each in longest]
+    return [key_view(*each) for each in longest]
 
 
 def _longest_first(item: tuple[str, KeyCounts]) -> tuple[int, int, str]:
@@ -218,7 +219,8 @@ def _longest_first(item: tuple[str, KeyCounts]) -> tuple[int, int, str]:
     return -counts.ready, -counts.leased, key
 
 
-def _key(key: str, counts: KeyCounts) -> KeyView:
+def key_view(key: str, counts: KeyCounts) -> KeyView:
+    """A key as the pages show it."""
     return KeyView(
         key, counts.ready, counts.leased, None if counts.limits is None else dataclasses.asdict(counts.limits)
     )

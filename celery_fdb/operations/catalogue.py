@@ -4,75 +4,167 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celery_fdb.inspection.overview import QueueView
 from celery_fdb.inspection.row import Row
-from celery_fdb.operations import cancelling, dead_letters, pausing
+from celery_fdb.operations import cancelling, dead_letters, editing, limiting, pausing, queues, rescheduling
 from celery_fdb.operations.deed import Deed
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["DEEDS", "offered", "offered_on_all"]
+__all__ = ["DEEDS", "offered", "offered_on_all", "offered_on_key", "offered_on_queue"]
 
-DEEDS = {
-    each.name: each
-    for each in (
-        Deed(
-            "pause",
-            "Pause",
-            "Stop delivering messages of {target}? Messages that workers hold are not affected.",
-            pausing.pause,
-        ),
-        Deed("resume", "Resume", "Deliver messages of {target} again?", pausing.resume),
-        Deed(
-            "replay",
-            "Replay",
-            "Replay {number}, each to the queue it died in?",
-            dead_letters.replay,
-            selects=True,
-        ),
-        Deed(
-            "replay_all",
-            "Replay all",
-            "Replay all dead letters of {target}, each to the queue it died in?",
-            dead_letters.replay_all,
-        ),
-        Deed(
-            "discard_all",
-            "Discard all",
-            "Delete all dead letters of {target} for good?",
-            dead_letters.discard_all,
-            destroys=True,
-        ),
-        Deed(
-            "discard",
-            "Discard",
-            "Delete {number} of {target} for good?",
-            dead_letters.discard,
-            selects=True,
-            destroys=True,
-        ),
-        Deed(
-            "cancel",
-            "Cancel",
-            "Delete {number} of {target} for good? A worker that already runs one goes on, and may store its result. "
-            "{told}",
-            cancelling.cancel,
-            selects=True,
-            destroys=True,
-        ),
-    )
-}
+_ON_QUEUES_AND_KEYS = (
+    Deed(
+        "pause",
+        "Pause",
+        "Stop delivering messages of {target}? Messages that workers hold are not affected.",
+        pausing.pause,
+    ),
+    Deed("resume", "Resume", "Deliver messages of {target} again?", pausing.resume),
+    Deed(
+        "limit",
+        "Set limits",
+        "Set these limits of {target}? They count from the next message on. Without a key they hold for every key that "
+        "has no limits of its own.",
+        limiting.limit,
+        fields=limiting.FIELDS,
+        prefill=limiting.limits,
+    ),
+    Deed(
+        "unlimit",
+        "Remove limits",
+        "Remove the limits of {target}? A key has the limits of every key again.",
+        limiting.unlimit,
+    ),
+)
+_ON_QUEUES = (
+    Deed("publish", "Publish a task", "Publish a task to {target}?", queues.publish, fields=queues.PUBLISH),
+    Deed(
+        "move",
+        "Move messages",
+        "Move the waiting messages of {target} to the end of another queue, as they are?",
+        queues.move,
+        fields=queues.MOVE,
+    ),
+    Deed(
+        "purge",
+        "Purge",
+        "Delete all ready and delayed messages of {target} for good? Their results stay as they are: to have them "
+        "REVOKED, cancel the messages instead.",
+        queues.purge,
+        destroys=True,
+    ),
+    Deed(
+        "delete_queue",
+        "Delete queue",
+        "Delete {target} with its bindings, its limits and its messages for good?",
+        queues.delete,
+        destroys=True,
+    ),
+)
+_ON_DEAD_LETTERS = (
+    Deed("replay", "Replay", "Replay {number}, each to the queue it died in?", dead_letters.replay, selects=True),
+    Deed(
+        "edit",
+        "Edit and replay",
+        "Replay {number} of {target} with these arguments, to the queue it died in?",
+        editing.edit,
+        selects=True,
+        selects_one=True,
+        fields=editing.FIELDS,
+        prefill=editing.arguments,
+        shows_body=True,
+    ),
+    Deed(
+        "discard",
+        "Discard",
+        "Delete {number} of {target} for good?",
+        dead_letters.discard,
+        selects=True,
+        destroys=True,
+    ),
+    Deed(
+        "replay_all",
+        "Replay all",
+        "Replay all dead letters of {target}{which}, each to the queue it died in?",
+        dead_letters.replay_all,
+    ),
+    Deed(
+        "discard_all",
+        "Discard all",
+        "Delete all dead letters of {target}{which} for good?",
+        dead_letters.discard_all,
+        destroys=True,
+    ),
+)
+_ON_MESSAGES = (
+    Deed(
+        "run_now",
+        "Run now",
+        "Make {number} of {target} ready now, instead of waiting until due?",
+        rescheduling.run_now,
+        selects=True,
+    ),
+    Deed(
+        "reschedule",
+        "Reschedule",
+        "Make {number} of {target} due at another moment?",
+        rescheduling.reschedule,
+        selects=True,
+        fields=rescheduling.FIELDS,
+    ),
+    Deed(
+        "cancel",
+        "Cancel",
+        "Delete {number} of {target} for good? A worker that already runs one goes on, and may store its result. "
+        "{told}",
+        cancelling.cancel,
+        selects=True,
+        destroys=True,
+    ),
+    Deed(
+        "cancel_all",
+        "Cancel all",
+        "Delete all waiting messages of {target}{which} for good? {told}",
+        cancelling.cancel_all,
+        destroys=True,
+    ),
+)
+
+DEEDS = {each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES)}
 
 
 def offered(queue: str, rows: Sequence[Row]) -> list[Deed]:
-    """For messages that are selected.
+    """For messages that are selected, all in one state.
 
-    Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled.
+    Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
+    at another moment unless a worker holds them.
     """
-    if queue.endswith(DEAD_SUFFIX):
-        return [DEEDS["replay"], DEEDS["discard"]]
+    states = {row.spot.state for row in rows}
+    if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
+        return _named("replay", "edit", "discard")
     has_strangers = any(row.home not in ("", queue) and row.spot.state == "ready" for row in rows)
-    return [DEEDS["replay"], DEEDS["cancel"]] if has_strangers else [DEEDS["cancel"]]
+    due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
+    return _named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
 
 
 def offered_on_all(queue: str, rows: Sequence[Row]) -> list[Deed]:
-    """For all messages of the queue together."""
-    return [DEEDS["replay_all"], DEEDS["discard_all"]] if queue.endswith(DEAD_SUFFIX) and rows else []
+    """For all messages of the queue in the state of the rows, or all that match a filter."""
+    states = {row.spot.state for row in rows}
+    if queue.endswith(DEAD_SUFFIX):
+        return _named("replay_all", "discard_all") if states == {"ready"} else []
+    return _named("cancel_all") if states and "leased" not in states else []
+
+
+def offered_on_queue(view: QueueView) -> list[Deed]:
+    """For the queue as a whole."""
+    pausing_ = "resume" if view.paused else "pause"
+    return _named(pausing_, "limit", "unlimit", "publish", "move", "purge", "delete_queue")
+
+
+def offered_on_key(*, paused: bool, limited: bool) -> list[Deed]:
+    """For one key of a queue."""
+    return _named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")
+
+
+def _named(*found: str) -> list[Deed]:
+    return [DEEDS[name] for name in found]

@@ -1,9 +1,11 @@
-"""Replay and discard: the dead letters that were selected, or all of a queue."""
+"""Replay and discard: the dead letters that were selected, or all that match a filter, in parts."""
 
 from __future__ import annotations
 
-from celery_fdb.operations.deed import Outcome, Request
-from celery_fdb.operations.wording import names, outcome
+from functools import partial
+
+from celery_fdb.operations.deed import Outcome, Request, names, outcome
+from celery_fdb.operations.parts import in_parts
 from kombu_fdb import Broker
 from kombu_fdb.primitives.plural import plural
 
@@ -21,16 +23,23 @@ def replay(broker: Broker, request: Request) -> Outcome:
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
+    """For good."""
     gone = [each for each in request.spots if broker.queue(request.queue).delete(each)]
     text = f"Discarded {plural(len(gone), 'dead letter')} of {request.queue}{names(request, gone)}."
     return outcome(text, len(request.spots) - len(gone))
 
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
-    number = broker.dead_letters(request.queue).replay()
-    return Outcome(f"Replayed {plural(number, 'dead letter')} of {request.queue}.")
+    """All that match, and died before it began."""
+    part = partial(broker.dead_letters(request.queue).replay_part, **request.filter.conditions())
+    return in_parts(part, request.mark).tell("Replayed", "dead letter", _target(request))
 
 
 def discard_all(broker: Broker, request: Request) -> Outcome:
-    number = broker.dead_letters(request.queue).discard()
-    return Outcome(f"Discarded {plural(number, 'dead letter')} of {request.queue}.")
+    """The same, for good."""
+    part = partial(broker.dead_letters(request.queue).discard_part, **request.filter.conditions())
+    return in_parts(part, request.mark).tell("Discarded", "dead letter", _target(request))
+
+
+def _target(request: Request) -> str:
+    return f"{request.queue} ({request.filter})" if request.filter else request.queue

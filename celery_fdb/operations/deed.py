@@ -1,18 +1,23 @@
-"""What people do to a broker through a page: each deed with its question, and how it is done under an audit.
+"""What people do to a broker through a page: each deed with its question, its form, and how it is done under an audit.
 
 A deed is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
 they were seen. One that has moved meanwhile, because a worker took it or somebody else was faster, is left alone and
 counted as missed.
+
+A deed on very many messages is done in parts: its outcome has a mark, with which the same request goes on. What was
+done is done, whatever becomes of the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from typing import NamedTuple
 
 from celery import Celery
 
+from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.row import row_of
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
@@ -20,7 +25,7 @@ from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["Deed", "Outcome", "Request", "names_of", "perform"]
+__all__ = ["Deed", "Field", "Outcome", "Request", "names", "names_of", "outcome", "perform"]
 
 
 class Request(NamedTuple):
@@ -35,6 +40,12 @@ class Request(NamedTuple):
     #: The project's, for the results of its tasks; without one, what the user is to do.
     app: Celery | None = None
     fix_app: str = ""
+    #: Of the form, by the names of the deed's fields and of the filter's (``inspection/filters.py``).
+    fields: Mapping[str, str] = {}
+    #: Where the part before has ended; "" to begin with.
+    mark: str = ""
+    #: Of moments that name none.
+    zone: tzinfo = UTC
 
     def __str__(self) -> str:
         if self.key is not None:
@@ -48,32 +59,70 @@ class Request(NamedTuple):
             return ""
         return f"Results and chords are not updated, because no Celery app is known here. {self.fix_app}".rstrip()
 
+    @property
+    def filter(self) -> Filter:
+        """Which messages, of a deed on all that match. Raises ``InvalidArgument``."""
+        return Filter.of(self.fields, self.zone)
+
 
 class Outcome(NamedTuple):
-    """``text``: what was done, for the user and the audit. ``missed``: messages that had moved."""
+    """``text``: what was done, for the user and the audit. ``missed``: messages that had moved.
+
+    ``following``: the mark to go on with; "" if all is done.
+    """
 
     text: str
     missed: int = 0
+    following: str = ""
+
+
+class Field(NamedTuple):
+    """An input of a deed's form. ``kind``: text, number, json, moment or queue."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    help: str = ""
+    value: str = ""
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """``wording`` is the question, formatted with ``target``, ``number`` and ``told``, what becomes of results."""
+    """``wording`` is the question.
+
+    It is formatted with ``target``, ``number`` of selected messages, ``which`` of all, and ``told``: what becomes of
+    results.
+    """
 
     name: str
     label: str
     wording: str
     run: Callable[[Broker, Request], Outcome]
-    #: Acts on messages that were selected.
+    #: Acts on messages that were selected; on one only.
     selects: bool = False
+    selects_one: bool = False
     #: Takes something away for good.
     destroys: bool = False
+    #: What it asks for besides, and what stands there at first.
+    fields: tuple[Field, ...] = ()
+    prefill: Callable[[Broker, Request], Mapping[str, str]] | None = None
+    #: Its form shows the arguments of a task: only for those who may see bodies.
+    shows_body: bool = False
 
     def question(self, request: Request) -> str:
-        """What is asked before it is done."""
+        """What is asked before it is done. Raises ``InvalidArgument``."""
         number = plural(len(request.spots), "message")
         told = request.untold or "Their results, if any, become REVOKED."
-        return self.wording.format(target=request, number=number, told=told)
+        which = f" that match {request.filter}" if request.filter else ""
+        return self.wording.format(target=request, number=number, told=told, which=which)
+
+    def form(self, broker: Broker, request: Request) -> list[Field]:
+        """Its fields: as they came, if they came, else as they are now. Raises what the store and ``prefill`` raise."""
+        given = request.fields
+        if self.prefill is not None and not any(each.name in given for each in self.fields):
+            given = self.prefill(broker, request)
+        return [each._replace(value=given.get(each.name, each.value)) for each in self.fields]
 
 
 def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outcome:
@@ -90,6 +139,22 @@ def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outco
     finally:
         entry.complete(ending)
     return outcome
+
+
+# -- how outcomes tell of messages -------------------------------------------------------------------------------------
+
+
+def outcome(text: str, missed: int) -> Outcome:
+    """With a sentence about those that were missed."""
+    if missed:
+        text += f" Left alone: {plural(missed, 'message')} that had moved meanwhile."
+    return Outcome(text, missed)
+
+
+def names(request: Request, spots: Sequence[Spot]) -> str:
+    """A colon and what people call them; nothing for none."""
+    found = [request.names.get(each.message_id) or each.message_id.hex() for each in spots]
+    return f": {', '.join(found)}" if found else ""
 
 
 def names_of(broker: Broker, queue: str, spots: Sequence[Spot]) -> dict[bytes, str]:

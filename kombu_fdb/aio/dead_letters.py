@@ -24,4 +24,7 @@ class DeadLetters(Face[sync.DeadLetters]):
     get = verb(sync.DeadLetters.get)
     each = stream(sync.DeadLetters.each)
     replay = stoppable(sync.DeadLetters.replay)
+    replay_changed = verb(sync.DeadLetters.replay_changed)
+    replay_part = verb(sync.DeadLetters.replay_part)
     discard = stoppable(sync.DeadLetters.discard)
+    discard_part = verb(sync.DeadLetters.discard_part)

@@ -76,5 +76,7 @@ class Queue(Face[sync.Queue]):
 
     move = verb(sync.Queue.move)
     delete = verb(sync.Queue.delete)
+    reschedule = verb(sync.Queue.reschedule)
     purge = verb(sync.Queue.purge)
+    purge_part = verb(sync.Queue.purge_part)
     drop = verb(sync.Queue.drop)

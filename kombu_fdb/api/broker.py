@@ -42,6 +42,7 @@ from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
+from kombu_fdb.store.protocol import Database
 
 __all__ = ["Broker"]
 
@@ -108,6 +109,11 @@ class Broker:
     @property
     def options(self) -> Options:
         return self.connection.options
+
+    @property
+    def database(self) -> Database:
+        """For others who keep something in the same store. Raises ``StoreUnavailable`` when closed."""
+        return self._client.database
 
     @property
     def _client(self) -> Client:

@@ -30,10 +30,10 @@ from typing import Any, Protocol, Unpack
 from kombu_fdb.api.arguments import Conditions, check_limit, check_name, seconds
 from kombu_fdb.api.pace import Pace, Stop, never
 from kombu_fdb.engine.dead_letters.replay import Moved
-from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Walk, Wanted, task_of
+from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, VERSION_BYTES, Walk, Wanted, task_of
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
-from kombu_fdb.model import Peeked, Spot
+from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
 __all__ = ["DeadLetters"]
@@ -151,6 +151,40 @@ class DeadLetters:
         check_limit(limit)
         walk, engine = self._walk(conditions), self._holder.engine
         return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
+
+    # -- in parts --------------------------------------------------------------------------------------------------
+
+    def replay_changed(self, spot: Spot, payload: bytes) -> bool:
+        """Bring one back with another payload, where a page has shown it; False if it has moved.
+
+        Raises ``QueueError`` for a message that is no dead letter, ``QueueNotFound``, ``MessageTooLarge``; the letter
+        is dead then, as it was.
+        """
+        position, message_id = spot.position, spot.message_id
+        engine = self._holder.engine.dead_letters
+        return engine.replay_at(self.dead_queue, position, message_id, payload=payload) is not None
+
+    def replay_part(self, mark: bytes = b"", *, to: str | None = None, **conditions: Unpack[Conditions]) -> Part:
+        """Bring some of those back that meet the conditions, in one transaction that looks through 200.
+
+        For who shows how far it is, or does not wait for the end. ``mark``: :attr:`~kombu_fdb.model.Part.following` of
+        the part before; what dies after the first part is left. Raises ``QueueNotFound``; nothing of the part is back
+        then.
+        """
+        if to is not None:
+            check_name("queue's name", to)
+        return self._part(mark, conditions, partial(self._holder.engine.dead_letters.replay_part, to=to))
+
+    def discard_part(self, mark: bytes = b"", **conditions: Unpack[Conditions]) -> Part:
+        """The same, deleting them."""
+        return self._part(mark, conditions, self._holder.engine.dead_letters.discard_part)
+
+    def _part(self, mark: bytes, conditions: Conditions, verb: Callable[[Walk, bytes, int], Moved]) -> Part:
+        walk = self._walk(conditions)
+        if mark:
+            walk = walk._replace(last=mark[:VERSION_BYTES])
+        moved, cursor = verb(walk, mark[VERSION_BYTES:], LETTERS_PER_TRANSACTION)
+        return Part(moved, walk.last[:VERSION_BYTES] + cursor if cursor else None)
 
     # -- conditions ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from kombu_fdb.api.arguments import (
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
-from kombu_fdb.api.job import Job
+from kombu_fdb.api.job import Job, due_at
 from kombu_fdb.api.publications import parts, positive_ms, publication
 from kombu_fdb.api.taking import take_many
 from kombu_fdb.engine.facade.engine import Engine
@@ -30,6 +30,7 @@ from kombu_fdb.model import (
     KeyLimits,
     Listed,
     Page,
+    Part,
     Peeked,
     QueueControl,
     QueueCounts,
@@ -165,13 +166,17 @@ class Queue:
         """How many jobs wait for a consumer now."""
         return self.stats().ready
 
-    def keys(self, *, after: str | None = None, limit: int | None = None) -> dict[str, KeyCounts]:
-        """The keys that have jobs or limits; with ``limit`` so many of them by name, those behind ``after``."""
+    def keys(self, *, after: str | None = None, limit: int | None = None, prefix: str = "") -> dict[str, KeyCounts]:
+        """The keys that have jobs or limits; with ``limit`` so many of them by name, those behind ``after``.
+
+        ``prefix``: only those that begin with it; up to 1,000 of them without ``limit``.
+        """
         check_limit(limit)
-        _check_keys(after)
-        if limit is None and after is None:
+        _check_keys(after, prefix)
+        if limit is None and after is None and not prefix:
             return self._engine.inspect.keys_of(self.name)
-        return self._engine.inspect.key_page(self.name, after=after, limit=KEYS if limit is None else limit)
+        most = KEYS if limit is None else limit
+        return self._engine.inspect.key_page(self.name, after=after, limit=most, prefix=prefix)
 
     def peek(
         self, limit: int = 1, *, state: State = "ready", key: str | None = None, reverse: bool = False
@@ -227,8 +232,7 @@ class Queue:
 
     def at(self, spot: Spot) -> Listed | None:
         """The whole job where a page has shown it; None if it has moved."""
-        if not isinstance(spot, Spot):
-            raise InvalidArgument("not a spot", given=shown(spot), fix="Pass Listed.spot, of a page.")
+        _check_spot(spot)
         listed = self._engine.inspect.read_at(self.name, spot.state, spot.position)
         return None if listed is None or listed.message.message_id != spot.message_id else listed
 
@@ -322,9 +326,26 @@ class Queue:
         job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
         return self._engine.messages.delete(self.name, job_id)
 
+    def reschedule(self, spot: Spot, delay: float = 0, *, payload: bytes | None = None) -> bool:
+        """Make a ready or delayed job, at the spot where a page has shown it, due in ``delay`` seconds; 0: now.
+
+        ``payload``: instead of the one it has. False if it has moved. Raises ``QueueError`` if somebody holds it or it
+        expires before that, ``MessageTooLarge``, ``InvalidArgument``.
+        """
+        _check_spot(spot)
+        return self._engine.messages.reschedule(self.name, spot, due_at(delay), payload=payload)
+
     def purge(self) -> int:
         """Delete all jobs but those in flight. Returns how many."""
         return self._engine.queues.purge(self.name)
+
+    def purge_part(self, mark: bytes = b"") -> Part:
+        """Delete up to 500 of them in one transaction: for who shows how far it is, or does not wait for the end.
+
+        ``mark``: :attr:`~kombu_fdb.model.Part.following` of the part before. What came after the first one stays.
+        """
+        purged, following = self._engine.queues.purge_some(self.name, mark)
+        return Part(purged, following or None)
 
     def drop(self) -> int:
         """Delete the queue, its bindings and its jobs. Returns how many jobs.
@@ -339,6 +360,12 @@ class Queue:
         return deleted
 
 
-def _check_keys(key: str | None) -> None:
-    if key is not None:
-        check_name("key", key)
+def _check_keys(*keys: str | None) -> None:
+    for key in keys:
+        if key is not None:
+            check_name("key", key)
+
+
+def _check_spot(given: object) -> None:
+    if not isinstance(given, Spot):
+        raise InvalidArgument("not a spot", given=shown(given), fix="Pass Listed.spot, of a page.")

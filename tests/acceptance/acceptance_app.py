@@ -12,7 +12,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
-from celery_fdb import install
+from celery_fdb import History, install
 
 DIRECTORY = Path(os.environ["ACCEPTANCE_DIRECTORY"])
 
@@ -31,6 +31,8 @@ app.conf.update(
 )
 if os.environ.get("ACCEPTANCE_FREE_SLOTS"):
     install(app, claim_free_slots_only=True)
+if os.environ.get("ACCEPTANCE_HISTORY"):
+    install(app, history=History(runs=1_000, max_age=86_400))
 
 
 def mark(kind: str, name: str) -> None:

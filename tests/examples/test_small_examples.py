@@ -65,13 +65,9 @@ def test_plain_kombu(url):
         assert broker.queue("orders.dead").stats().ready == 1
 
 
-#: Starlette prefers a successor of httpx that is not there yet for everybody.
-pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
-
-
 @pytest.fixture
 def service(monkeypatch, url):
-    for module in ("fastapi", "httpx"):
+    for module in ("fastapi", "httpx2"):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     monkeypatch.setenv("INVOICES_BROKER", url)

@@ -17,7 +17,7 @@ from celery import Celery, current_app
 from django.conf import settings as django_settings
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.cli.where import urls_of
+from celery_fdb.brokers.address import urls_of
 from kombu_fdb.errors import OptionError
 from kombu_fdb.settings.location import SCHEMES
 

@@ -2,8 +2,9 @@
 
 A message moves from a queue of dead letters to the end of its key's messages in the queue of its last death (or in the
 one it is sent to), in one transaction (ONE-PLACE). It keeps its id, payload, key, priority and history of deaths; its
-redeliveries count from zero again. What it had before and no dead letter keeps is gone: its time to live is the
-queue's ``x-message-ttl``, from now on, if there is one.
+redeliveries count from zero again. A single letter may be given another payload on its way (:func:`replay_row`). What
+it had before and no dead letter keeps is gone: its time to live is the queue's ``x-message-ttl``, from now on, if there
+is one.
 
 States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
 never both and never neither, and the counts are those of the letters moved. What happens at each failure:
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.dead_letters.scan import Letter, Walk, look_through
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete, forget, put_ready, take_out
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete, forget, put_ready, take_out, with_payload
 from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueError, QueueNotFound
@@ -61,10 +62,11 @@ def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | 
     return Moved(sum(back), part.cursor)
 
 
-def replay_row(work: Work, dead: str, row: KeyValue) -> str:
+def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = None) -> str:
     """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
 
-    Raises ``QueueNotFound``, and ``QueueError`` for a message that never died or has outlived its time.
+    ``payload``: another than it had, stored in the transaction that takes it out. Raises ``QueueNotFound``, and
+    ``QueueError`` for a message that never died or has outlived its time.
     """
     letter = Letter(*row, decode_record(row[1]))
     queue = _destination(dead, letter.record, None)
@@ -72,7 +74,7 @@ def replay_row(work: Work, dead: str, row: KeyValue) -> str:
         raise QueueError("not a dead letter", queue=dead)
     _require(work, queue, dead)
     _take(work, dead, [letter])
-    if not _replay(work, dead, queue, letter):
+    if not _replay(work, dead, queue, letter, payload):
         raise QueueError("the dead letter has expired", queue=dead)
     return queue
 
@@ -110,7 +112,7 @@ def _take(work: Work, dead: str, letters: Sequence[Letter]) -> None:
     take_out(work, dead, [(letter.key, letter.value) for letter in letters])
 
 
-def _replay(work: Work, dead: str, queue: str, letter: Letter) -> bool:
+def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | None = None) -> bool:
     message, record = Message(dead, letter.key, letter.value), letter.record
     assert record is not None
     if record.expires_ms and record.expires_ms <= work.now_ms:
@@ -119,6 +121,8 @@ def _replay(work: Work, dead: str, queue: str, letter: Letter) -> bool:
     forget(work, message)
     rank = work.keys.rank(record.priority or priority_of(letter.key))
     expires_ms = expires_at(work.now_ms, work.routing.message_ttl_ms(work.tr, queue), 0)
+    if payload is not None:
+        record = with_payload(work, record, payload)
     alive = record._replace(expires_ms=expires_ms, redeliveries=0, priority=NO_PRIORITY)
     put_ready(work, Subqueue(queue, record.key, rank), alive)
     return True

@@ -25,7 +25,17 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["LETTERS_PER_TRANSACTION", "NO_LAST", "Letter", "Part", "Walk", "Wanted", "look_through", "task_of"]
+__all__ = [
+    "LETTERS_PER_TRANSACTION",
+    "NO_LAST",
+    "VERSION_BYTES",
+    "Letter",
+    "Part",
+    "Walk",
+    "Wanted",
+    "look_through",
+    "task_of",
+]
 
 LETTERS_PER_TRANSACTION = 200
 #: Of records and of payloads looked into; FoundationDB's transactions hold 10,000,000 B, and last 5 s.
@@ -145,10 +155,13 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
 
 
 def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
-    """The next rows, first of the messages without a key (as which all letters come), and where to go on."""
+    """The next rows, first of the messages without a key (as which all letters come), and where to go on.
+
+    A cursor of another queue, which a walk of this one never gave out, is its beginning.
+    """
     ready, keyed = range_of(work.keys.ready(dead)), range_of(work.keys.keyed(dead))
     whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
-    begin = max(whole[0][0], cursor)
+    begin = cursor if whole[0][0] <= cursor < whole[0][1] else whole[0][0]
     ranges = [(begin, whole[0][1]), *whole[1:]]
     found = work.tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
     rows = [row for part in found for row in part][:most]

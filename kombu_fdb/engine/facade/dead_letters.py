@@ -58,15 +58,17 @@ class DeadLetters:
         """Delete up to ``limit`` dead letters, in one transaction."""
         return self._run.write(lambda work: replay.discard_part(work, walk, cursor, limit))
 
-    def replay_at(self, dead: str, position: bytes, message_id: bytes) -> str | None:
+    def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
 
-        Returns that queue. Raises ``QueueError`` for a message that is no dead letter, or has outlived its time.
+        Returns that queue. ``payload``: another than it had. Raises ``QueueError`` for a message that is no dead
+        letter, or has outlived its time, and ``MessageTooLarge``.
         """
+        self._run.check_size(payload or b"")
 
         def body(work: Work) -> str | None:
             row = pages.row_at(work, dead, READY, position, message_id)
-            return None if row is None else replay.replay_row(work, dead, row)
+            return None if row is None else replay.replay_row(work, dead, row, payload=payload)
 
         return self._run.write(body)
 

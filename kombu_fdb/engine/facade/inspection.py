@@ -83,9 +83,14 @@ class Inspection:
         """The keys that have messages or limits. Guarantee: COUNTS."""
         return self._run.read(lambda work: inspect.keys_of(work, queue))
 
-    def key_page(self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK) -> dict[str, KeyCounts]:
-        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end."""
-        return self._run.read(lambda work: inspect.key_page(work, queue, after, limit))
+    def key_page(
+        self, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK, prefix: str = ""
+    ) -> dict[str, KeyCounts]:
+        """:meth:`keys_of` in pages: up to ``limit`` keys by name, behind ``after``; empty at the end.
+
+        ``prefix``: only those that begin with it.
+        """
+        return self._run.read(lambda work: inspect.key_page(work, queue, after, limit, prefix))
 
     def peek(self, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
         """What a lone consumer would get next. See :func:`kombu_fdb.engine.inspection.browse.peek`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
-from kombu_fdb.engine.inspection import browse, cancel, pages
+from kombu_fdb.engine.inspection import browse, cancel, pages, reschedule
 from kombu_fdb.engine.messages import claim, move, serve, settle
 from kombu_fdb.engine.messages.arm import Armed, arm, arm_all, has_work
 from kombu_fdb.engine.messages.bury import Cause
@@ -21,7 +21,7 @@ from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError
 from kombu_fdb.keyspace.layout import BUCKETS
-from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId
+from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
 from kombu_fdb.store.protocol import KeyValue, Watch
 from kombu_fdb.store.tokens import Doubt
 
@@ -243,6 +243,14 @@ class Messages:
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
         """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
         return self._run.write(lambda work: pages.delete_at(work, queue, state, position, message_id))
+
+    def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
+        """Make a ready or delayed message at a page's position due at another moment; False if it has moved.
+
+        See :mod:`kombu_fdb.engine.inspection.reschedule`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
+        """
+        self._run.check_size(payload or b"")
+        return self._run.write(lambda work: reschedule.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""

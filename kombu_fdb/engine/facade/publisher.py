@@ -13,7 +13,7 @@ from kombu_fdb.engine.messages import again, overflow, publish, together
 from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import CommitUnknown, KombuFDBError, MessageTooLarge, StoreError
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, StoreError
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.primitives import ranges
 from kombu_fdb.store.protocol import Transaction
@@ -165,12 +165,7 @@ class Publisher:
     def check(self, publication: Publication) -> None:
         """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         ranges.check_publication(publication)
-        if len(publication.payload) > self._run.policy.max_message_size:
-            raise MessageTooLarge(
-                size=len(publication.payload),
-                max_message_size=self._run.policy.max_message_size,
-                fix="Store the data elsewhere and send a reference, or raise max_message_size",
-            )
+        self._run.check_size(publication.payload)
 
     def bury_copy(
         self,

@@ -74,6 +74,13 @@ class Queues:
         last = self._run.read(lambda work: control.last_stamp(work, queue))
         return self._purge(queue, last, b"")
 
+    def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
+        """A part of :meth:`purge`, one transaction: how many, and the mark to go on with; b"" at both ends."""
+        last = mark[: control.VERSION_BYTES] or self._run.read(lambda work: control.last_stamp(work, queue))
+        cursor = mark[control.VERSION_BYTES :]
+        purged, following = Portion(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))
+        return purged, last[: control.VERSION_BYTES] + following if following else b""
+
     def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
         portion, total = Portion(control.MESSAGES_PER_PURGE), 0
         while True:

@@ -18,7 +18,7 @@ from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import KombuFDBError, MessageTooLarge
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
@@ -82,6 +82,15 @@ class Transactions:
 
     def now(self) -> int:
         return self.clock.wall_ms()
+
+    def check_size(self, payload: bytes) -> None:
+        """Raises ``MessageTooLarge`` for one that the policy refuses."""
+        if len(payload) > self.policy.max_message_size:
+            raise MessageTooLarge(
+                size=len(payload),
+                max_message_size=self.policy.max_message_size,
+                fix="Store the data elsewhere and send a reference, or raise max_message_size",
+            )
 
     def read(self, verb: Callable[[Work], T]) -> T:
         """Run a verb that only looks."""

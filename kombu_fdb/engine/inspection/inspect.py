@@ -33,6 +33,8 @@ STATES = (READY, DELAYED, LEASED, NEWER)
 OLDEST_OF_KEYS = 100
 #: Messages of one session that are counted one by one.
 MOST_HELD = 1_000
+#: Where it is said what keys have: ready, leased, limits.
+OF_KEYS = ("backlog", "flight", "limits")
 
 
 def counts(work: Work, queue: str) -> QueueCounts:
@@ -64,12 +66,16 @@ def keys_of(work: Work, queue: str) -> dict[str, KeyCounts]:
     return dict(sorted(_by_key(work.keys, parts).items()))
 
 
-def key_page(work: Work, queue: str, after: str | None, limit: int) -> dict[str, KeyCounts]:
-    """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end."""
-    ranges = _of_keys(work.keys, queue)
+def key_page(work: Work, queue: str, after: str | None, limit: int, prefix: str = "") -> dict[str, KeyCounts]:
+    """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end.
+
+    ``prefix``: only those that begin with it, and nothing else is read.
+    """
+    ranges = [_beginning(work.keys, tag, queue, prefix) for tag in OF_KEYS]
     if after is not None:
-        tags = ("backlog", "flight", "limits")
-        ranges = [(_behind(work.keys, tag, queue, after), end) for tag, (_, end) in zip(tags, ranges, strict=True)]
+        behind = [_behind(work.keys, tag, queue, after) for tag in OF_KEYS]
+        ranges = [(max(begin, first), end) for (begin, end), first in zip(ranges, behind, strict=True)]
+    ranges = [(min(begin, end), end) for begin, end in ranges]
     parts = work.tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
     in_order = sorted(_by_key(work.keys, parts).items())
     return dict(in_order[:limit])
@@ -86,6 +92,12 @@ def _by_key(keys: Keyspace, parts: list[list[KeyValue]]) -> dict[str, KeyCounts]
         for (_queue, key), value in keys.read(rows, str, str):
             found.setdefault(key, {})[name] = limits_of(value) if name == "limits" else decode_count(value)
     return {key: KeyCounts(**fields) for key, fields in found.items()}
+
+
+def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
+    """The rows of keys that begin so: their texts end in a byte less than any that may follow."""
+    begin = keys.prefix + pack(tag, queue, prefix)[:-1]
+    return begin, (begin + b"\xff" if prefix else range_of(keys.prefix + pack(tag, queue))[1])
 
 
 def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:

@@ -10,7 +10,7 @@ what became more and what less (COUNTS).
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
 * out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
 * out -> gone: :func:`delete` clears what there is besides the row.
-* out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above.
+* out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above; :func:`with_payload` changes what it is.
 
 A record that can't be read is moved like any other: what has to be known of it is patched, or found in its place. One
 that has to be read is an error of the caller's (``FormatError``), or :meth:`.Record.unreadable` stands for it.
@@ -61,6 +61,7 @@ __all__ = [
     "read_beginning",
     "take_out",
     "take_row",
+    "with_payload",
 ]
 
 
@@ -185,6 +186,13 @@ def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str, int]:
     if isinstance(message, bytes):
         return message, names_of(message)[1], size_of(message)
     return _write_chunks(work, message).encode(), message.task_id, message.size
+
+
+def with_payload(work: Work, record: Record, payload: bytes) -> Record:
+    """The record of a message that was taken out, with another payload, to be put again; its old chunks are cleared."""
+    if record.chunks:
+        work.tr.clear_range(*work.keys.bodies(record.message_id))
+    return record._replace(payload=payload, size=len(payload), chunks=0)
 
 
 def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:

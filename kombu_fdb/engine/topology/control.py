@@ -28,6 +28,7 @@ from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, de
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
+    "VERSION_BYTES",
     "add_consumer",
     "bind",
     "check_format",

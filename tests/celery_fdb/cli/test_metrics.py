@@ -231,7 +231,7 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
     monkeypatch.setattr(
         "prometheus_client.start_http_server", lambda _, address, __: bound.append(address) or (Server(), Server())
     )
-    monkeypatch.setattr("celery_fdb.cli.metrics._wait_for_the_end", lambda: None)
+    monkeypatch.setattr("celery_fdb.cli.serving.metrics._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])
     assert ("there is no password" in result.err) == is_open

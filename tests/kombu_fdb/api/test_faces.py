@@ -264,6 +264,31 @@ def test_keys_in_pages(jobs):
     assert list(jobs.keys()) == ["a", "b", "c"]
     assert list(jobs.keys(limit=2)) == ["a", "b"]
     assert list(jobs.keys(after="b")) == ["c"]
+    assert list(jobs.keys(prefix="b")) == ["b"]
+    assert list(jobs.keys(prefix="b", after="b")) == []
+
+
+def test_reschedule(jobs):
+    jobs.put("a", delay=1000)
+    jobs.put("b")
+    (delayed,), (ready,) = jobs.page(state="delayed").messages, jobs.page().messages
+    assert jobs.reschedule(delayed.spot)
+    assert jobs.reschedule(ready.spot, 1000, payload=b"c")
+    assert not jobs.reschedule(delayed.spot)
+    assert ([each.payload for each in jobs.peek(9)], jobs.stats().delayed) == ([b"a"], 1)
+    (delayed,) = jobs.page(state="delayed").messages
+    assert delayed.message.payload == b"c"
+    for wrong in ((b"spot",), (delayed.spot, -1), (delayed.spot, "soon")):
+        with pytest.raises(InvalidArgument):
+            jobs.reschedule(*wrong)
+
+
+def test_a_purge_in_parts(jobs):
+    jobs.put_many("x" * 501)
+    part = jobs.purge_part()
+    jobs.put("later")
+    assert (part.number, jobs.purge_part(part.following)) == (500, (1, None))
+    assert [each.payload for each in jobs.peek(9)] == [b"later"]
 
 
 def test_move(broker, jobs):
@@ -349,6 +374,28 @@ def test_a_replay_at_a_spot(broker, jobs, letters):
     assert [each.payload for each in jobs.peek(9)] == [b"b", b"c", b"a"]
     with pytest.raises(InvalidArgument):
         letters.replay(5, at=spots)
+
+
+def test_replays_and_discards_in_parts(broker, jobs):
+    jobs.put_many("x" * 250)
+    for job in jobs.take_many(250, 0):
+        job.bury(error=KeyError("k"))
+    letters = jobs.dead_letters
+    assert letters.replay_part(error="ValueError").number == 0
+    part = letters.replay_part(error="KeyError")
+    for job in jobs.take_many(1, 0):
+        job.bury(error=KeyError("again"))
+    assert (part.number, letters.replay_part(part.following, error="KeyError")) == (200, (50, None))
+    assert (letters.count().total(), letters.discard_part()) == (1, (1, None))
+    with pytest.raises(InvalidArgument):
+        letters.replay_part(to=5)
+
+
+def test_a_replay_of_what_was_changed(broker, jobs, letters):
+    spot = broker.queue(letters.dead_queue).page().messages[1].spot
+    assert letters.replay_changed(spot, b"better")
+    assert not letters.replay_changed(spot, b"better")
+    assert [each.payload for each in jobs.peek(9)] == [b"better"]
 
 
 def test_a_replay_at_spots_tells_how_many_are_back(broker, jobs, letters):

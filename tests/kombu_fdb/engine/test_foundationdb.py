@@ -9,6 +9,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
+from kit.conformance.operators import OperatorsConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
 
@@ -56,6 +57,12 @@ class TestFoundationDBTurns(TurnsConformance):
 
 
 class TestFoundationDBLines(LineConformance):
+    @pytest.fixture
+    def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
+        return module_database
+
+
+class TestFoundationDBOperators(OperatorsConformance):
     @pytest.fixture
     def database(self, module_database: FoundationDatabase) -> FoundationDatabase:
         return module_database

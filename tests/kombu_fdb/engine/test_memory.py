@@ -7,6 +7,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
+from kit.conformance.operators import OperatorsConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
 
@@ -45,6 +46,12 @@ class TestMemoryTurns(TurnsConformance):
 
 
 class TestMemoryLines(LineConformance):
+    @pytest.fixture
+    def database(self) -> Database:
+        return MemoryDatabase()
+
+
+class TestMemoryOperators(OperatorsConformance):
     @pytest.fixture
     def database(self) -> Database:
         return MemoryDatabase()

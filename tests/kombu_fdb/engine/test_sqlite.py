@@ -10,6 +10,7 @@ from kit.conformance.duties import DutiesConformance
 from kit.conformance.limits import LimitsConformance
 from kit.conformance.lines import LineConformance
 from kit.conformance.newer import NewerConformance
+from kit.conformance.operators import OperatorsConformance
 from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
 
@@ -55,6 +56,12 @@ class TestSqliteTurns(TurnsConformance):
 
 
 class TestSqliteLines(LineConformance):
+    @pytest.fixture
+    def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
+        return module_database
+
+
+class TestSqliteOperators(OperatorsConformance):
     @pytest.fixture
     def database(self, module_database: SqliteDatabase) -> SqliteDatabase:
         return module_database

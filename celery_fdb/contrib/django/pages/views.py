@@ -15,11 +15,12 @@ from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import DeadLetter, Queue, Session
 from celery_fdb.contrib.django.pages.page import STATES, page, render, url_of, urls_of
 from celery_fdb.inspection import overview
+from celery_fdb.inspection.dead_queues import dead_queues
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.errors import QueueError, QueueNotFound
+from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["dead_letters", "queue", "queue_keys", "queues", "sessions"]
@@ -112,11 +113,8 @@ def queue_keys(request: HttpRequest, site: AdminSite, broker: Broker, *, name: s
 @page()
 def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
     """The queues of dead letters: ``<queue>.dead``, and those that dead-letter exchanges lead to."""
-    seen = overview.look(broker).queues
-    homes = {each.name: {each.dead_of} for each in seen if each.dead_of is not None}
-    for each in seen:
-        for name in _dead_letter_queues(broker, each):
-            homes.setdefault(name, set()).add(each.name)
+    seen = overview.look(broker)
+    homes = dead_queues(broker, seen)
     context = {
         "title": "Dead letters",
         "queues": [
@@ -126,22 +124,11 @@ def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpR
                 "oldest": _age(each.oldest_age_s),
                 "url": url_of(site, "messages", each.name),
             }
-            for each in seen
+            for each in seen.queues
             if each.name in homes
         ],
     }
     return render(request, site, "dead_letters", DeadLetter, context)
-
-
-def _dead_letter_queues(broker: Broker, view: overview.QueueView) -> list[str]:
-    exchange = view.arguments.get("x-dead-letter-exchange")
-    routing_key = view.arguments.get("x-dead-letter-routing-key") or view.name
-    if not isinstance(exchange, str) or not isinstance(routing_key, str):
-        return []
-    try:
-        return broker.topology.route(exchange, routing_key)
-    except QueueError:  # it is not there, so the letters are in <queue>.dead
-        return []
 
 
 @page()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from ipaddress import ip_address
 
 import click
 
+from celery_fdb.cli.serving.listening import is_loopback
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 
 __all__ = ["metrics"]
@@ -49,7 +49,7 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
             reason=error.strerror,
             fix="Choose another --port.",
         ) from error
-    if not _is_loopback(address):
+    if not is_loopback(address):
         click.echo(f"Note: anyone who can connect to {address} can read the metrics; there is no password.", err=True)
     click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)
     _wait_for_the_end()
@@ -58,13 +58,6 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     thread.join()
     collector.close()
     return None
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def _wait_for_the_end() -> None:

@@ -1,0 +1,64 @@
+"""Which broker a Celery app uses, and opening it to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from kombu_fdb import Broker, OptionError
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.settings.location import SCHEMES, SqliteLocation, locate, parse_url
+from kombu_fdb.settings.options import parse_options
+
+__all__ = ["absent", "broker_of", "open_existing", "urls_of"]
+
+SET_IT = (
+    "Set its broker_url (in Django: CELERY_BROKER_URL, and import the app in the project's __init__.py), "
+    "or name a broker with --broker fdb+sqlite:////path/broker.db."
+)
+
+
+def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
+    """URL and options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    options = dict(app.conf.broker_transport_options or {})
+    return _ours(app.conf.broker_read_url or app.conf.broker_url), options
+
+
+def absent(url: str, options: dict[str, Any]) -> str | None:
+    """The broker's file, if it has to be there and is not. Raises ``OptionError``."""
+    location = locate(parse_url(url), parse_options(options))
+    return str(location.path) if isinstance(location, SqliteLocation) and not location.path.exists() else None
+
+
+def open_existing(url: str, **options: Any) -> Broker:
+    """A file that is not there is not made: its path may be a typo.
+
+    Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
+    """
+    missing = absent(url, options)
+    if missing is not None and Path(missing).parent.is_dir():
+        fix = "Check the path. The first worker or message creates the file."
+        raise StoreUnavailable("there is no broker yet", path=missing, fix=fix)
+    return Broker.open(url, **options)
+
+
+def _ours(configured: Any) -> str:
+    """The first URL of a failover list that is one of ours."""
+    urls = urls_of(configured)
+    for url in urls:
+        if url.partition("://")[0] in SCHEMES:
+            return url
+    schemes = ", ".join(url.partition("://")[0] + "://" if "://" in url else "not a URL" for url in urls) or "not set"
+    raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=SET_IT)
+
+
+def urls_of(configured: Any) -> list[str]:
+    """What stands in ``broker_url``: one URL, several for failover, nothing, or by mistake a path."""
+    if not configured:
+        return []
+    if isinstance(configured, str):
+        return configured.split(";")
+    return [str(each) for each in configured] if isinstance(configured, Iterable) else [str(configured)]

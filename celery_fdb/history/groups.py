@@ -1,0 +1,148 @@
+"""The value of a group: some runs of one worker, in the order in which they ended.
+
+A version byte, then JSON: a list of the texts that many runs share (names of tasks, queues, workers and states), and a
+list of runs. A run is a list of its fields in the order of :class:`~celery_fdb.history.run.Run`, shared texts by their
+places in the first list, without the empty fields at its end. So a group of 200 runs is some 30 kB, in one row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from celery_fdb.history.run import STATES, Follower, Run
+from kombu_fdb.errors import FormatError
+from kombu_fdb.primitives.ranges import MOST, is_number, is_whole
+
+__all__ = ["GROUP_RUNS", "GROUP_SPAN_MS", "Group", "decode", "pack_groups"]
+
+#: What one group holds at most. FoundationDB's limit of a value is 100,000 B.
+GROUP_RUNS, GROUP_BYTES = 250, 90_000
+#: A run that is larger keeps no texts but its names and the beginning of its error.
+RUN_BYTES = 60_000
+#: Runs of one group ended within this time, so that a page of a period knows where to begin.
+GROUP_SPAN_MS = 60_000
+VERSION = 1
+
+_SHARED = ("task", "queue", "worker", "state")
+_SHARED_AT = tuple(Run._fields.index(name) for name in _SHARED)
+#: Fields that every row has.
+_LEAST = max(_SHARED_AT) + 1
+_NUMBERS = ("start_ms", "end_ms", "retries", "redeliveries")
+_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class Group(NamedTuple):
+    """Runs and their value."""
+
+    runs: list[Run]
+    value: bytes
+
+
+class _Builder:
+    """One group, while it has room."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self._texts: dict[str, int] = {}
+        self._rows: list[str] = []
+        self._room = GROUP_BYTES
+
+    def add(self, run: Run) -> bool:
+        """False if it does not fit. An empty group takes any run."""
+        if self.runs and (len(self.runs) == GROUP_RUNS or run.end_ms - self.runs[0].end_ms > GROUP_SPAN_MS):
+            return False
+        row = self._row(run)
+        if len(row) > RUN_BYTES:
+            run = run._replace(args="", kwargs="", traceback="", error=run.error[:200], followers=())
+            row = self._row(run)
+        if len(row) >= self._room and self.runs:
+            return False
+        self._room -= len(row) + 1
+        self._rows.append(row)
+        self.runs.append(run)
+        return True
+
+    def _row(self, run: Run) -> str:
+        row: list[Any] = list(run)
+        for at in _SHARED_AT:
+            place = self._texts.get(row[at])
+            if place is None:
+                place = self._texts[row[at]] = len(self._texts)
+                self._room -= len(_dumps(row[at])) + 1
+            row[at] = place
+        while not row[-1] and len(row) > _LEAST and not isinstance(row[-1], float):
+            row.pop()
+        return _dumps(row)
+
+    def group(self) -> Group:
+        value = f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]"
+        return Group(self.runs, bytes((VERSION,)) + value.encode())
+
+
+def pack_groups(runs: Iterable[Run]) -> list[Group]:
+    """Sorted by their ends, in as few groups as hold them."""
+    builders: list[_Builder] = []
+    for run in sorted(runs, key=lambda run: run.end_ms):
+        if not builders or not builders[-1].add(run):
+            builders.append(_Builder())
+            builders[-1].add(run)
+    return [each.group() for each in builders]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def decode(value: bytes) -> list[Run]:
+    """Raises ``FormatError``, and nothing else, for what nobody of ours can have written."""
+    try:
+        if value[0] != VERSION:
+            raise FormatError("unreadable group of runs", version=value[0])
+        texts, rows = json.loads(value[1:])
+        return [_run(row, texts) for row in rows]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
+
+
+def _run(row: Any, texts: Any) -> Run:
+    if not _LEAST <= len(row) <= len(Run._fields):
+        raise ValueError("not a run")
+    fields = dict(zip(Run._fields, row, strict=False))
+    for name in _SHARED:
+        fields[name] = texts[_whole(fields[name])]
+    fields["followers"] = tuple(Follower(each, task) for each, task in fields.get("followers", ()))
+    run = Run(**fields)
+    _check(run)
+    return run
+
+
+def _check(run: Run) -> None:
+    value: Any
+    for name, value in zip(Run._fields, run, strict=True):
+        if name in _NUMBERS:
+            _whole(value)
+        elif name == "runtime_s":
+            if value is not None and not is_number(value, 0, math.inf):
+                raise ValueError("not a duration")
+        elif name == "followers":
+            for each in value:
+                _text(each.id)
+                _text(each.task)
+        else:
+            _text(value)
+    if run.state not in STATES:
+        raise ValueError("not a state")
+
+
+def _whole(value: Any) -> int:
+    if not is_whole(value, 0, MOST):
+        raise ValueError("not a number of ours")
+    return int(value)
+
+
+def _text(value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    value.encode()  # a lone half of a surrogate pair is nothing of ours

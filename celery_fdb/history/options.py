@@ -1,0 +1,65 @@
+"""What an application says about its history: ``celery_fdb.install(app, history=History(...))``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.ranges import is_number, is_whole
+
+__all__ = ["ARGUMENTS", "History", "as_options"]
+
+ARGUMENTS = ("masked", "full", "none")
+#: A history is in up to so many segments, and a segment holds no more runs than this.
+SEGMENTS, LARGEST_SEGMENT = 50, 5_000
+MOST_RUNS = 1_000_000
+LONGEST_AGE_S = 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Bounds and privacy of the history. Raises ``OptionError`` for what makes no sense.
+
+    ``runs``: so many are kept at most. ``max_age``: seconds after which a run is deleted. ``arguments``: ``"masked"``
+    keeps a task's arguments as Celery's log shows them, without the secrets that they name; ``"full"`` as they are;
+    ``"none"`` keeps none. ``tracebacks``: whether the end of a failure's traceback is kept.
+    """
+
+    runs: int = 100_000
+    max_age: float = 7 * 86_400.0
+    arguments: str = "masked"
+    tracebacks: bool = True
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.runs, 100, MOST_RUNS):
+            raise _unusable("runs", self.runs, f"a whole number from 100 to {MOST_RUNS:,}")
+        if not is_number(self.max_age, 60, LONGEST_AGE_S):
+            raise _unusable("max_age", self.max_age, f"seconds, from 60 to {LONGEST_AGE_S:,}")
+        if self.arguments not in ARGUMENTS:
+            raise _unusable("arguments", self.arguments, f"one of {', '.join(ARGUMENTS)}")
+        if self.tracebacks not in {True, False}:
+            raise _unusable("tracebacks", self.tracebacks, "True or False")
+
+    @property
+    def segment_runs(self) -> int:
+        """When a segment is full."""
+        return min(max(self.runs // SEGMENTS, 1), LARGEST_SEGMENT)
+
+    @property
+    def segment_ms(self) -> int:
+        """How long one is written to."""
+        return max(int(self.max_age * 1000) // SEGMENTS, 1)
+
+
+def as_options(given: Any) -> History | None:
+    """What ``install`` was given as ``history``: a :class:`History`, True for its defaults, False for none."""
+    if isinstance(given, History):
+        return given
+    if given is True or given is False or given is None:
+        return History() if given else None
+    raise _unusable("history", given, "True, False, or celery_fdb.History(runs=..., max_age=...)")
+
+
+def _unusable(name: str, value: Any, accepted: str) -> OptionError:
+    return OptionError("unusable option of the history", name=name, given=repr(value)[:80], fix=f"It takes {accepted}.")

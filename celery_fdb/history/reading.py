@@ -1,0 +1,254 @@
+"""What is read of a history: pages of runs, the runs of a task or a workflow, active runs, counters.
+
+Every verb reads a bounded number of rows. A page walks the segments and in them the groups from the newest to the
+oldest, either all groups or those that an index names, and filters their runs. It ends when it is full, or when it has
+read :data:`GROUPS_PER_PAGE` groups; then it has a cursor, behind which the next page begins. So a filter that nothing
+matches yields empty pages with cursors, each at a bounded cost.
+
+Groups are in the order of their newest run, and each is of about a second of one worker: runs of several workers are in
+order to about a second. What can't be read is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from celery_fdb.history import counters, segments
+from celery_fdb.history.groups import GROUP_SPAN_MS, decode
+from celery_fdb.history.layout import GroupId, HistoryKeys, Range, Spot
+from celery_fdb.history.run import Run, id_text
+from kombu_fdb.errors import FormatError, InvalidArgument
+from kombu_fdb.keyspace.layout import readable
+from kombu_fdb.keyspace.tuples import pack_int, range_of
+from kombu_fdb.store.protocol import Transaction
+
+__all__ = [
+    "GROUPS_PER_PAGE",
+    "MOST_COUNTERS",
+    "Cursor",
+    "Found",
+    "Wanted",
+    "active",
+    "page",
+    "runs_of",
+    "slots",
+    "totals",
+]
+
+#: Groups that one page reads at most, and at once.
+GROUPS_PER_PAGE, GROUPS_AT_ONCE = 60, 10
+#: Rows of counters that are read at once.
+MOST_COUNTERS = 5_000
+#: Segments that are asked for an id at once.
+SEGMENTS_AT_ONCE = 100
+
+
+class Wanted(NamedTuple):
+    """Which runs. ``since_ms`` and ``until_ms``: when they ended; 0 for no bound. "" matches everything."""
+
+    task: str = ""
+    state: str = ""
+    key: str = ""
+    queue: str = ""
+    worker: str = ""
+    since_ms: int = 0
+    until_ms: int = 0
+
+    def matches(self, run: Run) -> bool:
+        return (
+            (not self.task or run.task == self.task)
+            and (not self.state or run.state == self.state)
+            and (not self.key or run.key == self.key)
+            and (not self.queue or run.queue == self.queue)
+            and (not self.worker or run.worker == self.worker)
+            and run.end_ms >= self.since_ms
+            and (not self.until_ms or run.end_ms <= self.until_ms)
+        )
+
+
+class Cursor(NamedTuple):
+    """Behind which run of which group a page begins. ``taken``: so many of the group, from its newest, were seen.
+
+    0: all of them.
+    """
+
+    segment: int
+    group: GroupId
+    taken: int
+
+    def __str__(self) -> str:
+        return f"{self.segment}.{self.group.end_ms}.{self.group.nonce.hex()}.{self.taken}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Raises ``InvalidArgument``."""
+        try:
+            segment, end_ms, nonce, taken = text.split(".")
+            found = cls(int(segment), GroupId(int(end_ms), bytes.fromhex(nonce)), int(taken))
+            pack_int(found.segment), found.group.packed, pack_int(found.taken)
+            return found
+        except (ValueError, FormatError) as error:
+            fix = "Use the cursor that the page before gave."
+            raise InvalidArgument("not a cursor of the history", given=text[:80], fix=fix) from error
+
+
+class Found(NamedTuple):
+    """``cursor``: None when there is nothing more."""
+
+    runs: list[Run]
+    cursor: Cursor | None
+
+
+def page(tr: Transaction, keys: HistoryKeys, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> Found:
+    """Runs that have ended, the newest first."""
+    found: list[Run] = []
+    for read, (segment, group, runs) in enumerate(_walk(tr, keys, wanted, after), 1):
+        newest_first = list(enumerate(reversed(runs), 1))
+        skipped = after.taken if after is not None and (segment, group) == (after.segment, after.group) else 0
+        for taken, run in newest_first[skipped:]:
+            if wanted.matches(run):
+                found.append(run)
+                if len(found) == limit:
+                    return Found(found, Cursor(segment, group, taken % len(runs)))
+        if read == GROUPS_PER_PAGE:
+            return Found(found, Cursor(segment, group, 0))
+    return Found(found, None)
+
+
+def _walk(
+    tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
+) -> Iterator[tuple[int, GroupId, list[Run]]]:
+    """The groups that may hold what is wanted, from the newest on."""
+    for number in segments.newest_first(tr, keys):
+        if after is not None and number > after.segment:
+            continue
+        behind = after if after is not None and number == after.segment else None
+        for group, value in _groups(tr, keys, number, wanted, behind):
+            try:
+                runs = decode(value)
+            except FormatError:
+                runs = []
+            yield number, group, runs
+
+
+def _groups(
+    tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted, behind: Cursor | None
+) -> Iterator[tuple[GroupId, bytes]]:
+    """Of one segment, from the newest on; ``behind``: from a group that the page before may not have finished."""
+    prefix = _prefix(keys, number, wanted)
+    is_index = prefix != keys.groups(number)
+    begin, end = _period(prefix, wanted)
+    if behind is not None:
+        end = min(end, prefix + behind.group.packed + (b"\x00" if behind.taken else b""))
+    while begin < end:
+        rows = tr.get_range(begin, end, limit=GROUPS_AT_ONCE, reverse=True, snapshot=True)
+        groups = list(readable(rows, lambda key: keys.split_group(key[len(prefix) :])))
+        if is_index:
+            values = tr.get_many([keys.group(number, group) for group, _ in groups], snapshot=True)
+            yield from ((group, value) for (group, _), value in zip(groups, values, strict=True) if value is not None)
+        else:
+            yield from groups
+        if len(rows) < GROUPS_AT_ONCE:
+            return
+        end = rows[-1][0]
+
+
+def _prefix(keys: HistoryKeys, number: int, wanted: Wanted) -> bytes:
+    """The index that names the fewest groups: most runs are successes, and there are more tasks than states."""
+    if wanted.task:
+        return keys.index(number, "task", wanted.task)
+    if wanted.state:
+        return keys.index(number, "state", wanted.state)
+    return keys.groups(number)
+
+
+def _period(prefix: bytes, wanted: Wanted) -> Range:
+    begin, end = range_of(prefix)
+    if wanted.since_ms:
+        begin = prefix + pack_int(wanted.since_ms)
+    if wanted.until_ms:
+        end = prefix + pack_int(wanted.until_ms + GROUP_SPAN_MS + 1)
+    return begin, end
+
+
+# -- by id -------------------------------------------------------------------------------------------------------------
+
+
+def runs_of(tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: int) -> list[Run]:
+    """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began."""
+    spots: list[Spot] = []
+    for number in _segments_with(tr, keys, kind, id_text(id_)):
+        prefix = keys.index(number, kind, id_text(id_))
+        rows = tr.get_range(*range_of(prefix), limit=limit - len(spots), reverse=True, snapshot=True)
+        spots += [Spot(number, *place) for place, _ in readable(rows, _behind(prefix))]
+        if len(spots) >= limit:
+            break
+    # A retry may have ended before the parent process hears that the attempt before it did.
+    return sorted(_runs_at(tr, keys, spots), key=lambda run: (run.start_ms or run.end_ms, run.end_ms))
+
+
+def _behind(prefix: bytes) -> Callable[[bytes], tuple[GroupId, int]]:
+    return lambda key: HistoryKeys.split_run(key[len(prefix) :])
+
+
+def _segments_with(tr: Transaction, keys: HistoryKeys, kind: str, id_: str) -> Iterator[int]:
+    """The segments that have a run of it, the newest first. All are asked at once, a hundred at a time."""
+    numbers = segments.newest_first(tr, keys)
+    for start in range(0, len(numbers), SEGMENTS_AT_ONCE):
+        some = numbers[start : start + SEGMENTS_AT_ONCE]
+        found = tr.get_ranges([(*range_of(keys.index(each, kind, id_)), 1) for each in some], snapshot=True)
+        yield from (number for number, rows in zip(some, found, strict=True) if rows)
+
+
+def _runs_at(tr: Transaction, keys: HistoryKeys, spots: Sequence[Spot]) -> list[Run]:
+    places = sorted({(spot.segment, spot.group) for spot in spots})
+    groups: dict[tuple[int, GroupId], list[Run]] = {}
+    for start in range(0, len(places), GROUPS_AT_ONCE):
+        some = places[start : start + GROUPS_AT_ONCE]
+        values = tr.get_many([keys.group(*place) for place in some], snapshot=True)
+        groups |= {place: _readable(value) for place, value in zip(some, values, strict=True)}
+    found = [(groups[spot.segment, spot.group], spot.at) for spot in spots]
+    return [runs[at] for runs, at in found if at < len(runs)]
+
+
+def _readable(value: bytes | None) -> list[Run]:
+    try:
+        return [] if value is None else decode(value)
+    except FormatError:
+        return []
+
+
+# -- active runs, counters ---------------------------------------------------------------------------------------------
+
+
+def active(tr: Transaction, keys: HistoryKeys, *, limit: int) -> list[tuple[bytes, Run]]:
+    """Active runs, each with the session of its worker."""
+    rows = tr.get_range(*keys.all_active, limit=limit, snapshot=True)
+    return [(session, run) for session, value in readable(rows, keys.split_active) for run in _readable(value)]
+
+
+def slots(
+    tr: Transaction, keys: HistoryKeys, length_s: int, begin_s: int, end_s: int
+) -> list[tuple[int, str, counters.Counters]]:
+    """Counters by the slots' beginnings and by task, of at most :data:`MOST_COUNTERS` rows."""
+    rows = tr.get_range(*keys.slots(length_s, begin_s, end_s), limit=MOST_COUNTERS, snapshot=True)
+    return [
+        (begin, task, counted)
+        for (begin, task), value in readable(rows, keys.split_slot)
+        if (counted := _counted(value)) is not None
+    ]
+
+
+def totals(tr: Transaction, keys: HistoryKeys) -> dict[str, counters.Counters]:
+    """Counters since ever by task, of at most :data:`MOST_COUNTERS` tasks."""
+    rows = tr.get_range(*keys.totals, limit=MOST_COUNTERS, snapshot=True)
+    found = {task: _counted(value) for task, value in readable(rows, keys.split_total)}
+    return {task: counted for task, counted in found.items() if counted is not None}
+
+
+def _counted(value: bytes) -> counters.Counters | None:
+    try:
+        return counters.unpack(value)
+    except FormatError:
+        return None

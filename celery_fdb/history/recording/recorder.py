@@ -1,0 +1,265 @@
+"""A worker's runs on their way into the store: a bounded buffer, and the thread that empties it.
+
+Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
+(:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
+once a second, or as soon as enough runs wait. A run *waits* in the buffer, then it is *unwritten*, packed into a group,
+and stays so until the store has answered. Who runs tasks only appends to the buffer, under a lock that nobody holds
+while the store is asked.
+
+Active runs are not told by events. Each flush looks at the requests that Celery counts as active, and writes a row for
+those that no flush has seen before; a task that begins and ends between two flushes costs no row. When such a run ends,
+its row is cleared after its group was written: in between it is seen twice, and never not at all.
+
+What happens at each failure:
+
+* the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
+  counted, and the count is stored with a later flush. No task waits, none fails.
+* the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
+  finds that their session has ended (:mod:`celery_fdb.history.recording.upkeep`).
+* the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S` if the store does not answer.
+* the process forks: the child has no thread, and never writes what its parent has buffered.
+* the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
+* something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from celery.utils.log import get_logger
+
+from celery_fdb.history.options import History
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import ActiveKey, HistoryStore, Unwritten
+from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.primitives.threads import start
+
+__all__ = ["CLOSING_S", "FLUSH_RUNS", "FLUSH_S", "MOST_BYTES", "Care", "Noted", "Recorder", "Running", "Source"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two flushes, and how many runs make one come earlier.
+FLUSH_S, FLUSH_RUNS = 1.0, 500
+#: What may wait for the store, and what a run weighs besides its texts.
+MOST_BYTES, RUN_WEIGHT = 32_000_000, 500
+#: The last flush takes no longer.
+CLOSING_S = 5.0
+#: Active runs that one flush writes, and rows of ended ones that it clears.
+MOST_BEGUN, MOST_ENDED = 500, 1_000
+
+
+class Running(Protocol):
+    """A request that Celery counts as active."""
+
+    #: Under which key its row stands, or is about to.
+    active_key: ActiveKey | None
+    #: It has ended, whatever Celery says.
+    recorded: bool
+
+
+class Source(NamedTuple):
+    """Where the runs come from. ``running``: the requests that are active; ``run_of``: what is written of one."""
+
+    running: Callable[[], Collection[Running]]
+    run_of: Callable[[Running], Run]
+    #: Of the process, for the rows of active runs. Raises a ``StoreError``.
+    session: Callable[[], bytes]
+
+
+class Noted(NamedTuple):
+    """A run that has ended. ``make``: called by the flush, as it takes time. ``weight``: the length of its texts."""
+
+    make: Callable[[], Run]
+    weight: int
+    request: Running
+
+
+class Care(Protocol):
+    """What is done after a flush (``upkeep.py``)."""
+
+    def __call__(self, *, opened: bool) -> object:
+        """``opened``: the flush has opened a segment. Raises a ``StoreError``."""
+
+
+class Recorder:
+    """Thread-safe."""
+
+    def __init__(self, bounds: History) -> None:
+        self.bounds = bounds
+        #: Since the process started; of these, how many are not stored yet.
+        self.dropped = self._untold = 0
+        self._pid = 0
+        self._store: HistoryStore | None = None
+        self._source: Source | None = None
+        self._upkeep: Care | None = None
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._waiting: list[Noted] = []
+        self._weight = 0
+        self._unwritten: list[Unwritten] = []
+        self._numbers = 0
+        self._ended: list[ActiveKey] = []
+        self._opened = False
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._failing = self._failed_once = False
+
+    # -- the worker's life -------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """In this process."""
+        return self._pid == os.getpid() and not self._stopped
+
+    def open(self, store: HistoryStore, source: Source, upkeep: Care | None = None) -> None:
+        """Begin to write into ``store``; again after a reconnection. ``upkeep``: called after each flush."""
+        self._store, self._source, self._upkeep = store, source, upkeep
+        if self.is_open:
+            return
+        self._pid, self._stopped = os.getpid(), False
+        self._lock, self._flushing, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="celery-fdb-history", daemon=True)
+        start(self._thread)
+
+    def close(self) -> None:
+        """Flush the rest. Idempotent; does nothing in a forked child. Raises nothing."""
+        if not self.is_open:
+            return
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSING_S)
+        self._flush_safely()
+        left = self.waiting
+        if left:
+            logger.warning("the history of the last %d runs is not kept: the store does not answer", left)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.wait(FLUSH_S)
+            self._wake.clear()
+            if not self._stopped:
+                self._flush_safely()
+
+    def _flush_safely(self) -> None:
+        try:
+            self.flush()
+            if self._upkeep is not None and not self._stopped:
+                self._upkeep(opened=self._opened)
+                self._opened = False
+            self._failing = False
+        except Exception as error:  # whatever it is, the next flush may succeed
+            if not self._failing:
+                unexpected = not isinstance(error, KombuFDBError)
+                logger.warning("the history can't be written now: %s", error, exc_info=unexpected)
+            self._failing = True
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Runs that are not in the store yet."""
+        return len(self._waiting) + sum(len(each.group.runs) for each in self._unwritten)
+
+    def note(self, noted: Noted) -> None:
+        """A run has ended. Never blocks, raises nothing."""
+        if not self.is_open:
+            return
+        weight = RUN_WEIGHT + noted.weight
+        with self._lock:
+            if self._weight + weight > MOST_BYTES:
+                self._drop(1)
+                return
+            self._weight += weight
+            self._waiting.append(noted)
+            enough = len(self._waiting) == FLUSH_RUNS
+        if enough:
+            self._wake.set()
+
+    def failed(self, error: Exception) -> None:
+        """A run could not be noted, for a reason of ours."""
+        if not self._failed_once:
+            self._failed_once = True
+            logger.warning("the history of a run is not kept: %r", error, exc_info=error)
+        with self._lock:
+            self._drop(1)
+
+    def _drop(self, number: int) -> None:
+        self.dropped += number
+        self._untold += number
+
+    # -- flushing ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write all that waits. Raises a ``StoreError``: what is left is kept for the next time."""
+        store, source = self._store, self._source
+        if store is None or source is None or self._pid != os.getpid():
+            return
+        if not self._flushing.acquire(timeout=CLOSING_S):
+            return
+        try:
+            self._write_groups(store)  # of a flush that failed
+            self._pack(store)
+            self._write_groups(store)
+            self._write_activity(store, source)
+        finally:
+            self._flushing.release()
+
+    def _pack(self, store: HistoryStore) -> None:
+        with self._lock:
+            noted, self._waiting, self._weight = self._waiting, [], 0
+        self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
+        self._ended += [key for each in noted if (key := each.request.active_key) is not None]
+
+    def _made(self, noted: Noted) -> Run | None:
+        try:
+            return noted.make()
+        except Exception as error:  # noqa: BLE001 - a hostile message must not keep others out of the history
+            self.failed(error)
+            return None
+
+    def _write_groups(self, store: HistoryStore) -> None:
+        while self._unwritten:
+            self._opened |= store.write(self._unwritten[0], self.bounds)
+            del self._unwritten[0]
+
+    def _write_activity(self, store: HistoryStore, source: Source) -> None:
+        running = [each for each in list(source.running()) if not each.recorded]
+        session = source.session() if running else b""
+        begun = dict(self._begun(running, session))
+        ended, untold = self._ended[:MOST_ENDED], self._untold
+        if not (begun or ended or untold):
+            return
+        runs = {number: source.run_of(each) for number, each in begun.items()}
+        try:
+            store.activity(session, runs, ended, dropped=untold)
+        except BaseException:
+            for each in begun.values():  # written or not, its row is cleared, and it gets another one
+                self._forget(each)
+            raise
+        del self._ended[: len(ended)]
+        with self._lock:
+            self._untold -= untold
+
+    def _begun(self, running: Sequence[Running], session: bytes) -> Iterator[tuple[int, Running]]:
+        """Those without a row under the session that the process has now.
+
+        A request gets its key before it is asked whether it has ended. So either who notes its end sees the key, and
+        the row is cleared later, or its end is seen here, and no row is written.
+        """
+        fresh = [each for each in running if each.active_key is None or each.active_key[0] != session]
+        for each in fresh[:MOST_BEGUN]:
+            self._forget(each)
+            self._numbers += 1
+            each.active_key = (session, self._numbers)
+            if not each.recorded:
+                yield self._numbers, each
+
+    def _forget(self, request: Running) -> None:
+        if request.active_key is not None:
+            self._ended.append(request.active_key)
+            request.active_key = None

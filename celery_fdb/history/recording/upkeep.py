@@ -1,0 +1,59 @@
+"""After a flush: delete what is beyond the bounds, and end the active runs of workers that have died.
+
+Every worker that keeps a history does it, and nobody is elected: who first clears a segment, or ends a lost run, wins
+by a conflict. Trim is due when the flush has opened a segment, and as the lost are, now and then, with jitter.
+
+A worker's active runs stand under its session. A session that has ended (its process died, or was silent for longer
+than ``session_ttl``) has none: they become :data:`~celery_fdb.history.run.LOST`, and are in the history as such. If the
+process was only silent, what its runs come to is written later, as runs of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+
+from celery_fdb.history.options import History
+from celery_fdb.history.store import HistoryStore
+from kombu_fdb.primitives.clock import Clock
+
+__all__ = ["INTERVAL_S", "TRIM_PARTS", "Upkeep"]
+
+#: Seconds between two looks that no new segment makes necessary.
+INTERVAL_S = 30.0
+#: Transactions of one trim.
+TRIM_PARTS = 5
+#: Active runs that are looked at for lost ones.
+MOST_ACTIVE = 1_000
+
+
+class Upkeep:
+    """Of one recorder. Not thread-safe."""
+
+    def __init__(
+        self, store: HistoryStore, bounds: History, sessions: Callable[[], Collection[bytes]], *, clock: Clock
+    ) -> None:
+        """``sessions``: those that are open; raises a ``StoreError``."""
+        self._store = store
+        self._bounds = bounds
+        self._sessions = sessions
+        self._clock = clock
+        self._random = random.Random()
+        self._next = clock.monotonic()
+
+    def __call__(self, *, opened: bool) -> None:
+        """Do what is due. Raises a ``StoreError``."""
+        due = self._clock.monotonic() >= self._next
+        if opened or due:
+            self._store.trim(self._bounds, parts=TRIM_PARTS)
+        if due:
+            self.find_lost()
+            self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
+
+    def find_lost(self) -> int:
+        """End active runs whose session has ended. Returns how many."""
+        holders = {session for session, _ in self._store.active(limit=MOST_ACTIVE)}
+        if not holders:
+            return 0
+        ended = holders - set(self._sessions())  # asked after the rows were read: a session opens before it has one
+        return sum(self._store.lose(session, self._bounds) for session in sorted(ended))

@@ -1,0 +1,105 @@
+"""One run of a task: what is kept of it, and how much of each text.
+
+Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
+in one of these states, Celery's names but for the last:
+
+========== ===========================================================================================================
+SUCCESS    it returned
+FAILURE    it raised, passed its hard time limit, or its process died and nobody runs it again
+RETRY      another run follows: it asked for a retry, or its message was released
+REVOKED    revoked or expired; if that was before it began, ``start_ms`` is 0
+REJECTED   it raised ``Reject``
+IGNORED    it raised ``Ignore``: somebody else sets its result
+LOST       its worker died while it ran; written by another worker (``lost.py``)
+========== ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from celery import states
+
+__all__ = ["ACTIVE", "ENDED", "LOST", "STATES", "TEXT_LENGTHS", "Follower", "Run", "bounded", "id_text"]
+
+ACTIVE: str = states.STARTED
+LOST = "LOST"
+#: In the order in which they are counted (``counters.py``).
+ENDED: tuple[str, ...] = (
+    states.SUCCESS,
+    states.FAILURE,
+    states.RETRY,
+    states.REVOKED,
+    LOST,
+    states.REJECTED,
+    states.IGNORED,
+)
+STATES = (ACTIVE, *ENDED)
+
+#: Characters that are kept. Of a traceback the end stays, of all others the beginning.
+NAME_LENGTH, ERROR_LENGTH, TRACEBACK_LENGTH, ARGUMENTS_LENGTH = 200, 2_000, 4_096, 1_024
+TEXT_LENGTHS = {
+    "error": ERROR_LENGTH,
+    "traceback": TRACEBACK_LENGTH,
+    "args": ARGUMENTS_LENGTH,
+    "kwargs": ARGUMENTS_LENGTH,
+}
+#: Tasks that are known to follow one.
+MOST_FOLLOWERS = 20
+
+
+class Follower(NamedTuple):
+    """A task that is published when the run has succeeded: of its chain, or the body of its chord."""
+
+    id: str
+    task: str
+
+
+class Run(NamedTuple):
+    """Moments are by the worker's wall clock, 0 for never. ``runtime_s``: by its monotonic clock, None if unknown.
+
+    ``root`` and ``parent``: task ids, "" for the task itself and for none. ``redeliveries``: how often the message had
+    been delivered before.
+    """
+
+    id: str
+    task: str
+    queue: str = ""
+    worker: str = ""
+    state: str = ACTIVE
+    start_ms: int = 0
+    end_ms: int = 0
+    runtime_s: float | None = None
+    args: str = ""
+    kwargs: str = ""
+    key: str = ""
+    retries: int = 0
+    redeliveries: int = 0
+    root: str = ""
+    parent: str = ""
+    error_class: str = ""
+    error: str = ""
+    traceback: str = ""
+    group: str = ""
+    followers: Sequence[Follower] = ()
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first."""
+        return self.retries + 1
+
+
+def bounded(value: Any, most: int = NAME_LENGTH, *, end: bool = False) -> str:
+    """A text as it may be stored: cut, and without what has no UTF-8 form."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > most:
+        text = text[-most:] if end else text[:most]
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()[:most]
+
+
+def id_text(value: Any) -> str:
+    """A task's id as it stands in a key; longer ones are cut, when they are written and when they are looked for."""
+    return bounded(value)

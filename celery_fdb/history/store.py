@@ -1,0 +1,180 @@
+"""The only way to the stored history: opens transactions, and runs what ``writing.py`` and ``reading.py`` say."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from celery_fdb.history import reading, segments, writing
+from celery_fdb.history.counters import Counters
+from celery_fdb.history.groups import Group, pack_groups
+from celery_fdb.history.layout import GroupId, HistoryKeys
+from celery_fdb.history.options import History
+from celery_fdb.history.reading import Cursor, Found, Wanted
+from celery_fdb.history.run import Run
+from kombu_fdb.primitives.clock import Clock, IdSource, random_id
+from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import CommitTokens
+
+__all__ = ["ActiveKey", "HistoryStore", "Unwritten"]
+
+T = TypeVar("T")
+
+#: Session, and the number that the worker gave the run.
+ActiveKey = tuple[bytes, int]
+
+
+class Unwritten:
+    """A group on its way into the store, under the same key however often it is tried."""
+
+    def __init__(self, group: Group, nonce: bytes) -> None:
+        self.group = group
+        self.id = GroupId(group.runs[-1].end_ms, nonce)
+        #: An earlier try may have committed.
+        self.tried = False
+
+
+class HistoryStore:
+    """The history of one namespace. Thread-safe.
+
+    ``timeout_s``: deadline of each call. Every method raises ``StoreUnavailable`` when it passes, and ``CommitUnknown``
+    if it passed in the commit: call again.
+    """
+
+    def __init__(
+        self, database: Database, namespace: str, *, clock: Clock, timeout_s: float = 5.0, ids: IdSource = random_id
+    ) -> None:
+        self.keys = HistoryKeys(namespace)
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._ids = ids
+        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random())
+
+    @staticmethod
+    def _no_token(slot: int) -> bytes:
+        raise AssertionError(slot)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def packed(self, runs: Sequence[Run]) -> list[Unwritten]:
+        """Runs that have ended, in groups."""
+        return [Unwritten(group, self._ids()[:12]) for group in pack_groups(runs)]
+
+    def write(self, unwritten: Unwritten, bounds: History) -> bool:
+        """Store a group, once. Returns whether a segment was opened for it."""
+
+        def body(tr: Transaction) -> bool:
+            if unwritten.tried and self._stands(tr, unwritten):
+                return False
+            unwritten.tried = True
+            return writing.write(tr, self.keys, unwritten.id, unwritten.group, bounds=bounds, now_ms=self._now())
+
+        return self._write(body)
+
+    def _stands(self, tr: Transaction, unwritten: Unwritten) -> bool:
+        """In the newest segments: an earlier try wrote it there. Read serializably, in case it is still on its way."""
+        numbers = [each.number for each in segments.read(tr, self.keys, limit=2)]
+        found = tr.get_many([self.keys.group(number, unwritten.id) for number in numbers])
+        return any(each is not None for each in found)
+
+    def activity(
+        self, session: bytes, begun: Mapping[int, Run], ended: Sequence[ActiveKey] = (), *, dropped: int = 0
+    ) -> None:
+        """Which runs became active, which of them ended, and how many could not be kept."""
+
+        def body(tr: Transaction) -> None:
+            writing.begin(tr, self.keys, session, begun)
+            writing.end(tr, self.keys, ended)
+            if dropped:
+                tr.add(self.keys.dropped, dropped)
+
+        self._write(body)
+
+    def lose(self, session: bytes, bounds: History) -> int:
+        """End the active runs of a session that is no more. Returns how many."""
+
+        def body(tr: Transaction) -> int:
+            lost = writing.lose(tr, self.keys, session, self._now())
+            for group in pack_groups(lost):
+                group_id = GroupId(self._now(), self._ids()[:12])
+                writing.write(tr, self.keys, group_id, group, bounds=bounds, now_ms=self._now())
+            return len(lost)
+
+        total = 0
+        while (lost := self._write(body)) > 0:
+            total += lost
+        return total
+
+    def trim(self, bounds: History, *, parts: int) -> int:
+        """Delete what is beyond the bounds, in at most so many transactions. Returns how many segments."""
+        total = 0
+        for _ in range(parts):
+            cleared = self._write(lambda tr: segments.trim(tr, self.keys, bounds, self._now()))
+            total += cleared
+            if cleared < segments.TRIM_SEGMENTS:
+                break
+        return total
+
+    def set_settings(self, bounds: History) -> None:
+        """Note that there is a history, and its bounds."""
+        self._write(lambda tr: writing.set_settings(tr, self.keys, bounds, self._now()))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any] | None:
+        """The bounds that the last worker to start has set; None if none keeps a history."""
+        value = self._read(lambda tr: tr.get(self.keys.settings, snapshot=True))
+        if value is None:
+            return None
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def dropped(self) -> int:
+        """Runs that could not be kept, ever."""
+        value = self._read(lambda tr: tr.get(self.keys.dropped, snapshot=True))
+        return int.from_bytes((value or b"")[:8], "little")
+
+    def kept(self) -> int:
+        """How many runs are in the history."""
+        return sum(each.runs for each in self._read(lambda tr: segments.read(tr, self.keys)))
+
+    def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> Found:
+        """Runs that have ended, the newest first; see ``reading.py``."""
+        return self._read(lambda tr: reading.page(tr, self.keys, wanted, limit=limit, after=after))
+
+    def runs_of_task(self, task_id: str, *, limit: int = 100) -> list[Run]:
+        """Its newest runs, in the order in which they began."""
+        return self._read(lambda tr: reading.runs_of(tr, self.keys, "id", task_id, limit=limit))
+
+    def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
+        """The newest runs of the tasks that a root led to, without its own; or of those in a group."""
+        return self._read(lambda tr: reading.runs_of(tr, self.keys, "root", root_id, limit=limit))
+
+    def active(self, *, limit: int = 1_000) -> list[tuple[bytes, Run]]:
+        """Runs that have not ended, each with the session of its worker."""
+        return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
+
+    def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
+        """Counters of the slots of this length that begin in ``begin_s <= t < end_s``."""
+        return self._read(lambda tr: reading.slots(tr, self.keys, length_s, begin_s, end_s))
+
+    def totals(self) -> dict[str, Counters]:
+        """Counters since ever, by task."""
+        return self._read(lambda tr: reading.totals(tr, self.keys))
+
+    # -- how ---------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return self._clock.wall_ms()
+
+    def _read(self, verb: Callable[[Transaction], T]) -> T:
+        return self._retry.read(verb, timeout_s=self._timeout_s)
+
+    def _write(self, verb: Callable[[Transaction], T]) -> T:
+        return self._retry.repeat(verb, timeout_s=self._timeout_s)

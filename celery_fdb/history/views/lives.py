@@ -1,0 +1,124 @@
+"""One task's whole life: published, delayed, leased, run, retried, done; from all that is known of it.
+
+Known are the messages of the task that are in the broker now, its runs in the history, and with an application the
+state in its result backend. Of a message that is gone, only its runs tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import states
+from celery.backends.base import DisabledBackend
+
+from celery_fdb.history.run import ACTIVE, LOST
+from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import RunView, view
+from celery_fdb.inspection.message import describe
+from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+
+__all__ = ["Event", "Life", "TaskUnknown", "life_of"]
+
+#: Newest runs of one task that are shown.
+MOST_RUNS = 100
+ENDS = {
+    states.SUCCESS: "succeeded",
+    states.FAILURE: "failed",
+    states.RETRY: "retried",
+    states.REVOKED: "revoked",
+    states.REJECTED: "rejected",
+    states.IGNORED: "ignored",
+    LOST: "lost",
+}
+
+
+class TaskUnknown(KombuFDBError):
+    """Neither broker nor history nor result backend knows it."""
+
+    text = "nothing is known of this task"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``moment``: seconds since 1970. ``what``: published, due, leased, died, started, succeeded, retried, ..."""
+
+    moment: float
+    what: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them. ``result``: its state."""
+
+    task_id: str
+    task: str
+    state: str
+    events: list[Event]
+    runs: list[RunView]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    result: str | None = None
+    history: bool = True
+
+
+def life_of(broker: Broker, task_id: str, app: Any = None) -> Life:
+    """``app``: for the state of its result. Raises :class:`TaskUnknown`."""
+    history = history_of(broker)
+    messages = [describe(each.message) for each in broker.spots(task_id)]
+    runs = [view(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
+    runs += [view(run) for _, run in history.active() if run.id == task_id]
+    kept = history.settings() is not None
+    result = None if app is None else _result(app, task_id)
+    if not (messages or runs or result):
+        fix = "Check the id." if kept else "Check the id. History is off: call celery_fdb.install(app, history=True)."
+        raise TaskUnknown(task_id=task_id, fix=fix)
+    events = [event for each in messages for event in _of_message(each)]
+    events += [event for each in runs for event in _of_run(each)]
+    events.sort(key=lambda event: event.moment)
+    names = [each.task for each in runs] + [str(each["task"]) for each in messages if each["task"]]
+    state = _state(messages, runs, result)
+    return Life(task_id, names[-1] if names else "", state, events, runs, messages, result, kept)
+
+
+def _of_message(message: dict[str, Any]) -> Iterator[Event]:
+    where = f"in {message['queue']}" + (f", key {message['key']}" if message["key"] else "")
+    yield Event(message["published"], "published", where)
+    if message["due"]:
+        yield Event(message["due"], "due", where)
+    for death in message["deaths"]:
+        yield Event(death["time"], "died", f"in {death['queue']}: {death['reason']}")
+
+
+def _of_run(run: RunView) -> Iterator[Event]:
+    attempt = f"attempt {run.attempt}" + (f", delivered {run.redeliveries + 1} times" if run.redeliveries else "")
+    if run.started is not None:
+        yield Event(run.started, "started", f"{attempt}, by {run.worker} from {run.queue}")
+    if run.ended is not None:
+        error = f"{run.error_class}: {run.error}" if run.error_class else run.error
+        took = "" if run.runtime_s is None else f"after {run.runtime_s:.3g} s"
+        yield Event(run.ended, ENDS[run.state], " ".join(filter(None, (took, error))))
+
+
+def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | None) -> str:
+    """What is in the broker comes after what has ended."""
+    active = [each for each in runs if each.state == ACTIVE]
+    if active:
+        return ACTIVE
+    if messages:
+        last: dict[str, Any] = messages[-1]
+        return "dead" if last["deaths"] and last["queue"].endswith(DEAD_SUFFIX) else str(last["state"])
+    return runs[-1].state if runs else str(result)
+
+
+def _result(app: Any, task_id: str) -> str | None:
+    """None for one that is unknown, or if the backend can't say."""
+    if isinstance(app.backend, DisabledBackend):
+        return None
+    try:
+        state = str(app.AsyncResult(task_id).state)
+    except Exception as error:  # noqa: BLE001 - each result backend has classes of its own
+        return f"unknown: {type(error).__name__}"
+    return None if state == states.PENDING else state

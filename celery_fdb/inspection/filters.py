@@ -1,0 +1,145 @@
+"""Filters: which messages of a queue a page shows, and which of them a deed is done to. One predicate for both.
+
+As fields of a form or an address, all of them optional:
+
+=========== =====================================================================================================
+``task``    the name of the Celery task; ``shop.*`` for all that begin so
+``key``     the fairness key, empty for messages without one
+``error``   the class of the exception of the last death, with or without its module
+``reason``  why it died last: rejected, expired, delivery_limit, maxlen, malformed, or an application's
+``home``    the queue in which it died last
+``text``    a part of the task's id, or of the message's
+``since``   ISO 8601; a dead letter died then or later, any other message waits since then or later
+``until``   the same, exclusive
+=========== =====================================================================================================
+
+``-`` for task, error or reason finds those that have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+
+from kombu_fdb.api.arguments import Conditions
+from kombu_fdb.engine.dead_letters.scan import task_of
+from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.ranges import LATEST_MS, shown
+
+__all__ = ["FIELDS", "NONE", "Filter"]
+
+#: Finds those that have none.
+NONE = "-"
+TEXTS = ("task", "error", "reason", "home", "text")
+FIELDS = ("task", "key", "error", "reason", "home", "text", "since", "until")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """All that is given must hold; "" and None for what does not matter. ``key`` "": messages without a key."""
+
+    task: str = ""
+    key: str | None = None
+    error: str = ""
+    reason: str = ""
+    home: str = ""
+    text: str = ""
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
+        """Of a form's or an address's. ``zone``: of moments without one. Raises ``InvalidArgument``."""
+        task, error, reason, home, text = (fields.get(name, "").strip() for name in TEXTS)
+        since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
+        return cls(task, fields.get("key"), error, reason, home, text, since_ms, until_ms)
+
+    def fields(self) -> dict[str, str]:
+        """The same as fields again, moments in UTC."""
+        found = {name: getattr(self, name) for name in TEXTS if getattr(self, name)}
+        if self.key is not None:
+            found["key"] = self.key
+        for name, ms in (("since", self.since_ms), ("until", self.until_ms)):
+            if ms is not None:
+                found[name] = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+        return found
+
+    def __str__(self) -> str:
+        """For a question: ``task=shop.pay, error=CardDeclined``; "" for a filter that lets all pass."""
+        return ", ".join(f"{name}={value or '(none)'}" for name, value in self.fields().items())
+
+    def __bool__(self) -> bool:
+        """Whether it leaves anything out."""
+        return self != Filter()
+
+    # -- the predicate -----------------------------------------------------------------------------------------------
+
+    def matches(self, message: Peeked) -> bool:
+        """``message.payload`` may be a beginning that holds the headers."""
+        return (
+            self.key in (None, message.key)
+            and self._died_so(message)
+            and self._is_in_time(message)
+            and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
+            and (not self.task or _is_task(task_of(message), self.task))
+        )
+
+    def _died_so(self, message: Peeked) -> bool:
+        death = message.deaths[0] if message.deaths else None
+        reason, home = (death.reason, death.queue) if death else ("", "")
+        found = death.details.get("error_class") if death else None
+        error = found if isinstance(found, str) else ""
+        return (
+            (not self.reason or reason == _wanted(self.reason))
+            and (not self.home or home == self.home)
+            and (not self.error or error == _wanted(self.error) or error.endswith(f".{self.error}"))
+        )
+
+    def _is_in_time(self, message: Peeked) -> bool:
+        at_ms = message.deaths[0].time_ms if message.deaths else message.published_ms
+        return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
+
+    def conditions(self) -> Conditions:
+        """The same for the verbs on dead letters; what the queue itself can tell is told it, so it reads less."""
+        found: Conditions = {}
+        if self.key is not None:
+            found["key"] = self.key
+        if self.reason not in ("", NONE):
+            found["reason"] = self.reason
+        if self.error not in ("", NONE):
+            found["error"] = self.error
+        if self.home:
+            found["queue"] = self.home
+        if self._needs_payloads:
+            found["where"] = self.matches
+        return found
+
+    @property
+    def _needs_payloads(self) -> bool:
+        moments = self.since_ms is not None or self.until_ms is not None
+        return bool(self.task or self.text or moments or NONE in (self.reason, self.error))
+
+
+def _wanted(text: str) -> str:
+    return "" if text == NONE else text
+
+
+def _is_task(found: str, wanted: str) -> bool:
+    if wanted.endswith("*"):
+        return found.startswith(wanted[:-1])
+    return found == _wanted(wanted)
+
+
+def _moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
+    """In milliseconds since 1970; None for an empty text."""
+    if not text.strip():
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=zone)
+        return min(max(int(aware.timestamp() * 1000), 0), LATEST_MS)
+    except (ValueError, OverflowError):
+        fix = "Write it as 2031-12-31T23:59, or with a zone as 2031-12-31T23:59+00:00."
+        raise InvalidArgument(f"{name} must be a date and time", given=shown(text), fix=fix) from None

@@ -1,0 +1,92 @@
+"""Limits: of one key of a queue, or of every key without limits of its own; set as a form shows them, or removed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from celery_fdb.inspection.moments import LETTERS_S
+from celery_fdb.operations.deed import Field, Outcome, Request
+from kombu_fdb import Broker
+from kombu_fdb.errors import InvalidArgument, QueueError
+from kombu_fdb.model import KeyLimits
+from kombu_fdb.primitives.ranges import MOST, SLOWEST, shown
+
+__all__ = ["FIELDS", "limit", "limits", "rate_of", "unlimit"]
+
+FIELDS = (
+    Field("weight", "Weight", "number", "Messages per turn."),
+    Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for any number."),
+    Field("rate", "Rate", "text", "Messages a second across all consumers: 10, 100/m, 1000/h; empty for any rate."),
+    Field("burst", "Burst", "number", "How many may be delivered at once within the rate."),
+    Field("capacity", "Capacity", "number", "Ready messages before publishing is refused; empty for any number."),
+    Field(
+        "priority", "Priority", "number", "Of the whole key, 0 to 9, instead of its messages' own; empty for theirs."
+    ),
+)
+NO_LIMITS = KeyLimits()
+
+
+def limits(broker: Broker, request: Request) -> Mapping[str, str]:
+    """Those that hold now."""
+    found = broker.queue(request.queue).limits(request.key)
+    return {each.name: _shown(getattr(found, each.name)) for each in FIELDS}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def limit(broker: Broker, request: Request) -> Outcome:
+    """All at once, as the form has them: an empty field limits nothing."""
+    queue = broker.queue(request.queue)
+    changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in FIELDS}
+    if request.key is None:
+        queue.limit_every_key(**changes)
+    else:
+        queue.limit(request.key, **changes)
+    told = ", ".join(f"{name} {_shown(value)}" for name, value in changes.items() if value is not None)
+    return Outcome(f"Set the limits of {_whose(request)}: {told}.")
+
+
+def unlimit(broker: Broker, request: Request) -> Outcome:
+    """The key has the limits of every key again; every key has none."""
+    queue = broker.queue(request.queue)
+    if request.key is None:
+        nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in FIELDS}
+        queue.limit_every_key(**nothing)
+    else:
+        if queue.limits(request.key).paused:  # which stands among them
+            raise QueueError("the key is paused", key=request.key, fix="Resume it first, then remove its limits.")
+        queue.unlimit(request.key)
+    return Outcome(f"Removed the limits of {_whose(request)}.")
+
+
+def _whose(request: Request) -> str:
+    return f"every key of {request.queue}" if request.key is None else str(request)
+
+
+def _read(name: str, text: str) -> float | int | None:
+    if not text:
+        default: float | int | None = getattr(NO_LIMITS, name)
+        return default
+    if name == "rate":
+        return rate_of(text)
+    if not text.isdecimal() or len(text) > 16:
+        raise InvalidArgument(f"{name} must be a whole number", given=shown(text), fix="Write digits only, or nothing.")
+    return int(text)
+
+
+def rate_of(text: str) -> float:
+    """Messages a second, as Celery writes rates: 10/s, 100/m, 1000/h. Raises ``InvalidArgument``."""
+    number, _, unit = text.partition("/")
+    try:
+        rate = float(number) / LETTERS_S[unit or "s"]
+    except (ValueError, KeyError):
+        rate = math.nan
+    if not SLOWEST <= rate <= MOST:  # nan is neither
+        raise InvalidArgument(f"{text!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
+    return rate

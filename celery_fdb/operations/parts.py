@@ -1,0 +1,61 @@
+"""A deed on very many messages, in parts: so many transactions, then it tells how far it is, and where it goes on.
+
+The mark that it goes on with is text for a form: how many it has done, and where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from celery_fdb.operations.deed import Outcome
+from kombu_fdb.errors import InvalidArgument, KombuFDBError
+from kombu_fdb.model import Part
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import shown
+
+__all__ = ["MOST_PARTS", "Progress", "in_parts"]
+
+#: Transactions of one request: some seconds in a slow store.
+MOST_PARTS = 50
+
+
+class Progress(NamedTuple):
+    """``number`` of messages since the beginning, and the mark to go on with; "" at the end."""
+
+    number: int
+    following: str
+
+    def tell(self, verb: str, noun: str, of: str) -> Outcome:
+        """For example: Replayed 2 dead letters of celery.dead."""
+        done = f"{verb} {plural(self.number, noun)} of {of}"
+        return Outcome(
+            f"{done} so far; the rest is still to be done." if self.following else f"{done}.", 0, self.following
+        )
+
+
+def in_parts(part: Callable[[bytes], Part], mark: str, most: int = MOST_PARTS) -> Progress:
+    """Part after part, from the mark on. Raises what ``part`` raises, and ``InvalidArgument``.
+
+    An error tells with ``done`` how many messages the parts before it have done.
+    """
+    number, following = _read(mark)
+    for _ in range(most):
+        try:
+            found = part(following)
+        except KombuFDBError as error:
+            raise type(error)(error.text, **{**error.attributes, "done": number}) from error
+        number, following = number + found.number, found.following or b""
+        if not following:
+            return Progress(number, "")
+    return Progress(number, f"{number}.{following.hex()}")
+
+
+def _read(mark: str) -> tuple[int, bytes]:
+    if not mark:
+        return 0, b""
+    number, _, following = mark.partition(".")
+    try:
+        return int(number), bytes.fromhex(following)
+    except ValueError:
+        raise InvalidArgument("no mark of a deed", given=shown(mark), fix="Begin it anew.") from None

@@ -1,0 +1,115 @@
+"""A queue as a whole: its messages moved or purged, in parts; itself deleted; a test message published to it."""
+
+from __future__ import annotations
+
+from celery_fdb.inspection.moments import seconds_of
+from celery_fdb.inspection.overview import QueueView, look
+from celery_fdb.operations.deed import Field, Outcome, Request
+from celery_fdb.operations.parts import in_parts
+from celery_fdb.operations.task_message import Arguments, make, read_json
+from kombu_fdb import Broker
+from kombu_fdb.errors import InvalidArgument, QueueError
+from kombu_fdb.model import Part
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import shown
+
+__all__ = ["MOVE", "PUBLISH", "check_room", "delete", "move", "publish", "purge"]
+
+MOVE = (Field("target", "To the queue", "queue", required=True),)
+PUBLISH = (
+    Field("task", "Task", help="Its name, as shop.tasks.charge.", required=True),
+    Field("args", "Arguments", "json", "A JSON list.", "[]"),
+    Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}"),
+    Field("fair_key", "Fairness key"),
+    Field("delay", "Delay", help="90s, 10m, 2h; empty for none."),
+    Field("priority", "Priority", "number", "0 to 9; 9 is the most urgent, unless the broker's option says otherwise."),
+)
+#: Messages moved in one transaction.
+PART = 200
+#: Messages that are deleted with their queue.
+MOST_DELETED = 100_000
+
+
+def move(broker: Broker, request: Request) -> Outcome:
+    """Those that are ready and delayed now, or the ready ones of a key, to the end of the queue ``target``."""
+    source, target = broker.queue(request.queue), request.fields.get("target", "").strip()
+    views = look(broker, queues=[request.queue, target]).queues
+    check_room(views[1], views[0])
+    counts = source.stats()
+    waiting = counts.ready + counts.delayed
+
+    def part(mark: bytes) -> Part:
+        left = int.from_bytes(mark[:8], "big") if mark else waiting
+        moved = source.move(target, min(left, PART), key=request.key)
+        left -= moved
+        return Part(moved, left.to_bytes(8, "big") if moved and left > 0 else None)
+
+    return in_parts(part, request.mark).tell("Moved", "message", f"{request} to {target}")
+
+
+def check_room(target: QueueView, source: QueueView, limit: int | None = None) -> None:
+    """Nothing may be trimmed away by the target's own maximum. Raises ``QueueError``."""
+    coming = min(source.ready + source.delayed, limit or source.ready + source.delayed)
+    most = target.arguments.get("x-max-length")
+    most_bytes = target.arguments.get("x-max-length-bytes")
+    if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
+        raise QueueError(
+            "the target's maximum leaves no room for these messages",
+            target=target.name,
+            coming=coming,
+            ready=target.ready,
+            max_length=most,
+            max_length_bytes=most_bytes,
+            fix="Declare it without its maximum, or move fewer messages.",
+        )
+
+
+def purge(broker: Broker, request: Request) -> Outcome:
+    """All that are ready or delayed when it begins."""
+    return in_parts(broker.queue(request.queue).purge_part, request.mark).tell("Deleted", "message", request.queue)
+
+
+def delete(broker: Broker, request: Request) -> Outcome:
+    """The queue with its bindings and messages; refused while somebody uses it."""
+    queue = broker.queue(request.queue)
+    counts = queue.stats()
+    if counts.ready + counts.delayed > MOST_DELETED:
+        number = counts.ready + counts.delayed
+        raise QueueError("too many messages to be deleted with their queue", messages=number, fix="Purge it first.")
+    return Outcome(f"Deleted {request.queue} with {plural(queue.drop(), 'message')}.")
+
+
+def publish(broker: Broker, request: Request) -> Outcome:
+    """A task, as Celery would publish it."""
+    given = {each.name: request.fields.get(each.name, "").strip() or each.value for each in PUBLISH}
+    if not given["task"]:
+        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    arguments = Arguments(read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
+    (view,) = look(broker, queues=[request.queue]).queues
+    task_id, key = _task_id(), given["fair_key"]
+    payload = make(view.name, given["task"], arguments, task_id, [("fair_key", key)] if key else [])
+    broker.queue(view.name).put(
+        payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
+    )
+    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
+
+
+def _task_id() -> str:
+    digits = random_id().hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _delay_s(text: str) -> float:
+    seconds = seconds_of(text) if text else 0.0
+    if seconds is None:
+        raise InvalidArgument("no delay", given=shown(text), fix="Write a time such as 90s, 10m or 2h.")
+    return seconds
+
+
+def _priority(text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 1:
+        raise InvalidArgument("priority must be 0 to 9", given=shown(text))
+    return int(text)

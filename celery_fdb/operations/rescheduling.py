@@ -1,0 +1,69 @@
+"""Run now, and reschedule: messages that were selected get another moment at which they are due."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from celery_fdb.inspection.moments import moment, seconds_of
+from celery_fdb.operations.deed import Field, Outcome, Request, names, outcome
+from celery_fdb.operations.task_message import due_at
+from kombu_fdb import Broker, Spot
+from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import shown
+
+__all__ = ["FIELDS", "reschedule", "run_now"]
+
+FIELDS = (
+    Field(
+        "due", "Due", "moment", "A date and time, as 2031-12-31T23:59, or from now on: 90s, 10m, 2h, 7d.", required=True
+    ),
+)
+
+
+def run_now(broker: Broker, request: Request) -> Outcome:
+    """Ready at once."""
+    done = _each(broker, request, None)
+    text = f"Made {plural(len(done), 'message')} of {request.queue} ready{names(request, done)}."
+    return outcome(text, len(request.spots) - len(done))
+
+
+def reschedule(broker: Broker, request: Request) -> Outcome:
+    """Due at the moment, or after the time, in the field ``due``."""
+    due_ms = _due_ms(request, SystemClock().wall_ms())
+    done = _each(broker, request, due_ms)
+    at = moment(due_ms).isoformat(sep=" ", timespec="seconds")
+    text = f"Rescheduled {plural(len(done), 'message')} of {request.queue} to {at}{names(request, done)}."
+    return outcome(text, len(request.spots) - len(done))
+
+
+def _each(broker: Broker, request: Request, due_ms: int | None) -> list[Spot]:
+    """Those that had not moved. Raises ``QueueError`` for one that can't be, with those before it done."""
+    queue = broker.queue(request.queue)
+    done = []
+    for spot in request.spots:
+        listed = queue.at(spot)
+        if listed is None:
+            continue
+        payload = due_at(listed.message.payload, due_ms)
+        delay_s = 0 if due_ms is None else max(due_ms - SystemClock().wall_ms(), 1) / 1000
+        if queue.reschedule(spot, delay_s, payload=payload):
+            done.append(spot)
+    return done
+
+
+def _due_ms(request: Request, now_ms: int) -> int:
+    text = request.fields.get("due", "").strip()
+    seconds = seconds_of(text)
+    if seconds is not None:
+        return now_ms + int(seconds * 1000)
+    try:
+        found = datetime.fromisoformat(text)
+        aware = found if found.tzinfo else found.replace(tzinfo=request.zone)
+        due_ms = int(aware.astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise InvalidArgument("no moment to be due at", given=shown(text), fix=FIELDS[0].help) from None
+    if due_ms <= now_ms:
+        raise InvalidArgument("the moment has passed", given=shown(text), fix="Choose a later one, or run it now.")
+    return due_ms

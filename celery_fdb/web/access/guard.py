@@ -1,0 +1,68 @@
+"""Around every answer: is the host one of ours, and the headers that tell browsers what a page may do.
+
+The host is checked against DNS rebinding: a page of another site whose name was made to lead to this machine is
+refused, since the browser still sends that site's name. Scripts and styles come from our own files only; nothing
+inline runs, so text from a message that slipped through the templates' escaping would be text still.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["LOOPBACK", "Guard"]
+
+#: How a browser on this machine calls it.
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # With "no-referrer" browsers would send forms with the origin "null".
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+#: Of what is in the store nothing stays in a browser's cache.
+KEEP_NOTHING = "no-store"
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None) -> None:
+        """``hosts``: names without ports; None: any, as whatever it is mounted into has looked already."""
+        self._app = app
+        self._hosts = None if hosts is None else {each.lower() for each in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", KEEP_NOTHING)
+            await send(message)
+
+        app = self._app if self._is_ours(Headers(scope=scope).get("host", "")) else _misdirected
+        await app(scope, receive, send_guarded)
+
+    def _is_ours(self, host: str) -> bool:
+        if self._hosts is None:
+            return True
+        name, _, port = host.lower().rpartition(":")
+        return (name if name and port.isdigit() else host.lower()) in self._hosts
+
+
+_misdirected = PlainTextResponse(
+    "This dashboard is not known by that name. Open it as http://127.0.0.1, or start it with --allow-host NAME.\n",
+    status_code=421,
+)

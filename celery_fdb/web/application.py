@@ -1,0 +1,138 @@
+"""The dashboard as one ASGI application, whose addresses work under any prefix."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from celery_fdb.brokers.address import broker_of
+from celery_fdb.web.access.guard import Guard
+from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.live.stream import Stream
+from celery_fdb.web.page import Pages
+from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions
+from celery_fdb.web.rendering import HERE
+from celery_fdb.web.serving.opening import Opening
+from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.settings import Login, settings_of
+
+__all__ = ["dashboard"]
+
+#: Each page by its view. What it may cost is in its docstring.
+SHOWN = {
+    "overview": overview.overview,
+    "queues": queues.queues,
+    "queue": queues.queue,
+    "keys": keys.keys,
+    "messages": messages.messages,
+    "message": messages.message,
+    "find": messages.find,
+    "dead": dead_letters.dead,
+    "sessions": sessions.sessions,
+}
+#: Static files have the version in their address.
+A_YEAR = "public, max-age=31536000, immutable"
+
+
+def dashboard(
+    broker: str | Celery,
+    *,
+    options: Mapping[str, Any] | None = None,
+    app: Celery | None = None,
+    token: str | None = None,
+    user: Login | None = None,
+    anonymous: bool = False,
+    login_url: str | None = None,
+    read_only: bool = True,
+    show_bodies: bool = False,
+    hosts: Sequence[str] | None = None,
+    **further: Any,
+) -> ASGIApp:
+    """The application.
+
+    ``broker``: a Celery app, whose broker it is, or a URL with ``options`` as ``broker_transport_options``. ``app``:
+    with a URL, the Celery app whose results and workers belong to it.
+
+    Who may open it, one of: ``token``, which the login page asks for; ``user``, a function (or coroutine) that is
+    given the request and returns a name or a :class:`~celery_fdb.web.User`, or None for strangers, who are led to
+    ``login_url`` if there is one; ``anonymous=True`` for everybody who can connect.
+
+    ``read_only``: nothing can be changed. ``show_bodies``: False hides messages' bodies and arguments from everyone.
+    ``hosts``: by which names browsers may ask for it (``["localhost", "127.0.0.1"]``); None: by any.
+
+    ``further``, rarely needed: ``page_size`` (rows of a page), ``interval_s`` (between live updates),
+    ``most_streams`` (pages that are live at a time), ``timeout_s`` (for which a page waits), ``connect_timeout_s``
+    (for the store to open), ``threads`` (for calls of the store).
+
+    Raises ``OptionError``.
+    """
+    if isinstance(broker, Celery):
+        url, configured = broker_of(broker)
+        app = app or broker
+    else:
+        url, configured = broker, {}
+    settings = settings_of(
+        url,
+        options={**configured, **(options or {})},
+        app=app,
+        token=token,
+        user=user,
+        anonymous=anonymous,
+        login_url=login_url,
+        read_only=read_only,
+        show_bodies=show_bodies,
+        hosts=None if hosts is None else tuple(hosts),
+        **further,
+    )
+    reception, opening = Reception(settings), Opening(settings)
+    threads = Threads(settings.threads, settings.timeout_s)
+    pages = Pages(reception, opening, threads)
+    stream = Stream(settings, reception, opening, threads)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        """Only of one that runs by itself; mounted, it ends with the process."""
+        yield
+        opening.forget()
+        threads.close()
+
+    async def nowhere(request: Request, _: Exception) -> Response:
+        return await pages.nowhere(request)
+
+    async def broken(request: Request, _: Exception) -> Response:
+        """A mistake of ours: the server logs it."""
+        return await pages.broken(request)
+
+    handlers = {404: nowhere, 405: nowhere, 500: broken}
+    made = Starlette(routes=_routes(pages, reception, stream), lifespan=lifespan, exception_handlers=handlers)
+    return Guard(made, settings.hosts)
+
+
+def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRoute]:
+    shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
+    return [
+        *shown,
+        Route(PATHS["act"], pages.acts(deeds.act), methods=["POST"]),
+        Route(PATHS["events"], stream.__call__, methods=["GET"]),
+        Route(PATHS["login"], reception.greet, methods=["GET"]),
+        Route(PATHS["login"], pages.enters(reception.admit), methods=["POST"]),
+        Route(PATHS["logout"], pages.enters(reception.dismiss), methods=["POST"]),
+        Mount(PATHS["static"], _Files(directory=HERE / "static")),
+    ]
+
+
+class _Files(StaticFiles):
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        answer = super().file_response(*arguments, **named)
+        answer.headers["cache-control"] = A_YEAR
+        return answer

@@ -1,0 +1,77 @@
+"""``/events``: the feed as server-sent events, for whoever may see the pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from celery_fdb.inspection.overview import look
+from celery_fdb.web.live.feed import Feed, event
+from celery_fdb.web.live.vitals import Vitals
+from celery_fdb.web.serving.opening import Opening
+from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.settings import Settings
+from kombu_fdb.errors import KombuFDBError
+
+__all__ = ["Stream"]
+
+#: Of one stream; then the browser asks again, and is let in only if it still may.
+LONGEST_S = 900.0
+#: Milliseconds after which a browser asks again.
+AGAIN_MS = 3_000
+
+
+class Stream:
+    """One feed for each event loop; a server has one loop."""
+
+    def __init__(self, settings: Settings, reception: Reception, opening: Opening, threads: Threads) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._opening = opening
+        self._threads = threads
+        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Feed, Vitals]] = WeakKeyDictionary()
+
+    async def __call__(self, request: Request) -> Response:
+        _, refusal = await self._reception.visit(request)
+        if refusal is not None:
+            return PlainTextResponse("log in first\n", 401)
+        feed, vitals = self.feed()
+        if feed.is_full:
+            return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
+        welcome = f"retry: {AGAIN_MS}\n" + event("welcome", {"points": vitals.points()})
+        return StreamingResponse(
+            _bounded(feed.events(welcome)), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
+
+    def feed(self) -> tuple[Feed, Vitals]:
+        """Of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._feeds.get(loop)
+        if found is None:
+            vitals = Vitals()
+            made = Feed(partial(self._look, vitals), self._settings.interval_s, self._settings.most_streams)
+            found = self._feeds[loop] = made, vitals
+        return found
+
+    async def _look(self, vitals: Vitals) -> dict[str, Any]:
+        """Raises ``KombuFDBError``."""
+        try:
+            return await self._threads.run(lambda: vitals.told(look(self._opening.broker())))
+        except KombuFDBError:
+            self._opening.forget()
+            raise
+
+
+async def _bounded(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    ends = asyncio.get_running_loop().time() + LONGEST_S
+    async for each in events:
+        yield each
+        if asyncio.get_running_loop().time() > ends:
+            return

@@ -1,0 +1,96 @@
+"""The broker's vital signs, from looks at it that are some seconds apart.
+
+All numbers are of the application's queues: not of those that Celery makes for itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from celery_fdb.inspection.overview import Overview, QueueView, rates
+
+__all__ = ["MOST_QUEUES", "Vitals", "counts_of"]
+
+#: Queues that are told of in each event; the others are on their pages.
+MOST_QUEUES = 500
+#: Looks that are remembered: at two seconds each, five minutes.
+REMEMBERED = 150
+#: Rates are of the last so many milliseconds, so that they are calm.
+WINDOW_MS = 10_000
+STATES = ("ready", "delayed", "leased", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the charts show of one look. Rates per second; None for what one look can't tell."""
+
+    at_ms: int
+    backlog: int
+    published: float | None
+    acked: float | None
+
+
+class Vitals:
+    """Told of one look after the other. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Overview] = deque(maxlen=REMEMBERED)
+        self._moments: deque[Moment] = deque(maxlen=REMEMBERED)
+
+    def told(self, look: Overview) -> dict[str, Any]:
+        """The event for the pages that are open, ready for JSON."""
+        before = next((each for each in self._looks if look.taken_ms - each.taken_ms <= WINDOW_MS), look)
+        self._looks.append(look)
+        speeds = rates(before, look)
+        live = shown(look)
+        summary = _summary(look, live, speeds)
+        self._moments.append(
+            Moment(look.taken_ms, summary["ready"] + summary["delayed"], summary["published"], summary["acked"])
+        )
+        queues = {each.name: {**counts_of(each), **_speeds(speeds, each.name)} for each in live[:MOST_QUEUES]}
+        return {"at": look.taken_ms, "summary": summary, "queues": queues, "point": _point(self._moments[-1])}
+
+    def points(self) -> list[list[float | None]]:
+        """What was so far, for a page that was opened just now: time in seconds, backlog, published, acked."""
+        return [_point(each) for each in self._moments]
+
+
+def shown(look: Overview) -> list[QueueView]:
+    """The application's queues, the longest first."""
+    live = [each for each in look.live_queues if not each.is_internal]
+    return sorted(live, key=lambda each: (-each.ready, each.name))
+
+
+def counts_of(view: QueueView) -> dict[str, Any]:
+    return {**{state: getattr(view, state) for state in STATES}, "oldest": view.oldest_age_s, "paused": view.paused}
+
+
+def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float | None]:
+    found = speeds.get(queue)
+    return {event: None if found is None else found.get(event, 0.0) for event in ("published", "acked")}
+
+
+def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """``wait``: seconds that a message published now would wait, at the present speed (Little's law)."""
+    names = {each.name for each in live}
+    totals: dict[str, float | None] = {
+        event: sum(found.get(event, 0.0) for name, found in speeds.items() if name in names) if speeds else None
+        for event in ("published", "claimed", "acked", "dead")
+    }
+    claimed, dead, acked = totals["claimed"], totals["dead"], totals["acked"]
+    ready = look.total("ready")
+    ended = None if dead is None or acked is None else dead + acked
+    return {
+        **{state: look.total(state) for state in STATES},
+        **{f"{event}_rate" if event == "dead" else event: value for event, value in totals.items()},
+        "oldest": max((each.oldest_age_s for each in live if each.oldest_age_s is not None), default=None),
+        "wait": None if not claimed else ready / claimed,
+        "failures": None if not ended or dead is None else dead / ended,
+        "sessions": sum(each.open for each in look.sessions),
+    }
+
+
+def _point(moment: Moment) -> list[float | None]:
+    return [moment.at_ms / 1000, moment.backlog, moment.published, moment.acked]

@@ -1,0 +1,169 @@
+"""What all pages have in common: who may see them, the store, and what is shown if something fails.
+
+Model of a request. It is known who asks, or they are asked to log in (401 for what is no page). A form's origin is
+checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
+a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
+
+* 404: what was asked for is not there (:class:`NotThere`);
+* 422: the store answered, but refused, or holds bytes that can't be read;
+* 503: the store is away or too slow; the next request opens it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from functools import partial
+from urllib.parse import parse_qs
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from celery_fdb.web.access import forgery
+from celery_fdb.web.serving.opening import Opening
+from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker
+from kombu_fdb.errors import FormatError, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, QueueError
+
+__all__ = ["Endpoint", "NotThere", "Pages", "View"]
+
+logger = logging.getLogger(__name__)
+
+View = Callable[[Visit, Broker], Response]
+Endpoint = Callable[[Request], Awaitable[Response]]
+#: The store answered: something in it, or in the request, is not as it should be.
+REFUSED = (QueueError, LimitExceeded, FormatError, InvalidArgument)
+#: What reading bytes of another shape than ours ends in, wherever that happens.
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
+#: Of a form.
+MOST_BYTES = 1_000_000
+MOST_FIELDS = 2_000
+
+
+class NotThere(Exception):
+    """404. Its text is shown."""
+
+
+class Pages:
+    """Makes endpoints of views."""
+
+    def __init__(self, reception: Reception, opening: Opening, threads: Threads) -> None:
+        self._reception = reception
+        self._opening = opening
+        self._threads = threads
+
+    def shows(self, view: View) -> Endpoint:
+        """A page that changes nothing."""
+        return partial(self._answer, view)
+
+    def acts(self, view: View) -> Endpoint:
+        """A form's target, for those who may act."""
+        return partial(self._act, view)
+
+    def enters(self, view: Callable[[Visit], Response]) -> Endpoint:
+        """A form's target that needs no store, for those whom nobody knows yet."""
+        return partial(self._enter, view)
+
+    async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
+        visit, _ = await self._reception.visit(request)
+        refusal = await _take_form(visit)
+        return view(visit) if refusal is None else refusal
+
+    async def _act(self, view: View, request: Request) -> Response:
+        visit, refusal = await self._reception.visit(request)
+        if refusal is not None:
+            return refusal
+        if not visit.may_act:
+            return visit.page("error", 403, title="Not allowed", text=READ_ONLY)
+        refusal = await _take_form(visit)
+        return await self._run(view, visit) if refusal is None else refusal
+
+    async def _answer(self, view: View, request: Request) -> Response:
+        visit, refusal = await self._reception.visit(request)
+        return refusal if refusal is not None else await self._run(view, visit)
+
+    async def nowhere(self, request: Request) -> Response:
+        """An address that there is not."""
+        visit, refusal = await self._reception.visit(request)
+        if refusal is not None:
+            return refusal
+        return visit.page("error", 404, title="Not here", text="There is no such page.")
+
+    async def broken(self, request: Request) -> Response:
+        """An error that nothing here expects."""
+        visit, refusal = await self._reception.visit(request)
+        if refusal is not None:
+            return refusal
+        return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
+
+    async def _run(self, view: View, visit: Visit) -> Response:
+        try:
+            answer = await self._threads.run(partial(_view, view, visit, self._opening))
+        except KombuFDBError as error:
+            self._opening.forget()
+            answer = _unavailable(visit, error)
+        self._reception.remember(visit, answer)
+        return answer
+
+
+READ_ONLY = "This dashboard only shows. Start it with --write, or pass read_only=False, to act here."
+FORGED = (
+    "The form did not come from a page of this dashboard, or that page is too old. Reload the page and try again. "
+    "Behind a proxy, make it pass the Host header on."
+)
+
+
+async def _take_form(visit: Visit) -> Response | None:
+    """Its fields are the visit's then; or what to answer instead."""
+    request = visit.request
+    fields = await form(request)
+    if fields is None:
+        return visit.page("error", 413, title="Too much", text="The form holds more than is taken at once.")
+    visit.fields = fields
+    if forgery.is_forged(request.headers, request.cookies.get(forgery.COOKIE, ""), visit.sent(forgery.FIELD)):
+        return visit.page("error", 403, title="Refused", text=FORGED)
+    return None
+
+
+async def form(request: Request) -> dict[str, list[str]] | None:
+    """What was sent; None for more than anybody would."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                return None
+        text = bytes(body).decode("latin-1")
+        return parse_qs(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
+    except (ValueError, ClientDisconnect):
+        return None
+
+
+def _view(view: View, visit: Visit, opening: Opening) -> Response:
+    """In a thread. Raises ``KombuFDBError`` if the store is not available."""
+    try:
+        return view(visit, opening.broker())
+    except NotThere as error:
+        return visit.page("error", 404, title="Not here", text=str(error))
+    except OptionError:
+        raise
+    except REFUSED as error:
+        return _unreadable(visit, str(error))
+    except UNREADABLE as error:
+        logger.exception("a page of the broker can't be shown")
+        return _unreadable(visit, repr(error))
+
+
+def _unreadable(visit: Visit, reason: str) -> Response:
+    return visit.page("unreadable", 422, title="Unreadable", reason=reason, acted=visit.request.method == "POST")
+
+
+def _unavailable(visit: Visit, error: KombuFDBError) -> Response:
+    fix = error.attributes.get("fix")
+    text = str(error).removesuffix(str(fix)).rstrip(". ") if fix else str(error)
+    return visit.page(
+        "unavailable", 503, title="The store is away", text=text, fix=fix, acted=visit.request.method == "POST"
+    )

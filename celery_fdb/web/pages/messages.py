@@ -1,0 +1,109 @@
+"""``/messages``, ``/message`` and ``/find``: what stands in a queue, one message, and a task wherever it is.
+
+A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
+length; a search looks at a bounded number of messages and says how far it came.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from starlette.responses import Response
+
+from celery_fdb.inspection.filters import FIELDS, Filter
+from celery_fdb.inspection.row import body_of, row_of
+from celery_fdb.inspection.search import Scope, search
+from celery_fdb.operations.catalogue import offered, offered_on_all
+from celery_fdb.web.page import NotThere
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker, Spot
+from kombu_fdb.api.arguments import State
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+
+__all__ = ["find", "message", "messages", "spot_of", "wanted_of"]
+
+STATES: tuple[State, ...] = get_args(State)
+
+
+def messages(visit: Visit, broker: Broker) -> Response:
+    """Those of one state that a filter lets pass."""
+    name, state = visit.asked("queue"), _state(visit)
+    reverse, wanted = visit.asked("order") == "newest", wanted_of(visit.request.query_params)
+    size = visit.settings.page_size
+    found = search(broker, Scope(name, state, reverse), wanted, size, _after(visit))
+    now_ms = visit.settings.clock.wall_ms()
+    rows = [row_of(each, now_ms) for each in found.messages]
+    kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}
+    return visit.page(
+        "messages",
+        queue=name,
+        is_dead=name.endswith(DEAD_SUFFIX),
+        state=state,
+        counts=broker.queue(name).stats(),
+        states=STATES,
+        rows=rows,
+        wanted=wanted,
+        kept=kept,
+        found=found,
+        following=None if found.following is None else found.following.hex(),
+        reverse=reverse,
+        deeds=offered(name, rows),
+        deeds_on_all=offered_on_all(name, rows),
+    )
+
+
+def message(visit: Visit, broker: Broker) -> Response:
+    """Its body only for those who may see it and ask for it."""
+    name, spot = visit.asked("queue"), spot_of(visit.asked("spot"))
+    listed = broker.queue(name).at(spot)
+    if listed is None:
+        raise NotThere("The message is no longer here: a worker took it, or somebody moved or deleted it.")
+    row = row_of(listed, visit.settings.clock.wall_ms())
+    asked = visit.may_see_bodies and bool(visit.asked("body"))
+    return visit.page(
+        "message",
+        queue=name,
+        is_dead=name.endswith(DEAD_SUFFIX),
+        row=row,
+        headers=row.headers(with_arguments=asked),
+        properties=row.properties(),
+        body=body_of(row) if asked else None,
+        deeds=offered(name, [row]),
+    )
+
+
+def find(visit: Visit, broker: Broker) -> Response:
+    """What is read does not grow with the store."""
+    task_id = visit.asked("id").strip()
+    now_ms = visit.settings.clock.wall_ms()
+    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    return visit.page("find", id=task_id, rows=rows)
+
+
+def wanted_of(fields: object) -> Filter:
+    """The filter of an address or a form; what was left empty does not matter."""
+    given = {name: value for name in FIELDS if (value := fields.get(name))}  # type: ignore[attr-defined]  # a mapping
+    return Filter.of(given)
+
+
+def spot_of(token: str) -> Spot:
+    """Raises ``NotThere``."""
+    try:
+        return Spot.parse(token)
+    except ValueError:
+        raise NotThere("There is no such message.") from None
+
+
+def _state(visit: Visit) -> State:
+    asked = visit.asked("state", "ready")
+    for each in STATES:
+        if asked == each:
+            return each
+    raise NotThere("Messages are ready, delayed or leased.")
+
+
+def _after(visit: Visit) -> bytes:
+    try:
+        return bytes.fromhex(visit.asked("after"))
+    except ValueError:
+        raise NotThere("There is no such page.") from None

@@ -1,0 +1,50 @@
+"""``/queues`` and ``/queue``: all queues, and one of them with its longest keys."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from celery_fdb.inspection.masking import masked
+from celery_fdb.inspection.overview import look, look_at_keys
+from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.web.live.vitals import shown
+from celery_fdb.web.page import NotThere
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.errors import QueueNotFound
+
+__all__ = ["queue", "queues"]
+
+#: Keys on a queue's own page; the others are on theirs.
+TOP_KEYS = 20
+
+
+def queues(visit: Visit, broker: Broker) -> Response:
+    """Those of replies and remote control only if they are asked for."""
+    seen = look(broker)
+    shows_all = bool(visit.asked("all"))
+    name = visit.asked("q").casefold()
+    views = [*seen.live_queues] if shows_all else shown(seen)
+    views = [each for each in views if name in each.name.casefold()]
+    hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
+    return visit.page("queues", queues=views, hidden=hidden, shows_all=shows_all, q=visit.asked("q"))
+
+
+def queue(visit: Visit, broker: Broker) -> Response:
+    name = visit.asked("queue")
+    try:
+        (view,) = look(broker, queues=[name]).queues
+    except QueueNotFound:
+        raise NotThere(f"There is no queue “{name}”. It may have been deleted.") from None
+    keys = look_at_keys(broker, name, top=TOP_KEYS + 1)
+    return visit.page(
+        "queue",
+        queue=view,
+        arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
+        control=broker.queue(name).control(),
+        keys=keys[:TOP_KEYS],
+        deeds=DEEDS,
+        has_more_keys=len(keys) > TOP_KEYS,
+        dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
+    )

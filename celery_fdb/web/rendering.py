@@ -1,0 +1,88 @@
+"""Templates, and the words by which they show numbers, ages and moments."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+__all__ = ["HERE", "compact", "environment", "files_version", "html"]
+
+HERE = Path(__file__).parent
+#: A dash.
+NOTHING = "\N{EN DASH}"
+
+
+@cache
+def environment() -> Environment:
+    """Everything that a template shows is text, never markup, unless the template itself says so."""
+    made = Environment(
+        loader=PackageLoader("celery_fdb.web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"number": number, "age_s": age_s, "rate": rate, "compact": compact, "clock": clock}
+    return made
+
+
+@cache
+def files_version() -> str:
+    """Changes with any of the static files, so that browsers may keep them."""
+    digest = hashlib.sha256()
+    for path in sorted((HERE / "static").rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def html(template: str, context: dict[str, Any]) -> bytes:
+    """What UTF-8 can't write, as lone surrogates in a message's headers, becomes a question mark."""
+    return environment().get_template(f"{template}.html").render(context).encode(errors="replace")
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """With thin separators; a dash for what is not known."""
+    return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def compact(value: float) -> str:
+    """For where there is little room: ``950``, ``12.3k``, ``1.2M``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def rate(value: float | None) -> str:
+    """Per second: more digits for less."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or value == 0 else f"{value:.2g}"
+
+
+def age_s(seconds: float | None) -> str:
+    """Two units at most; a dash for none."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    for size, unit, smaller_size, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = int(seconds % size // smaller_size)
+            return f"{seconds // size:.0f} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError
+
+
+def clock(moment: Any) -> str:
+    """A moment in UTC; scripts show it in the reader's time zone."""
+    return NOTHING if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")

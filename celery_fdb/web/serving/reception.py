@@ -1,0 +1,114 @@
+"""Who asks: by the cookie of the login page, by the hook, or anybody; and the login page itself.
+
+A person who is not known is led to the login page, or to ``login_url``; whatever is no page is answered 401.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from celery_fdb.web import addresses
+from celery_fdb.web.access import forgery, login
+from celery_fdb.web.access.user import User
+from celery_fdb.web.settings import Settings
+from celery_fdb.web.visit import NOTICE, Visit
+
+__all__ = ["Reception", "notify"]
+
+audit = logging.getLogger("celery_fdb.audit")
+
+#: Who typed the token, and everybody where nobody has to.
+BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
+LONGEST_NOTICE = 2_000
+
+
+class Reception:
+    """See the module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def visit(self, request: Request) -> tuple[Visit, Response | None]:
+        """The visit, and what to answer instead of the page if nobody knows who asks."""
+        user = await self._user(request)
+        cookie = request.cookies.get(forgery.COOKIE, "")
+        form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
+        visit = Visit(request, self._settings, user or NOBODY, form_token, notice=_notice(request))
+        return visit, self._stranger(visit) if user is None else None
+
+    async def _user(self, request: Request) -> User | None:
+        settings = self._settings
+        if settings.token is not None:
+            cookie, now_ms = request.cookies.get(login.COOKIE, ""), settings.clock.wall_ms()
+            return BY_TOKEN if login.holds(settings.token, cookie, now_ms) else None
+        if settings.user is None:
+            return ANYBODY
+        found = settings.user(request)
+        known = await found if inspect.isawaitable(found) else found
+        return User(known) if isinstance(known, str) else known
+
+    def _stranger(self, visit: Visit) -> Response:
+        request, target = visit.request, self._settings.login_url
+        if request.method != "GET" or "text/html" not in request.headers.get("accept", "") or visit.is_part:
+            return PlainTextResponse("log in first\n", 401)
+        if self._settings.token is not None:
+            path = addresses.url(visit.root, "overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(visit.url("login", next=path + query), 303)
+        if target is not None:
+            return RedirectResponse(target, 303)
+        return visit.page("error", 403, title="Not allowed", text="Nobody here knows you. Log in, and come back.")
+
+    def remember(self, visit: Visit, answer: Response) -> None:
+        """The cookie that the page's forms repeat."""
+        if visit.request.cookies.get(forgery.COOKIE) != visit.form_token:
+            visit.keep(answer, forgery.COOKIE, visit.form_token, None)
+
+    # -- the login page ------------------------------------------------------------------------------------------------
+
+    async def greet(self, request: Request) -> Response:
+        """The login page."""
+        visit, _ = await self.visit(request)
+        answer = visit.page("login", next=visit.asked("next"), wrong=False)
+        self.remember(visit, answer)
+        return answer
+
+    def admit(self, visit: Visit) -> Response:
+        """The login page's form, with its origin checked."""
+        token, now_ms = self._settings.token, self._settings.clock.wall_ms()
+        host = visit.request.client.host if visit.request.client else "?"
+        if token is None or not login.is_token(token, visit.sent("token").strip()):
+            audit.warning("a wrong token from %s", ascii(host)[1:-1])
+            return visit.page("login", 403, next=visit.sent("next"), wrong=True)
+        audit.info("logged in from %s", ascii(host)[1:-1])
+        answer = visit.redirect(addresses.local_path(visit.root, visit.sent("next")))
+        visit.keep(answer, login.COOKIE, login.ticket(token, now_ms), login.HOLDS_S)
+        return answer
+
+    def dismiss(self, visit: Visit) -> Response:
+        """Logged out, in this browser."""
+        answer = visit.redirect(visit.url("login"))
+        answer.delete_cookie(login.COOKIE, path=visit.cookie_path)
+        return answer
+
+
+# -- one line from a deed to the next page -----------------------------------------------------------------------------
+
+
+def notify(visit: Visit, answer: Response, text: str) -> None:
+    """The next page shows it."""
+    value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
+    visit.keep(answer, NOTICE, value, 60)
+
+
+def _notice(request: Request) -> str:
+    try:
+        return urlsafe_b64decode(request.cookies.get(NOTICE, "").encode()).decode(errors="replace")
+    except ValueError:
+        return ""

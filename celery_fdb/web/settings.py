@@ -1,0 +1,78 @@
+"""What the dashboard may do and how it answers: checked when it is made, so that a mistake is not a page's error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from starlette.requests import Request
+
+from celery_fdb.web.access.user import User
+from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.clock import Clock, SystemClock
+
+__all__ = ["SHORTEST_TOKEN", "Login", "Settings", "settings_of"]
+
+#: Who asks: a name, a :class:`~celery_fdb.web.access.user.User`, or None for somebody who may not see anything.
+Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
+#: Characters of a token.
+SHORTEST_TOKEN = 16
+RANGES = {
+    "page_size": (1, 500, "rows"),
+    "interval_s": (0.2, 60, "seconds"),
+    "most_streams": (1, 10_000, "clients"),
+    "timeout_s": (0.1, 60, "seconds"),
+    "connect_timeout_s": (0.1, 60, "seconds"),
+    "threads": (1, 64, "threads"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of :func:`celery_fdb.web.dashboard`, which describes them."""
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    app: Celery | None = None
+    read_only: bool = True
+    show_bodies: bool = False
+    token: str | None = field(default=None, repr=False)
+    user: Login | None = None
+    anonymous: bool = False
+    login_url: str | None = None
+    hosts: tuple[str, ...] | None = None
+    page_size: int = 50
+    interval_s: float = 2.0
+    most_streams: int = 100
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 3.0
+    threads: int = 8
+    clock: Clock = field(default_factory=SystemClock)
+
+
+def settings_of(url: str, **given: Any) -> Settings:
+    """Raises ``OptionError``."""
+    unknown = given.keys() - {each.name for each in dataclasses.fields(Settings)}
+    if unknown:
+        raise OptionError("unknown argument of the dashboard", given=sorted(unknown))
+    settings = Settings(url, **given)
+    _check_access(settings)
+    for name, (least, most, unit) in RANGES.items():
+        if not least <= getattr(settings, name) <= most:
+            raise OptionError("unusable value for the dashboard", option=name, fix=f"Use {least} to {most} {unit}.")
+    return settings
+
+
+def _check_access(settings: Settings) -> None:
+    if settings.token is not None and len(settings.token) < SHORTEST_TOKEN:
+        fix = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"
+        raise OptionError(f"the token has fewer than {SHORTEST_TOKEN} characters", fix=fix)
+    ways = sum((settings.token is not None, settings.user is not None, settings.anonymous))
+    if ways != 1:
+        raise OptionError(
+            "nothing says who may open the dashboard" if not ways else "there is more than one way to log in",
+            fix="Pass one of token='...', user=a function that knows your users, or anonymous=True for everybody.",
+        )

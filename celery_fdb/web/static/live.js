@@ -1,0 +1,109 @@
+"use strict";
+// What the server tells of the broker, written into the cells that name it: text only, never markup.
+{
+  const MOST_POINTS = 150;
+  const SVG = "http://www.w3.org/2000/svg";
+  const pill = document.getElementById("live");
+  const address = document.body.dataset.events;
+  const trends = new Map();
+
+  const number = new Intl.NumberFormat("en", { useGrouping: true });
+  const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
+  const age = (seconds) => {
+    if (seconds < 10) { return `${seconds.toFixed(1)} s`; }
+    if (seconds < 60) { return `${seconds.toFixed(0)} s`; }
+    for (const [unit, size, smaller, smallerSize] of units) {
+      if (seconds >= size) {
+        const rest = Math.floor((seconds % size) / smallerSize);
+        return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
+      }
+    }
+    return "";
+  };
+  const rate = (value) => (value >= 100 ? number.format(Math.round(value)) : value.toFixed(1));
+  const kinds = {
+    age,
+    rate,
+    number: (value) => number.format(value).replaceAll(",", "\u202f"),
+    share: (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`,
+  };
+  const shown = (value, kind) => (value === null || value === undefined ? "–" : kinds[kind ?? "number"](value));
+
+  const draw = (cell, points, label) => {
+    const known = points.filter((each) => each !== null);
+    if (known.length < 2) { return; }
+    const most = Math.max(...known, 1);
+    const step = 100 / Math.max(known.length - 1, 1);
+    const svg = document.createElementNS(SVG, "svg");
+    const line = document.createElementNS(SVG, "polyline");
+    svg.setAttribute("viewBox", "0 0 100 24");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", `${label}: at most ${shown(Math.max(...known))} in the last minutes`);
+    line.setAttribute("points", known.map((value, at) => `${at * step},${22 - (20 * value) / most}`).join(" "));
+    svg.append(line);
+    cell.replaceChildren(svg);
+  };
+
+  const push = (name, value) => {
+    const points = trends.get(name) ?? [];
+    points.push(value ?? null);
+    trends.set(name, points.slice(-MOST_POINTS));
+    return trends.get(name);
+  };
+
+  const write = (cell, value) => {
+    if (cell.dataset.field === "paused") { cell.hidden = !value; return; }
+    const text = shown(value, cell.dataset.kind);
+    if (cell.textContent !== text) { cell.textContent = text; }
+    if (cell.dataset.field === "dead" || cell.dataset.summary === "dead" || cell.dataset.summary === "failures") {
+      cell.classList.toggle("bad", value > 0);
+    }
+  };
+
+  const writeQueue = (element, facts) => {
+    for (const cell of element.querySelectorAll("[data-field]")) { write(cell, facts[cell.dataset.field]); }
+    for (const cell of element.querySelectorAll("[data-trend]")) {
+      draw(cell, trends.get(`queue ${element.dataset.queue}`) ?? [], "ready");
+    }
+  };
+
+  const look = ({ summary, queues, point }) => {
+    for (const [name, facts] of Object.entries(queues)) { push(`queue ${name}`, facts.ready); }
+    for (const [name, value] of Object.entries(summary)) { push(name, value); }
+    for (const cell of document.querySelectorAll("[data-summary]")) { write(cell, summary[cell.dataset.summary]); }
+    for (const cell of document.querySelectorAll("[data-spark]")) {
+      draw(cell, trends.get(cell.dataset.spark) ?? [], cell.dataset.spark);
+    }
+    for (const row of document.querySelectorAll("[data-live-queues] tr[data-queue]")) {
+      if (Object.hasOwn(queues, row.dataset.queue)) { writeQueue(row, queues[row.dataset.queue]); }
+    }
+    for (const list of document.querySelectorAll("[data-live-queue]")) {
+      if (Object.hasOwn(queues, list.dataset.liveQueue)) { writeQueue(list, queues[list.dataset.liveQueue]); }
+    }
+    document.dispatchEvent(new CustomEvent("live-point", { detail: point }));
+  };
+
+  const say = (state, text) => {
+    if (pill && pill.dataset.state !== state) { pill.dataset.state = state; pill.textContent = text; }
+  };
+
+  const listen = () => {
+    const source = new EventSource(address);
+    source.addEventListener("welcome", (each) => {
+      document.dispatchEvent(new CustomEvent("live-points", { detail: JSON.parse(each.data).points }));
+    });
+    source.addEventListener("look", (each) => { say("live", "live"); look(JSON.parse(each.data)); });
+    source.addEventListener("away", (each) => {
+      say("away", "store away");
+      pill.title = JSON.parse(each.data).text;
+    });
+    source.addEventListener("error", () => {
+      say("lost", source.readyState === EventSource.CLOSED ? "not live" : "reconnecting");
+    });
+    addEventListener("pagehide", () => source.close());
+  };
+
+  addEventListener("pageshow", (event) => { if (event.persisted) { location.reload(); } });
+  if (address && "EventSource" in window) { listen(); }
+}

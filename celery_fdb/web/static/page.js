@@ -1,0 +1,29 @@
+"use strict";
+// Selecting messages, and moments in the reader's time zone.
+{
+  const localise = (root) => {
+    for (const each of root.querySelectorAll("time[datetime]")) {
+      const moment = new Date(each.dateTime);
+      if (!Number.isNaN(moment.valueOf())) { each.textContent = moment.toLocaleString(undefined, { hour12: false }); }
+    }
+  };
+  const select = (root) => {
+    const all = root.querySelector("#select-all");
+    if (!all) { return; }
+    const boxes = [...root.querySelectorAll("input[name=selected]")];
+    const count = () => {
+      const number = boxes.filter((box) => box.checked).length;
+      root.querySelector("#selected").textContent = number;
+      for (const button of root.querySelectorAll("button[data-selects]")) { button.disabled = number === 0; }
+    };
+    all.addEventListener("change", () => {
+      for (const box of boxes) { box.checked = all.checked; }
+      count();
+    });
+    for (const box of boxes) { box.addEventListener("change", count); }
+    count();
+  };
+  const dress = (root) => { localise(root); select(root); };
+  document.addEventListener("DOMContentLoaded", () => dress(document));
+  document.addEventListener("htmx:afterSettle", () => dress(document));
+}

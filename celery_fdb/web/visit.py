@@ -1,0 +1,100 @@
+"""One request as a page sees it: who asks, what was asked for, and the addresses and answers it may give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from celery_fdb.web import addresses
+from celery_fdb.web.access import forgery
+from celery_fdb.web.access.user import User
+from celery_fdb.web.rendering import files_version, html
+from celery_fdb.web.settings import Settings
+
+__all__ = ["NOTICE", "Visit"]
+
+#: The cookie that carries one line from a deed to the page behind it.
+NOTICE = "celery_fdb_notice"
+
+
+@dataclass(slots=True)
+class Visit:
+    """``fields``: of the form that was sent. ``form_token``: what a form of this page repeats."""
+
+    request: Request
+    settings: Settings
+    user: User
+    form_token: str
+    fields: Mapping[str, list[str]] = field(default_factory=dict)
+    notice: str = ""
+
+    @property
+    def root(self) -> str:
+        return str(self.request.scope.get("root_path", ""))
+
+    @property
+    def is_part(self) -> bool:
+        """A script asked, for a part of a page that is shown already."""
+        return self.request.headers.get("hx-request") == "true"
+
+    @property
+    def may_act(self) -> bool:
+        return not self.settings.read_only and self.user.may_act
+
+    @property
+    def may_see_bodies(self) -> bool:
+        return self.settings.show_bodies and self.user.may_see_bodies
+
+    def url(self, page: str, /, **query: object) -> str:
+        return addresses.url(self.root, page, **query)
+
+    def asked(self, name: str, default: str = "") -> str:
+        """Of the query."""
+        return self.request.query_params.get(name, default)
+
+    def sent(self, name: str, default: str = "") -> str:
+        """Of the form."""
+        return self.fields.get(name, [default])[0]
+
+    def page(self, template: str, status: int = 200, **context: Any) -> Response:
+        """A page, rendered."""
+        common = {
+            "visit": self,
+            "url": self.url,
+            "static": f"{addresses.url(self.root, 'static')}/",
+            "version": files_version(),
+            "form_field": forgery.FIELD,
+            "navigation": addresses.NAVIGATION,
+            "part": self.is_part,
+        }
+        answer = Response(html(template, {**common, **context}), status, media_type="text/html")
+        if self.notice:
+            answer.delete_cookie(NOTICE, path=self.cookie_path)
+        return answer
+
+    def way_back(self, target: str) -> str:
+        """``target`` if it is a page of this dashboard, else the first one."""
+        return addresses.local_path(self.root, target)
+
+    def redirect(self, target: str) -> Response:
+        return RedirectResponse(target, 303)
+
+    @property
+    def cookie_path(self) -> str:
+        return self.root.rstrip("/") + "/"
+
+    def keep(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
+        """A cookie that only this dashboard's own pages send, and no script reads."""
+        answer.set_cookie(
+            name,
+            value,
+            max_age=seconds,
+            path=self.cookie_path,
+            secure=self.request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )

@@ -1,0 +1,136 @@
+"""The history that real workers keep: every way in which a run may end, in every pool; stops and kills."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.runs import active_runs
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+SHARED_CLUSTER = True
+
+POOLS = ["prefork", "threads", "solo", "gevent"]
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEPTANCE_HISTORY", "1")
+
+
+@pytest.fixture
+def tasks(_on: None, app: Any) -> Iterator[Any]:
+    sys.modules.pop("history_tasks", None)
+    import history_tasks
+
+    yield history_tasks
+    sys.modules.pop("history_tasks", None)
+
+
+@pytest.fixture(name="start")
+def _start(start: Any) -> Any:
+    return partial(start, "-c", "2", app="history_tasks")
+
+
+@pytest.fixture
+def opened(broker: Any) -> Iterator[Broker]:
+    with Broker.open(broker.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def history(opened: Broker) -> HistoryStore:
+    return HistoryStore(opened.database, opened.location.namespace, clock=SystemClock())
+
+
+@pytest.fixture
+def ended(history: HistoryStore, until: Callable[..., Any]) -> Callable[[int], list[Run]]:
+    """Waits for so many runs, and returns all there are, the first one first."""
+
+    def ended(number: int) -> list[Run]:
+        until(lambda: len(history.page(Wanted(), limit=100).runs) >= number)
+        return history.page(Wanted(), limit=100).runs[::-1]
+
+    return ended
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_how_runs_end(tasks: Any, start: Any, ended: Any, history: HistoryStore, pool: str) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent")
+    start(pool=pool)
+    ids = {
+        tasks.add.apply_async((1, 2), {"card": 1}, headers={"fair_key": "k"}).id: ["SUCCESS"],
+        tasks.fail.delay(token="abc").id: ["FAILURE"],
+        tasks.again.delay().id: ["RETRY", "SUCCESS"],
+        tasks.refuse.delay().id: ["REJECTED"],
+        tasks.ignore.delay().id: ["IGNORED"],
+        tasks.add.apply_async((1, 2), expires=-5).id: ["REVOKED"],
+    }
+    runs = ended(7)
+    assert {id_: [run.state for run in history.runs_of_task(id_)] for id_ in ids} == ids
+    by_state = {run.state: run for run in runs}
+    for run in runs:
+        assert (run.worker, run.queue) == ("w0@test", "celery")
+        if run.state != "REVOKED":
+            assert run.runtime_s is not None
+            assert 0 < run.start_ms <= run.end_ms
+    first = next(run for run in runs if "card" in run.kwargs)
+    assert (first.key, first.args, first.kwargs) == ("k", "(1, 2)", "{'card': 1}")
+    failure = by_state["FAILURE"]
+    assert failure.error_class == "builtins.ValueError"
+    assert "abc" not in failure.kwargs + failure.error + failure.traceback.splitlines()[-1]
+    assert "raise ValueError" in failure.traceback
+    assert (by_state["RETRY"].error_class, by_state["REVOKED"].error) == ("builtins.KeyError", "expired")
+    assert {run.attempt for run in runs if run.task.endswith("again")} == {1, 2}
+
+
+def test_a_lost_child_and_a_hard_time_limit(tasks: Any, start: Any, ended: Any) -> None:
+    start()
+    tasks.die.delay("it")
+    tasks.too_slow.delay()
+    runs = {run.task.rpartition(".")[2]: run for run in ended(2)}
+    assert (runs["die"].state, runs["die"].error_class) == ("FAILURE", "billiard.exceptions.WorkerLostError")
+    assert (runs["too_slow"].state, runs["too_slow"].error_class) == (
+        "FAILURE",
+        "billiard.exceptions.TimeLimitExceeded",
+    )
+
+
+def test_a_warm_shutdown_keeps_what_ends_in_it(
+    tasks: Any, app: Any, broker: Any, start: Any, until: Any, ended: Any, opened: Broker
+) -> None:
+    worker = start()
+    app.hold.delay("it")
+    until(lambda: [run.alive for run in active_runs(opened)] == [True])
+    worker.process.terminate()
+    until(lambda: worker.said("Warm shutdown"))
+    broker.allow("it")
+    assert worker.wait_end() == 0
+    (run,) = ended(1)
+    assert (run.state, run.task) == ("SUCCESS", "acceptance_app.hold")
+    assert active_runs(opened) == []
+
+
+def test_what_a_killed_worker_ran_is_lost(
+    tasks: Any, app: Any, broker: Any, start: Any, until: Any, ended: Any, opened: Broker
+) -> None:
+    first = start()
+    app.hold.delay("it")
+    until(lambda: active_runs(opened))
+    first.kill()
+    start()  # finds it, and runs it again
+    (lost,) = ended(1)
+    assert (lost.state, lost.worker) == ("LOST", "w0@test")
+    broker.allow("it")
+    again = ended(2)[1]
+    assert (again.id, again.state, again.redeliveries) == (lost.id, "SUCCESS", 1)

@@ -1,0 +1,63 @@
+"""The history over the memory store, SQLite and a real FoundationDB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from celery.states import SUCCESS
+
+from celery_fdb.history.options import History
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import HistoryStore
+from kombu_fdb import Broker
+from kombu_fdb.testing.clock import ManualClock
+
+#: Small segments: of 10 runs, and 20 minutes.
+BOUNDS = History(runs=500, max_age=60_000)
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def broker(any_store: str) -> Iterator[Broker]:
+    with Broker.open(any_store) as broker:
+        yield broker
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(wall_ms=NOW_MS)
+
+
+@pytest.fixture
+def store(broker: Broker, clock: ManualClock) -> HistoryStore:
+    return HistoryStore(broker.database, broker.location.namespace, clock=clock, timeout_s=30.0)
+
+
+@pytest.fixture
+def keep(store: HistoryStore) -> Callable[..., None]:
+    """Writes runs as a worker does."""
+
+    def keep(*runs: Run, bounds: History = BOUNDS) -> None:
+        for unwritten in store.packed(runs):
+            store.write(unwritten, bounds)
+
+    return keep
+
+
+_numbers = count(1)
+
+
+def run(id_: str = "", *, task: str = "shop.pay", state: str = SUCCESS, ago_s: float = 0.0, **fields: Any) -> Run:
+    """A run that ended some seconds before the clock's beginning."""
+    end_ms = NOW_MS - int(ago_s * 1000)
+    told = {"queue": "celery", "worker": "w@h", "start_ms": end_ms - 500, "end_ms": end_ms, "runtime_s": 0.5, **fields}
+    return Run(id_ or f"{next(_numbers):08d}-{os.urandom(4).hex()}", task, state=state, **told)
+
+
+@pytest.fixture(name="run")
+def _run() -> Callable[..., Run]:
+    return run

@@ -1,0 +1,143 @@
+"""Values: what is written is read back, whatever it was; sizes; what nobody of ours can have written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+import pytest
+from celery.states import FAILURE, SUCCESS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_fdb.history import counters
+from celery_fdb.history.counters import BOUNDS_S, Counters, delta_of
+from celery_fdb.history.groups import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
+from celery_fdb.history.run import STATES, Follower, Run, bounded
+from kombu_fdb.errors import FormatError
+
+LIMIT_OF_A_VALUE = 100_000
+texts = st.text(max_size=300).map(bounded)
+moments = st.integers(0, 2**50)
+runs = st.builds(
+    Run,
+    id=texts,
+    task=texts,
+    queue=texts,
+    worker=texts,
+    state=st.sampled_from(STATES),
+    start_ms=moments,
+    end_ms=moments,
+    runtime_s=st.none() | st.floats(0, 1e9),
+    args=texts,
+    kwargs=texts,
+    key=texts,
+    retries=st.integers(0, 2**40),
+    redeliveries=st.integers(0, 9),
+    root=texts,
+    parent=texts,
+    error_class=texts,
+    error=texts,
+    traceback=texts,
+    group=texts,
+    followers=st.lists(st.builds(Follower, texts, texts), max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(runs, max_size=20))
+def test_a_round_trip(given_runs: list[Run]) -> None:
+    groups = pack_groups(given_runs)
+    assert [run for group in groups for run in decode(group.value)] == sorted(given_runs, key=lambda run: run.end_ms)
+    assert [group.runs for group in groups] == [decode(group.value) for group in groups]
+    for group in groups:
+        assert group.runs[-1].end_ms - group.runs[0].end_ms <= GROUP_SPAN_MS
+        assert len(group.value) < LIMIT_OF_A_VALUE
+
+
+@pytest.mark.parametrize("character", ["x", "\x00", "é", "\U0001f4a5", '"'])
+def test_a_group_fits_into_a_value_whatever_its_texts(run: Callable[..., Run], character: str) -> None:
+    longest = {"error": 2_000, "traceback": 4_096, "args": 1_024, "kwargs": 1_024}
+    fields = {name: character * length for name, length in longest.items()}
+    names = dict.fromkeys(("task", "queue", "worker", "key", "root", "parent", "error_class", "group"), character * 200)
+    many = [
+        run(
+            character * 200,
+            **{**names, "task": character * 190 + str(number)},
+            **fields,
+            followers=((character * 200,) * 2,) * 20,
+        )
+        for number in range(50)
+    ]
+    groups = pack_groups(many)
+    assert sum(len(group.runs) for group in groups) == 50
+    assert max(len(group.value) for group in groups) < LIMIT_OF_A_VALUE
+
+
+def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None:
+    groups = pack_groups([run() for _ in range(2 * GROUP_RUNS + 1)])
+    assert [len(group.runs) for group in groups] == [GROUP_RUNS, GROUP_RUNS, 1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x02[[],[]]",
+        b"\x01",
+        b"\x01[]",
+        b"\x01{}",
+        b"\x01[[],[[]]]",
+        b"\x01[[],[1]]",
+        b"\x01[[],[{}]]",
+        b'\x01[["a"],[["i",0,0,0,0]]]',  # not a state
+        b'\x01[["SUCCESS"],[["i",0,0,0,1]]]',
+        b'\x01[["SUCCESS"],[["i",0,0,0,-1]]]',
+        b'\x01[["SUCCESS"],[[1,0,0,0,0]]]',
+        b'\x01[["SUCCESS"],[["i",0,0,0,0,-1]]]',
+        b'\x01[["SUCCESS"],[["i",0,0,0,0,0,0,NaN]]]',
+        b'\x01[["SUCCESS"],[["\\ud800",0,0,0,0]]]',
+        b"\x01" + b"[" * 100_000,
+        b"\x01\xff",
+        b"\x01" + json.dumps([["SUCCESS"], [["i", 0, 0, 0, 0, *[0] * 20]]]).encode(),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_nobody_of_ours_can_have_written(value: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode(value)
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
+def test_counters_add_up(given_runs: list[Run]) -> None:
+    total = sum(delta_of([run]) for run in given_runs)
+    found = counters.unpack(total.to_bytes(counters.WIDTH, "little"))
+    assert found == counters.unpack(delta_of(given_runs).to_bytes(counters.WIDTH, "little"))
+    assert found.runs == len(given_runs)
+
+
+@pytest.mark.parametrize("runtime_s", [0.0, *BOUNDS_S, 1e300])
+def test_a_quantile_is_in_the_bucket_of_the_runtime(run: Callable[..., Run], runtime_s: float) -> None:
+    delta = delta_of([run(runtime_s=runtime_s, state=state) for state in (SUCCESS, FAILURE)])
+    found = counters.unpack(delta.to_bytes(counters.WIDTH, "little")).quantile_s(0.95)
+    bounds = [0.0, *BOUNDS_S]
+    within = next((pair for pair in itertools.pairwise(bounds) if runtime_s <= pair[1]), (BOUNDS_S[-1],) * 2)
+    assert found is not None
+    assert within[0] <= found <= within[1]
+
+
+def test_of_nothing_there_is_no_quantile() -> None:
+    assert Counters().quantile_s(0.5) is None
+    with pytest.raises(FormatError):
+        counters.unpack(b"1234")
+
+
+@pytest.mark.parametrize("given_text", ["x" * 10_000_000, "\ud800" * 300, None, 5, b"\xff", "é" * 300])
+def test_a_text_is_bounded_and_has_a_utf8_form(given_text: object) -> None:
+    found = bounded(given_text)
+    assert len(found) <= 200
+    found.encode()

@@ -1,0 +1,233 @@
+"""Pages, filters, cursors, lookups, bounds and counters, on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.states import FAILURE, RETRY, STARTED, SUCCESS
+
+from celery_fdb.history import reading, segments
+from celery_fdb.history.options import History
+from celery_fdb.history.reading import Cursor, Wanted
+from celery_fdb.history.run import LOST, Run
+from celery_fdb.history.store import HistoryStore
+from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.testing.clock import ManualClock
+
+Keep = Callable[..., None]
+Make = Callable[..., Run]
+
+
+def all_of(store: HistoryStore, wanted: Wanted = Wanted(), limit: int = 3) -> list[str]:  # noqa: B008 - immutable
+    """The ids on all pages."""
+    found, after = [], None
+    while True:
+        page = store.page(wanted, limit=limit, after=after)
+        found += [each.id for each in page.runs]
+        if page.cursor is None:
+            return found
+        after = Cursor.parse(str(page.cursor))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 500])
+def test_the_newest_come_first_on_pages_of_any_size(store: HistoryStore, keep: Keep, run: Make, limit: int) -> None:
+    for first in range(40, 0, -8):  # groups of 8, in segments of 10
+        keep(*[run(f"t{ago:02d}", ago_s=ago) for ago in range(first - 7, first + 1)])
+    assert all_of(store, limit=limit) == [f"t{ago:02d}" for ago in range(1, 41)]
+
+
+FILTERS = [
+    Wanted(task="a"),
+    Wanted(state=FAILURE),
+    Wanted(task="b", state=FAILURE),
+    Wanted(key="k1"),
+    Wanted(queue="q1", worker="w1"),
+]
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+def test_a_filter_finds_those_that_match_and_no_others(
+    store: HistoryStore, keep: Keep, run: Make, wanted: Wanted
+) -> None:
+    runs = [
+        run(
+            f"t{number:03d}",
+            task="ab"[number % 2],
+            state=FAILURE if number % 5 == 0 else SUCCESS,
+            key=f"k{number % 3}",
+            queue=f"q{number % 3}",
+            worker=f"w{number % 4}",
+            ago_s=100 - number,
+        )
+        for number in range(60)
+    ]
+    for start in range(0, 60, 7):
+        keep(*runs[start : start + 7])
+    expected = [each.id for each in reversed(runs) if wanted.matches(each)]
+    assert expected
+    assert all_of(store, wanted) == expected
+
+
+def test_a_period(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    for ago in range(300, 0, -10):  # a group of its own each
+        keep(run(f"t{ago:03d}", ago_s=ago))
+    now_ms = clock.wall_ms()
+    wanted = Wanted(since_ms=now_ms - 100_000, until_ms=now_ms - 50_000)
+    assert all_of(store, wanted) == [f"t{ago:03d}" for ago in range(50, 101, 10)]
+
+
+def test_a_filter_that_matches_nothing_has_pages_with_an_end(
+    store: HistoryStore, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "GROUPS_PER_PAGE", 2)
+    for ago in range(5, 0, -1):
+        keep(run(ago_s=ago))
+    first = store.page(Wanted(key="nobody"), limit=10)
+    assert first.runs == []
+    second = store.page(Wanted(key="nobody"), limit=10, after=first.cursor)
+    third = store.page(Wanted(key="nobody"), limit=10, after=second.cursor)
+    assert (second.runs, third) == ([], ([], None))
+
+
+@pytest.mark.parametrize("text", ["", "1", "1.2.3.4.5", "a.b.c.d", f"1.2.{'00' * 12}.-1", f"{2**70}.1.00.1", "\ud800"])
+def test_what_is_no_cursor(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="cursor"):
+        Cursor.parse(text)
+
+
+def test_all_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
+    keep(run("other", ago_s=9), run("t", ago_s=8, state=RETRY), run("ta", ago_s=8))
+    keep(*[run(ago_s=7) for _ in range(30)])
+    keep(run("t", ago_s=1, retries=1, error="é" * 10))
+    found = store.runs_of_task("t")
+    assert [(each.state, each.attempt, each.error) for each in found] == [(RETRY, 1, ""), (SUCCESS, 2, "é" * 10)]
+    assert store.runs_of_task("unknown") == []
+
+
+def test_the_newest_of_very_many_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
+    for attempt in range(30):
+        keep(run("t", ago_s=100 - attempt, retries=attempt))
+    assert [each.retries for each in store.runs_of_task("t", limit=3)][-1] == 29
+
+
+def test_the_runs_of_a_workflow_and_of_a_group(store: HistoryStore, keep: Keep, run: Make) -> None:
+    keep(run("r", ago_s=3), run("c", root="r", parent="r", ago_s=2), run("g1", group="g", ago_s=1))
+    keep(run("g2", group="g", root="r"))
+    assert [each.id for each in store.runs_of_workflow("r")] == ["c", "g2"]
+    assert [each.id for each in store.runs_of_workflow("g")] == ["g1", "g2"]
+
+
+def test_a_group_of_which_the_answer_was_lost_is_counted_once(store: HistoryStore, run: Make, keep: Keep) -> None:
+    (unwritten,) = store.packed([run("t", task="a")])
+    keep(run("before"))
+    for _ in range(3):
+        store.write(unwritten, History())
+    assert store.kept() == 2
+    assert store.totals()["a"].runs == 1
+    assert len(store.runs_of_task("t")) == 1
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_never_more_runs_than_the_bound(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    bounds = History(runs=100, max_age=60_000)
+    most = 0
+    for batch in range(40):
+        keep(*[run(f"{batch}-{number}", ago_s=-batch) for number in range(5)], bounds=bounds)
+        store.trim(bounds, parts=1)
+        most = max(most, store.kept())
+    assert 95 <= most <= 100
+    newest = [f"{batch}-{number}" for batch in range(39, 21, -1) for number in range(4, -1, -1)]
+    assert all_of(store, limit=20)[: len(newest)] == newest
+    assert store.runs_of_task("0-0") == []
+    assert all_of(store, Wanted(task="shop.pay"), limit=20) == all_of(store, limit=20)
+
+
+def test_nothing_older_than_the_bound(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    bounds = History(runs=1_000, max_age=100)
+    keep(run("old"), bounds=bounds)
+    clock.advance(60)
+    keep(run("newer", ago_s=-60), bounds=bounds)
+    assert store.trim(bounds, parts=1) == 0
+    clock.advance(41)
+    assert store.trim(bounds, parts=1) == 1
+    assert all_of(store) == ["newer"]
+    clock.advance(60)
+    assert store.trim(bounds, parts=1) == 1
+    assert all_of(store) == []
+
+
+def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    bounds = History(runs=1_000, max_age=100)
+    keep(run("t", root="r", group="g", key="k"), run(state=FAILURE), bounds=bounds)
+    clock.advance(100 * 86_400)
+    store.trim(bounds, parts=1)
+    left = store._read(lambda tr: tr.get_range(*store.keys.everything))
+    assert {store.keys.split_total(key) for key, _ in left} == {"shop.pay"}  # counters since ever
+
+
+def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    bounds = History(runs=100, max_age=60)
+    for batch in range(12):
+        keep(run(ago_s=-2 * batch), bounds=bounds)
+        clock.advance(2)
+    clock.advance(100)
+    assert store.trim(bounds, parts=1) == segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1) == segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=5) == 12 - 2 * segments.TRIM_SEGMENTS
+
+
+# -- active runs -------------------------------------------------------------------------------------------------------
+
+
+def test_active_runs_come_and_go(store: HistoryStore, run: Make) -> None:
+    one, two = (run(each, state=STARTED, end_ms=0, runtime_s=None) for each in ("one", "two"))
+    store.activity(b"s1", {1: one, 2: two})
+    assert store.active() == [(b"s1", one), (b"s1", two)]
+    store.activity(b"s1", {}, [(b"s1", 1)])
+    assert store.active() == [(b"s1", two)]
+
+
+def test_the_runs_of_a_session_that_ended_are_lost(store: HistoryStore, run: Make, clock: ManualClock) -> None:
+    lost = run("lost", state=STARTED, end_ms=0, runtime_s=None, start_ms=clock.wall_ms() - 9_000)
+    store.activity(b"dead", {1: lost})
+    store.activity(b"alive", {1: run("alive", state=STARTED, end_ms=0, runtime_s=None)})
+    assert store.lose(b"dead", History()) == 1
+    assert store.lose(b"dead", History()) == 0
+    assert [each.id for _, each in store.active()] == ["alive"]
+    (found,) = store.page(Wanted(), limit=10).runs
+    assert found == lost._replace(state=LOST, end_ms=clock.wall_ms())
+    assert store.totals()["shop.pay"].of(LOST) == 1
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
+def test_counters_by_task(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+    keep(run(task="a", runtime_s=0.2), run(task="a", state=FAILURE, runtime_s=2.0), run(task="b", state=RETRY))
+    keep(run(task="a", runtime_s=0.2))
+    now_s = clock.wall_ms() // 1000
+    slots = {task: counted for _, task, counted in store.slots(300, now_s - 600, now_s + 1)}
+    assert slots == store.totals()
+    counted = slots["a"]
+    assert (counted.runs, counted.of(SUCCESS), counted.of(FAILURE), counted.runtime_ms) == (3, 2, 1, 2400)
+    assert slots["b"].of(RETRY) == 1
+    assert slots["b"].quantile_s(0.5) is None  # a retry says nothing of how long the task takes
+
+
+def test_what_was_dropped_is_counted(store: HistoryStore) -> None:
+    assert store.dropped() == 0
+    store.activity(b"s", {}, dropped=3)
+    store.activity(b"s", {}, dropped=4)
+    assert store.dropped() == 7
+
+
+def test_settings(store: HistoryStore) -> None:
+    assert store.settings() is None
+    store.set_settings(History(runs=500))
+    found: dict[str, Any] | None = store.settings()
+    assert found is not None
+    assert found["runs"] == 500

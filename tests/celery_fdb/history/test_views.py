@@ -1,0 +1,237 @@
+"""What the command line and the dashboard show: pages, lives, trees, numbers by task, metrics."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
+from prometheus_client import CollectorRegistry, generate_latest
+
+from celery_fdb.history.options import History
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views import metrics
+from celery_fdb.history.views.lives import TaskUnknown, life_of
+from celery_fdb.history.views.metrics import TaskCollector
+from celery_fdb.history.views.opening import HistoryOff
+from celery_fdb.history.views.runs import active_runs, page_of_runs
+from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.workflows import Node, workflow_of
+from kombu_fdb import Broker
+from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.testing.clock import ManualClock
+
+Keep = Callable[..., None]
+Make = Callable[..., Run]
+
+
+@pytest.fixture(autouse=True)
+def on(store: HistoryStore) -> None:
+    store.set_settings(History())
+
+
+@pytest.fixture
+def app(any_store: str) -> Any:
+    app = Celery("views", broker=any_store, backend="cache+memory://", set_as_current=False)
+    app.conf.task_default_queue = "q"
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_and_the_next(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(*[run(f"t{ago}", ago_s=ago, error="no") for ago in range(5)])
+    first = page_of_runs(broker, limit=3)
+    second = page_of_runs(broker, limit=3, cursor=first.cursor)
+    assert [each.id for each in (*first.runs, *second.runs)] == ["t0", "t1", "t2", "t3", "t4"]
+    assert second.cursor is None
+    json.dumps(asdict(first))
+
+
+def test_what_is_wanted_is_checked(broker: Broker) -> None:
+    with pytest.raises(InvalidArgument, match="SUCCESS"):
+        page_of_runs(broker, Wanted(state="DONE"))
+    with pytest.raises(InvalidArgument, match="cursor"):
+        page_of_runs(broker, cursor="x")
+
+
+def test_history_is_off(broker: Broker, store: HistoryStore) -> None:
+    store._write(lambda tr: tr.clear(store.keys.settings))
+    for ask in (page_of_runs, active_runs, look_at_tasks):
+        with pytest.raises(HistoryOff, match=r"install\(app, history=True\)"):
+            ask(broker)
+
+
+def test_active_runs_and_whether_their_worker_lives(broker: Broker, store: HistoryStore, run: Make) -> None:
+    broker.queue("q").put("x")
+    with broker.queue("q").take(timeout=0):
+        (session,) = broker.inspect.sessions()
+        active = {name: run(name, state=STARTED, end_ms=0, runtime_s=None) for name in ("here", "gone")}
+        store.activity(bytes(session.session_id), {1: active["here"]})
+        store.activity(b"another", {1: active["gone"]})
+        found = {each.id: each.alive for each in active_runs(broker)}
+    assert found == {"here": True, "gone": False}
+    assert [each.id for each in active_runs(broker, Wanted(task="unknown"))] == []
+
+
+# -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+    task_id = app.send_task("shop.pay", countdown=600).id
+    keep(run(task_id, state=RETRY, ago_s=5, error_class="E", error="no"), run("other"))
+    life = life_of(broker, task_id)
+    assert [event.what for event in life.events if event.what in {"started", "retried"}] == ["started", "retried"]
+    assert {event.what for event in life.events} == {"started", "retried", "published", "due"}
+    assert (life.state, life.task, life.history) == ("delayed", "shop.pay", True)
+    json.dumps(asdict(life))
+
+
+def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: HistoryStore) -> None:
+    keep(run("t", state=RETRY, ago_s=5), run("t", retries=1, redeliveries=1, ago_s=1))
+    life = life_of(broker, "t")
+    assert life.state == SUCCESS
+    assert [event.what for event in life.events] == ["started", "retried", "started", "succeeded"]
+    assert "attempt 2, delivered 2 times, by w@h from celery" in life.events[2].about
+    store.activity(b"s", {1: run("t", state=STARTED, end_ms=0, runtime_s=None)})
+    assert life_of(broker, "t").state == STARTED
+
+
+def test_a_task_that_nobody_knows(broker: Broker, store: HistoryStore) -> None:
+    with pytest.raises(TaskUnknown, match="Check the id"):
+        life_of(broker, "nobody")
+    store._write(lambda tr: tr.clear(store.keys.settings))
+    with pytest.raises(TaskUnknown, match="history=True"):
+        life_of(broker, "nobody")
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+def shape(nodes: list[Node]) -> list[Any]:
+    return [(each.task or each.kind, each.state, shape(each.children)) for each in nodes]
+
+
+def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    keep(run(ids[0], task="a", followers=(Follower(ids[1], "b"), Follower(ids[2], "c")), queue="q"))
+    app.send_task("b", task_id=ids[1], root_id=ids[0], parent_id=ids[0])
+    expected = [("a", SUCCESS, [("b", "ready", [("c", PENDING, [])])])]
+    for each in ids[:2]:  # from any of its tasks that has been published
+        assert shape(workflow_of(broker, each).roots) == expected
+    found = workflow_of(broker, ids[0])
+    assert (found.tasks, found.complete) == (3, True)
+
+
+def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+    body = (Follower("body", "sum"),)
+    keep(run("m1", task="part", group="g", followers=body, queue="q"))
+    keep(run("m2", task="part", group="g", followers=body, queue="q", state=FAILURE))
+    app.send_task("part", task_id="m3", group_id="g")
+    members = [("part", SUCCESS, []), ("part", FAILURE, []), ("part", "ready", [])]
+    for each in ("m1", "m3"):
+        ((kind, state, children),) = shape(workflow_of(broker, each).roots)
+        assert (kind, state) == ("group", FAILURE)
+        assert sorted(children) == sorted([*members, ("sum", PENDING, [])])
+
+
+def test_what_a_task_called_waits_below_it(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+    keep(run("caller", task="a", queue="q"))
+    app.send_task("called", task_id="x", root_id="caller", parent_id="caller")
+    app.send_task("stranger")
+    assert shape(workflow_of(broker, "caller").roots) == [("a", SUCCESS, [("called", "ready", [])])]
+
+
+def test_parents_in_a_circle_end_nobodys_search(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("x", task="x", root="y", parent="y"), run("y", task="y", root="x", parent="x"))
+    found = workflow_of(broker, "x")
+    assert found.tasks == 2
+    assert sum(1 + len(each.children) for each in found.roots) == 2
+
+
+def test_a_large_workflow_says_that_it_is_not_complete(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("r"), *[run(root="r", parent="r") for _ in range(600)])
+    found = workflow_of(broker, "r")
+    assert (found.tasks, found.complete) == (501, False)
+
+
+def test_a_workflow_of_nobody(broker: Broker) -> None:
+    with pytest.raises(TaskUnknown):
+        workflow_of(broker, "nobody")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period_s", [HOUR_S, DAY_S])
+def test_numbers_by_task(broker: Broker, keep: Keep, run: Make, clock: ManualClock, period_s: int) -> None:
+    for ago in (2 * period_s, period_s // 2, period_s // 2 - 1, 1):
+        keep(run(task="a", ago_s=ago, runtime_s=0.08, state=FAILURE if ago == 1 else SUCCESS))
+    keep(run(task="b", ago_s=1, runtime_s=20.0))
+    found = look_at_tasks(broker, period_s=period_s, clock=clock)
+    assert [(each.task, each.runs, each.failures) for each in found.tasks] == [("a", 3, 1), ("b", 1, 0)]
+    busiest = found.tasks[0]
+    assert busiest.p50_s is not None
+    assert busiest.p95_s is not None
+    assert 0.05 <= busiest.p50_s <= busiest.p95_s <= 0.1
+    assert busiest.mean_s == pytest.approx(0.08)
+    assert busiest.per_second == pytest.approx(3 / found.seconds)
+    assert sum(each.runs for each in found.slots) == 4
+    assert period_s <= found.seconds < period_s + found.slot_s
+    assert len(found.slots) == len({each.begin for each in found.slots}) >= period_s // found.slot_s
+    assert [each.task for each in look_at_tasks(broker, task="b", clock=clock).tasks] == ["b"]
+
+
+def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "TASKS", 1)
+    keep(run(task="a", runtime_s=0.08), run(task="a", state=FAILURE, runtime_s=0.2), run(task="b"), run(task="c"))
+    collector = TaskCollector(lambda: Broker.open(any_store))
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    collector.close()
+    assert 'celery_fdb_task_runs_total{state="FAILURE",task="a"} 1.0' in text
+    assert 'celery_fdb_task_runs_total{state="SUCCESS",task="(other)"} 2.0' in text
+    assert 'celery_fdb_task_runtime_seconds_bucket{le="0.1",task="a"} 1.0' in text
+    assert 'celery_fdb_task_runtime_seconds_bucket{le="+Inf",task="a"} 2.0' in text
+    assert 'celery_fdb_task_runtime_seconds_sum{task="a"} 0.28' in text
+    assert "celery_fdb_history_dropped_total 0.0" in text
+    assert 'task="b"' not in text
+
+
+def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> None:
+    store._write(lambda tr: tr.clear(store.keys.settings))
+    registry = CollectorRegistry()
+    collector = TaskCollector(lambda: Broker.open(any_store))
+    registry.register(collector)
+    assert generate_latest(registry) == b""
+    collector.close()
+
+
+def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
+    """What ``making.py`` reads from a message: the rest of a chain and the body of a chord."""
+    from celery_fdb.history.recording.making import _followers
+
+    def nothing() -> None:
+        pass
+
+    a = app.task(name="a")(nothing)
+    for canvas in (chain(a.si(), a.si(), a.si()), chord(group([a.si(), a.si()]), a.si())):
+        canvas.apply_async()
+        with app.connection_for_read() as connection:
+            message = connection.default_channel.basic_get("q", no_ack=True)
+            payload = message.decode()
+        holder = type("Request", (), {"_payload": payload})
+        found = _followers(holder)
+        assert found
+        assert {each.task for each in found} == {"a"}

@@ -1,0 +1,239 @@
+"""Searching a queue: what a filter lets pass, in pages that cost the same in a queue of any length."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from kit.costs import cost
+
+from celery_fdb.inspection import search as module
+from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.keys import find_keys
+from celery_fdb.inspection.search import Scope, search
+from kombu_fdb import Broker
+from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.model import Death, Listed, Peeked, Publication
+from kombu_fdb.primitives.headers import HEAD, VERSION
+
+HOUR_MS = 3_600_000
+TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
+ERRORS = ["shop.errors.Declined", "builtins.KeyError", "", None, 5]
+
+
+def envelope(task: str, **headers: Any) -> bytes:
+    meta = ["application/json", "utf-8", {"task": task, **headers} if task else {}, {}, "", "q"]
+    encoded = json.dumps(meta).encode()
+    return HEAD.pack(VERSION, len(encoded)) + encoded + b"[[], {}, {}]"
+
+
+def publish(broker: Broker, *publications: Publication) -> None:
+    broker._engine.publisher.publish(publications)
+
+
+def bury(broker: Broker, number: int, chance: random.Random) -> None:
+    """Dead letters of several causes in ``q.dead``."""
+    for _ in range(number):
+        task, key = chance.choice(TASKS), chance.choice(["", "acme", "zoo"])
+        publish(broker, Publication("", "q", envelope(task), key=key, task_id=f"id-{chance.randrange(10**6)}"))
+        (lease,) = (each._delivery.lease for each in broker.queue("q").take_many(1, 10))
+        broker._engine.messages.reject(
+            [lease], reason=chance.choice(["rejected", "slow"]), error_class=chance.choice(ERRORS)
+        )
+
+
+def everything(broker: Broker, scope: Scope, wanted: Filter, limit: int = 3) -> list[Listed]:
+    """All pages, one after the other."""
+    found: list[Listed] = []
+    after = b""
+    while True:
+        page = search(broker, scope, wanted, limit, after)
+        assert len(page.messages) <= limit
+        found += page.messages
+        if page.following is None:
+            return found
+        after = page.following
+
+
+FILTERS = [
+    Filter(),
+    Filter(task="shop.charge"),
+    Filter(task="shop.*"),
+    Filter(task="-"),
+    Filter(error="Declined"),
+    Filter(error="shop.errors.Declined"),
+    Filter(error="eclined"),
+    Filter(error="-"),
+    Filter(reason="slow"),
+    Filter(reason="-"),
+    Filter(home="q"),
+    Filter(home="elsewhere"),
+    Filter(key="acme"),
+    Filter(key=""),
+    Filter(text="ID-1"),
+    Filter(task="shop.*", error="KeyError", reason="slow", key="zoo"),
+]
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_pages_hold_each_dead_letter_that_matches_once(
+    broker: Broker, wanted: Filter, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 4)
+    monkeypatch.setattr(module, "MOST_LOOKED_AT", 8)
+    bury(broker, 30, random.Random(7))
+    letters = list(broker.queue("q.dead").each())
+    expected = [each.message_id for each in letters if wanted.matches(each)]
+    found = everything(broker, Scope("q.dead", reverse=reverse), wanted)
+    assert [each.message.message_id for each in found] == (expected[::-1] if reverse else expected)
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+def test_what_is_shown_is_what_is_replayed(broker: Broker, wanted: Filter) -> None:
+    """The filter's predicate, and the conditions that the queue is given for a deed, are the same."""
+    bury(broker, 30, random.Random(7))
+    shown = {each.message.message_id for each in everything(broker, Scope("q.dead"), wanted)}
+    assert broker.dead_letters("q.dead").replay(**wanted.conditions()) == len(shown)
+    assert {each.message_id for each in broker.queue("q").each()} == shown
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_conditions_hold_for_what_matches_and_for_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    deaths = [
+        Death(chance.choice(["q", "r"]), chance.choice(["rejected", "slow"]), 1, 5, details={"error_class": error})
+        for error in chance.sample(ERRORS, chance.randrange(3))
+    ]
+    letter = Peeked(
+        b"i" * 16, "q.dead", "ready", envelope(chance.choice(TASKS)), "acme", 0, 1, 0, tuple(deaths), task_id="id-1"
+    )
+    for wanted in FILTERS:
+        conditions: Any = wanted.conditions()
+        where = conditions.pop("where", None)
+        record: Any = letter  # has the fields that are asked for
+        held = Wanted(**conditions).matches(record) and (where is None or where(letter))
+        assert held == wanted.matches(letter), (wanted, letter)
+
+
+def test_moments(broker: Broker) -> None:
+    publish(broker, Publication("", "q", b"x"))
+    now_ms = next(broker.queue("q").each()).published_ms
+    for wanted, number in (
+        (Filter(since_ms=now_ms), 1),
+        (Filter(since_ms=now_ms + 1), 0),
+        (Filter(until_ms=now_ms), 0),
+        (Filter(until_ms=now_ms + 1), 1),
+    ):
+        assert len(search(broker, Scope("q"), wanted, 5).messages) == number
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
+def test_messages_of_a_key_in_each_state(broker: Broker, state: Any) -> None:
+    due_ms = 2**41 if state == "delayed" else 0
+    publish(broker, *(Publication("", "q", b"x", key=key, due_ms=due_ms) for key in ("", "a", "ab", "a", "")))
+    if state == "leased":
+        broker.queue("q").take_many(5)
+    for key, number in (("a", 2), ("ab", 1), ("", 2), ("b", 0), (None, 5)):
+        assert len(everything(broker, Scope("q", state), Filter(key=key))) == number
+
+
+def test_a_filter_and_its_fields(broker: Broker) -> None:
+    del broker
+    for wanted in [*FILTERS, Filter(since_ms=1_700_000_000_000, until_ms=1_700_000_100_000)]:
+        assert Filter.of(wanted.fields()) == wanted
+        assert bool(wanted) == (str(wanted) != "")
+    assert Filter.of({"since": "2026-01-02T03:04", "until": " ", "task": " a ", "page": "7"}) == Filter(
+        task="a", since_ms=1_767_323_040_000
+    )
+    for text in ("yesterday", "2026-13-01", "9" * 400):
+        with pytest.raises(InvalidArgument, match="date and time"):
+            Filter.of({"since": text})
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------
+
+
+def fill(broker: Broker, number: int, task: str = "shop.charge") -> None:
+    for start in range(0, number, 1_000):
+        batch = [
+            Publication("", "q", envelope(task), key=f"k{each:06}") for each in range(start, min(start + 1_000, number))
+        ]
+        publish(broker, *batch)
+    broker._engine.metrics.flush()
+
+
+@pytest.mark.parametrize("number", [3_000, 12_000])
+def test_a_page_that_finds_nothing_reads_a_bounded_part_and_says_where_to_go_on(
+    broker: Broker, counted: Any, number: int
+) -> None:
+    fill(broker, number)
+    found = []
+    paid = cost(counted, lambda: found.append(search(broker, Scope("q"), Filter(task="rare"), 50)))
+    assert (found[0].messages, found[0].looked_at) == ([], 2_050)
+    assert found[0].following is not None
+    assert (paid.rows, paid.point_reads, paid.commits) == (51 + 10 * 201, 0, 0)
+    assert len(counted.transactions) == 11
+
+
+@pytest.mark.parametrize("number", [300, 12_000])
+def test_pages_cost_the_same_in_a_queue_of_any_length(broker: Broker, counted: Any, number: int) -> None:
+    fill(broker, number)
+    paid = cost(counted, lambda: search(broker, Scope("q"), Filter(), 50))
+    assert (paid.rows, paid.point_reads, paid.commits) == (51, 0, 0)
+    paid = cost(counted, lambda: search(broker, Scope("q"), Filter(key="k000007"), 50))
+    assert (paid.rows, paid.range_reads, paid.commits) == (2, 4, 0)  # the key's backlog; its message
+    paid = cost(counted, lambda: find_keys(broker, "q", 20, prefix="k0000"))
+    assert (paid.rows, paid.range_reads, paid.commits) == (21, 3, 0)
+
+
+@pytest.mark.parametrize("number", [1_500, 6_000])
+def test_groups_read_the_first_letters_only_and_say_so(broker: Broker, counted: Any, number: int) -> None:
+    fill(broker, number)
+    found = []
+    paid = cost(counted, lambda: found.append(group(broker, "q", most=1_000)))
+    assert (found[0].counted, found[0].total, found[0].is_whole) == (1_000, number, False)
+    assert (paid.rows, paid.commits) == (2 * 501 + 1, 0)  # letters; the queue's counter
+
+
+# -- groups and keys ---------------------------------------------------------------------------------------------------
+
+
+def test_groups_by_what_they_died_of(broker: Broker) -> None:
+    bury(broker, 40, random.Random(7))
+    found = group(broker, "q.dead")
+    assert (found.counted, found.total, found.is_whole) == (40, 40, True)
+    assert sum(each.count for each in found.groups) == 40
+    assert [each.count for each in found.groups] == sorted((each.count for each in found.groups), reverse=True)
+    for each in found.groups:
+        letters = [letter for letter in broker.queue("q.dead").each() if each.filter.matches(letter)]
+        assert len(letters) == each.count
+        times = [letter.deaths[0].time_ms for letter in letters]
+        assert (each.first_ms, each.last_ms) == (min(times), max(times))
+        example = broker.queue("q.dead").at(each.example)
+        assert example is not None
+        assert each.filter.matches(example.message)
+    only = group(broker, "q.dead", Filter(reason="slow"))
+    assert {each.reason for each in only.groups} == {"slow"}
+    assert only.counted == 40
+
+
+def test_a_queue_without_letters_has_no_groups(broker: Broker) -> None:
+    found = group(broker, "nobody.dead")
+    assert (found.groups, found.counted, found.total, found.is_whole) == ([], 0, 0, True)
+
+
+def test_keys_by_prefix_in_pages(broker: Broker) -> None:
+    for key in ("acme-1", "acme-2", "acme-3", "zoo"):
+        broker.queue("q").put("x", key=key)
+    broker.queue("q").limit("acme-2", weight=3, paused=True)
+    broker.queue("q").limit("acme-9", rate=2)
+    first = find_keys(broker, "q", 2, prefix="acme")
+    assert ([each.key for each in first.keys], first.following) == (["acme-1", "acme-2"], "acme-2")
+    assert first.keys[1].paused
+    second = find_keys(broker, "q", 2, prefix="acme", after=first.following)
+    assert ([each.key for each in second.keys], second.following) == (["acme-3", "acme-9"], None)

@@ -1,0 +1,62 @@
+"""A broker, a Celery app that publishes to it, and a deed done to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_fdb.operations.audit import LogAudit
+from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.deed import Outcome, Request, perform
+from kombu_fdb import Broker, Spot
+
+
+@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "fdb":
+        return f"fdb://{request.getfixturevalue('cluster').connection_string}/{os.urandom(6).hex()}"
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    with Broker.open(url) as broker:
+        yield broker
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Celery]:
+    app = Celery("tests", broker=url, backend="cache+memory://", set_as_current=False)
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+@pytest.fixture
+def do(broker: Broker) -> Callable[..., Outcome]:
+    """A deed, as a page does it."""
+
+    def do(name: str, queue: str = "q", **given: Any) -> Outcome:
+        return perform(broker, DEEDS[name], Request(queue, **given), LogAudit("ann"))
+
+    return do
+
+
+@pytest.fixture
+def spots(broker: Broker) -> Callable[..., list[Spot]]:
+    """Where the messages of a queue stand."""
+
+    def spots(state: Any = "ready", queue: str = "q") -> list[Spot]:
+        return [each.spot for each in broker.queue(queue).page(500, state=state).messages]
+
+    return spots
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_kept(jobs_are_kept: None) -> None:
+    """In each test here."""

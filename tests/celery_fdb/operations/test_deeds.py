@@ -1,0 +1,400 @@
+"""Each deed on both stores: what it does to the messages, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Consumer
+
+from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.row import row_of
+from celery_fdb.operations import parts, queues
+from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.deed import Request
+from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
+
+Do = Callable[..., Any]
+
+
+def bury(broker: Broker, queue: str = "q", **details: Any) -> None:
+    """All that is ready."""
+    while jobs := broker.queue(queue).take_many(100, 0):
+        broker._engine.messages.reject([each._delivery.lease for each in jobs], **details)
+
+
+def receive(app: Celery, queue: str) -> Any:
+    """A message as a worker gets it."""
+    received: list[Any] = []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        consumer = Consumer(channel, [app.amqp.queues.new_missing(queue)], accept=["json"])
+        consumer.register_callback(lambda _body, message: received.append(message) or message.ack())
+        with consumer:
+            while not received:
+                connection.drain_events(timeout=30)
+    return received[0]
+
+
+def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
+    listed = broker.queue(queue).at(spot)
+    assert listed is not None
+    row = row_of(listed, 0)
+    assert row.envelope is not None
+    return row.envelope.headers
+
+
+# -- due at another moment ---------------------------------------------------------------------------------------------
+
+
+def test_run_now_is_now_for_the_worker_too(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+    sent = app.send_task("shop.charge", (1,), queue="q", countdown=3600, headers={"fair_key": "acme"})
+    app.send_task("shop.charge", queue="q", countdown=3600)
+    outcome = do("run_now", spots=spots("delayed")[:1], names={})
+    assert (outcome.missed, broker.queue("q").stats().ready, broker.queue("q").stats().delayed) == (0, 1, 1)
+    assert "Made 1 message of q ready" in outcome.text
+    message = receive(app, "q")
+    assert message.headers["id"] == sent.id
+    assert message.headers["eta"] is None, "else the worker would hold it for an hour"
+    assert message.payload[0] == [1]
+
+
+@pytest.mark.parametrize("due", ["2h", "2031-05-06T07:08", "2031-05-06T07:08:00+02:00"])
+def test_reschedule(app: Celery, broker: Broker, do: Do, spots: Do, due: str) -> None:
+    app.send_task("shop.charge", queue="q", countdown=3600)
+    broker.queue("q").put(b"no task", delay=3600)
+    before = datetime.now(UTC)
+    zone = timezone(timedelta(hours=-3))
+    outcome = do("reschedule", spots=spots("delayed"), fields={"due": due}, zone=zone)
+    assert outcome.text.startswith("Rescheduled 2 messages of q to 20")
+    expected = {"2031-05-06T07:08": "2031-05-06T10:08+00:00", "2031-05-06T07:08:00+02:00": "2031-05-06T05:08+00:00"}
+    for listed in broker.queue("q").page(state="delayed").messages:
+        at = datetime.fromtimestamp(listed.due_ms / 1000, UTC)
+        wanted = datetime.fromisoformat(expected[due]) if due in expected else before + timedelta(hours=2)
+        assert abs((at - wanted).total_seconds()) < 60
+    of_task = next(each for each in spots("delayed") if row_of(broker.queue("q").at(each), 0).envelope)
+    assert abs((datetime.fromisoformat(headers(broker, of_task)["eta"]) - at).total_seconds()) < 60
+
+
+@pytest.mark.parametrize("due", ["", "soon", "2001-01-01", "-5m", "9" * 50, "9999999999d", "2031-99-01"])
+def test_moments_that_nobody_can_mean(broker: Broker, do: Do, spots: Do, due: str) -> None:
+    broker.queue("q").put(b"x", delay=3600)
+    with pytest.raises(InvalidArgument):
+        do("reschedule", spots=spots("delayed"), fields={"due": due})
+    assert broker.queue("q").stats().delayed == 1
+
+
+def test_what_has_moved_is_missed(broker: Broker, do: Do, spots: Do) -> None:
+    broker.queue("q").put_many([b"a", b"b"], delay=3600)
+    chosen = spots("delayed")
+    broker.queue("q").delete(chosen[0])
+    outcome = do("run_now", spots=chosen)
+    assert (outcome.missed, broker.queue("q").count()) == (1, 1)
+    assert "had moved" in outcome.text
+    for name in ("edit",):
+        assert do(name, spots=chosen[:1], fields={}).missed == 1
+
+
+# -- edited and replayed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_edit_and_replay(app: Celery, broker: Broker, do: Do, spots: Do, size: int) -> None:
+    sent = app.send_task("shop.charge", ("x" * size,), {"at": datetime(2026, 1, 2, tzinfo=UTC)}, queue="q", link=None)
+    bury(broker)
+    (spot,) = spots(queue="q.dead")
+    assert headers(broker, spot, "q.dead")["argsrepr"].startswith("('xxx" if size > 1 else "('x'")
+    form = DEEDS["edit"].form(broker, Request("q.dead", spots=[spot]))
+    shown = {each.name: json.loads(each.value) for each in form}
+    assert shown["args"] == ["x" * size]
+    assert shown["kwargs"]["at"]["__type__"] == "datetime"
+    kwargs = {**shown["kwargs"], "amount": 5}
+    fields = {"args": '[42, "ü"]', "kwargs": json.dumps(kwargs)}
+    outcome = do("edit", "q.dead", spots=[spot], fields=fields)
+    assert outcome.text.startswith("Replayed 1 dead letter to q with other arguments")
+    assert (broker.queue("q.dead").count(), broker.queue("q").count()) == (0, 1)
+    message = receive(app, "q")
+    assert message.headers["id"] == sent.id
+    assert message.headers["argsrepr"] == "(42, 'ü')"
+    assert "'amount': 5" in message.headers["kwargsrepr"]
+    args, kwargs, embedded = message.payload
+    assert (args, kwargs) == ([42, "ü"], {"at": datetime(2026, 1, 2, tzinfo=UTC), "amount": 5})
+    assert "callbacks" in embedded
+
+
+def test_what_a_publisher_hides_stays_hidden(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+    app.send_task("shop.charge", (1,), {"card": "4111"}, queue="q", argsrepr="(card of ann)", kwargsrepr="{...}")
+    bury(broker)
+    do("edit", "q.dead", spots=spots(queue="q.dead"), fields={"args": "[2]", "kwargs": '{"card": "4222"}'})
+    found = headers(broker, *spots())
+    assert (found["argsrepr"], found["kwargsrepr"]) == ("(edited)", "(edited)")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"compression": "zlib"}, "compressed"),
+        ({"serializer": "pickle"}, "python-serialize"),
+        ({"serializer": "yaml"}, "yaml"),
+    ],
+)
+def test_what_can_not_be_read_is_refused_with_the_next_step(
+    app: Celery, broker: Broker, do: Do, spots: Do, options: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip("yaml")
+    app.send_task("shop.charge", (1,), queue="q", **options)
+    bury(broker)
+    chosen = spots(queue="q.dead")
+    for attempt in (
+        lambda: do("edit", "q.dead", spots=chosen, fields={"args": "[2]"}),
+        lambda: DEEDS["edit"].form(broker, Request("q.dead", spots=chosen)),
+    ):
+        with pytest.raises(QueueError, match=reason) as caught:
+            attempt()
+        assert "Replay it as it is" in str(caught.value)
+    assert broker.queue("q.dead").count() == 1
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"{}"])
+def test_strangers_are_not_edited(broker: Broker, do: Do, spots: Do, payload: bytes) -> None:
+    broker.queue("q").put(payload)
+    bury(broker)
+    with pytest.raises(QueueError, match="not published through Kombu"):
+        do("edit", "q.dead", spots=spots(queue="q.dead"), fields={})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"args": "{}"}, {"args": "[1"}, {"args": ""}, {"kwargs": "[]"}, {"kwargs": "nothing"}, {"args": "[" * 9_000}],
+)
+def test_arguments_that_are_none_change_nothing(
+    app: Celery, broker: Broker, do: Do, spots: Do, fields: dict[str, str]
+) -> None:
+    app.send_task("shop.charge", (1,), queue="q")
+    bury(broker)
+    with pytest.raises(InvalidArgument, match="JSON"):
+        do("edit", "q.dead", spots=spots(queue="q.dead"), fields=fields)
+    assert broker.queue("q.dead").count() == 1
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def causes(app: Celery, broker: Broker) -> None:
+    """Dead letters of two tasks and two errors."""
+    for task, error, number in (("shop.pay", "shop.Declined", 3), ("shop.pay", "KeyError", 2), ("shop.mail", None, 4)):
+        for _ in range(number):
+            app.send_task(task, queue="q")
+        bury(broker, **({} if error is None else {"error_class": error}))
+
+
+def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
+    causes(app, broker)
+    wanted = group(broker, "q.dead").groups[1].filter
+    assert wanted == Filter(task="shop.pay", error="shop.Declined", reason="rejected")
+    question = DEEDS["replay_all"].question(Request("q.dead", fields=wanted.fields()))
+    assert "that match task=shop.pay, error=shop.Declined, reason=rejected" in question
+    outcome = do("replay_all", "q.dead", fields=wanted.fields())
+    assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task=shop.pay")
+    assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
+    assert {row_of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
+
+
+def test_a_group_is_discarded_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
+    causes(app, broker)
+    assert do("discard_all", "q.dead", fields={"error": "-"}).text.startswith("Discarded 4 dead letters")
+    assert {each.task for each in group(broker, "q.dead").groups} == {"shop.pay"}
+    assert do("discard_all", "q.dead").text == "Discarded 5 dead letters of q.dead."
+
+
+@pytest.mark.parametrize("name", ["replay_all", "discard_all", "purge", "move", "cancel_all"])
+def test_many_are_done_in_parts_that_tell_how_far_they_are(
+    broker: Broker, do: Do, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.in_parts, "__defaults__", (1,))
+    if name == "cancel_all":
+        monkeypatch.setattr(
+            "celery_fdb.operations.cancelling.in_parts", lambda part, mark, _: parts.in_parts(part, mark)
+        )
+    number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
+    broker.queue("q").put_many([b"x"] * number)
+    broker.queue("other").put(b"there")
+    if queue == "q.dead":
+        bury(broker)
+    mark, steps = "", 0
+    while True:
+        outcome = do(name, queue, mark=mark, fields={"target": "other"})
+        steps += 1
+        if steps == 1:  # what comes now is not among those that were there when it was asked for
+            broker.queue(queue).put(b"late")
+        if not outcome.following:
+            break
+        assert "so far" in outcome.text
+        mark = outcome.following
+        assert int(mark.partition(".")[0]) <= number
+    assert steps >= 3
+    assert "so far" not in outcome.text
+    assert f"{number:,}" in outcome.text or name == "cancel_all"
+    left = broker.queue(queue).count()
+    assert left == (0 if name == "cancel_all" else 1)
+
+
+def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(
+    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue in ("a", "b"):
+        broker.declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves.dead"})
+        broker.queue(queue).put_many([b"x"] * 300)
+        bury(broker, queue)
+    broker.queue("b").drop()
+    with pytest.raises(QueueNotFound) as caught:
+        do("replay_all", "graves.dead")
+    assert caught.value.attributes["done"] == 200
+    assert (broker.queue("a").count(), broker.queue("graves.dead").count()) == (200, 400)
+    assert do("replay_all", "graves.dead", fields={"home": "a"}).text.startswith("Replayed 100 dead letters")
+
+
+@pytest.mark.parametrize("mark", ["x", "1", "1.zz", ".", "-.00", "9" * 5_000, "5.00ff", "0." + "ff" * 30])
+@pytest.mark.parametrize("name", ["replay_all", "purge", "move"])
+def test_a_mark_of_anybodys_invention_does_no_harm(broker: Broker, do: Do, name: str, mark: str) -> None:
+    broker.queue("other").put(b"mine")
+    broker.queue("q").put(b"x")
+    with suppress(InvalidArgument, QueueError):
+        do(name, "q", mark=mark, fields={"target": "third"})
+    assert broker.queue("other").count() == 1
+    assert broker.queue("third").count() == 0
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed"])
+def test_cancel_all_that_match_and_tell_their_results(app: Celery, broker: Broker, do: Do, state: str) -> None:
+    countdown = {"countdown": 3600} if state == "delayed" else {}
+    gone = [app.send_task("shop.pay", queue="q", **countdown) for _ in range(3)]
+    kept = app.send_task("shop.mail", queue="q", **countdown)
+    outcome = do("cancel_all", app=app, fields={"task": "shop.pay", "state": state})
+    assert outcome.text == f"Cancelled 3 {state} messages of q. Their results, if any, became REVOKED."
+    assert {each.state for each in gone} == {"REVOKED"}
+    assert (kept.state, getattr(broker.queue("q").stats(), state)) == ("PENDING", 1)
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def test_move_a_queue_or_a_key(broker: Broker, do: Do) -> None:
+    for key in ("a", "b"):
+        broker.queue("q").put_many([b"x", b"y"], key=key)
+    broker.queue("other").put(b"z")
+    assert do("move", key="a", fields={"target": "other"}).text == "Moved 2 messages of key 'a' of q to other."
+    assert do("move", fields={"target": " other "}).text == "Moved 2 messages of q to other."
+    assert (broker.queue("q").count(), broker.queue("other").count()) == (0, 5)
+
+
+@pytest.mark.parametrize(("target", "error"), [("", QueueNotFound), ("nowhere", QueueNotFound), ("q", QueueError)])
+def test_a_move_to_nowhere_is_refused(broker: Broker, do: Do, target: str, error: type[Exception]) -> None:
+    broker.queue("q").put(b"x")
+    with pytest.raises(error):
+        do("move", fields={"target": target})
+    assert broker.queue("q").count() == 1
+
+
+def test_nothing_is_trimmed_away_by_a_move(broker: Broker, do: Do) -> None:
+    broker.declare("small", arguments={"x-max-length": 1})
+    broker.queue("q").put_many([b"x", b"y"])
+    with pytest.raises(QueueError, match="no room"):
+        do("move", fields={"target": "small"})
+    assert broker.queue("q").count() == 2
+
+
+def test_delete_a_queue(broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.queue("q").put_many([b"x", b"y"])
+    monkeypatch.setattr(queues, "MOST_DELETED", 1)
+    with pytest.raises(QueueError, match="Purge it first"):
+        do("delete_queue")
+    monkeypatch.undo()
+    job = broker.queue("q").take(0)
+    with pytest.raises(QueueError, match="in use"):
+        do("delete_queue")
+    job.release()
+    assert do("delete_queue").text == "Deleted q with 2 messages."
+    assert "q" not in broker.queues()
+
+
+def test_publish_a_task(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+    broker.declare("q")
+    fields = {"task": "shop.charge", "args": "[1, 2]", "kwargs": '{"a": "ü"}', "fair_key": "acme", "priority": "7"}
+    outcome = do("publish", fields=fields)
+    assert outcome.text.startswith("Published shop.charge ")
+    (listed,) = broker.queue("q").page().messages
+    assert (listed.message.key, listed.priority, listed.message.task_id in outcome.text) == ("acme", 7, True)
+    message = receive(app, "q")
+    assert message.payload[:2] == [[1, 2], {"a": "ü"}]
+    assert (message.headers["task"], message.headers["argsrepr"]) == ("shop.charge", "(1, 2)")
+    do("publish", fields={"task": "shop.charge", "delay": "1h"})
+    assert broker.queue("q").stats().delayed == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"task": "a", "args": "1"},
+        {"task": "a", "kwargs": "[]"},
+        {"task": "a", "delay": "soon"},
+        {"task": "a", "priority": "11"},
+        {"task": "a", "priority": "x"},
+    ],
+)
+def test_a_task_that_makes_no_sense_is_not_published(broker: Broker, do: Do, fields: dict[str, str]) -> None:
+    broker.declare("q")
+    with pytest.raises(InvalidArgument):
+        do("publish", fields=fields)
+    assert broker.queue("q").count() == 0
+
+
+def test_nothing_is_published_to_nowhere(broker: Broker, do: Do) -> None:
+    with pytest.raises(QueueNotFound):
+        do("publish", "nowhere", fields={"task": "a"})
+    assert broker.queues() == {}
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "", "acme"])
+def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) -> None:
+    queue = broker.queue("q")
+    queue.pause("acme")
+    given = {"weight": "3", "max_in_flight": "2", "rate": "90/m", "burst": "", "capacity": "5", "priority": ""}
+    if key == "":  # it has none
+        given["capacity"] = ""
+    outcome = do("limit", key=key, fields=given)
+    assert "weight 3, max_in_flight 2, rate 1.5, burst 1" in outcome.text
+    limits = queue.limits(key)
+    assert (limits.weight, limits.max_in_flight, limits.rate, limits.burst) == (3, 2, 1.5, 1)
+    assert (limits.capacity, limits.priority, limits.paused) == (None if key == "" else 5, None, key == "acme")
+    form = DEEDS["limit"].form(broker, Request("q", key=key))
+    assert {each.name: each.value for each in form} == {**given, "rate": "1.5", "burst": "1"}
+    do("limit", key=key, fields={each.name: each.value for each in form})
+    assert queue.limits(key) == limits
+    if key == "acme":
+        with pytest.raises(QueueError, match="Resume it first"):
+            do("unlimit", key=key)
+        queue.resume(key)
+    do("unlimit", key=key)
+    assert queue.limits(key).max_in_flight is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [("weight", "0"), ("weight", "x"), ("rate", "fast"), ("rate", "nan"), ("rate", "1/y"), ("priority", "12"),
+     ("max_in_flight", "-1"), ("capacity", "9" * 20), ("burst", "²")],
+)  # fmt: skip
+def test_limits_that_nobody_can_mean(broker: Broker, do: Do, field: tuple[str, str]) -> None:
+    before = broker.queue("q").limits("k")
+    with pytest.raises(InvalidArgument):
+        do("limit", key="k", fields=dict([field]))
+    assert broker.queue("q").limits("k") == before

@@ -1,0 +1,99 @@
+"""A dashboard inside the test's process, over a store of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
+
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_fdb.web import dashboard
+from kombu_fdb import Broker
+from kombu_fdb.testing.stores import MemoryStores
+
+TOKEN = "a token of enough letters"
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"fdb+sqlite:///{tmp_path}/broker.db"
+    else:
+        with MemoryStores():
+            yield f"fdb+memory://{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    with Broker.open(url) as broker:
+        yield broker
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Celery]:
+    """A publisher of that broker."""
+    app = Celery("tests", broker=url, set_as_current=False)
+    app.conf.task_ignore_result = True
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+class Person(TestClient):
+    """Opens pages and sends their forms as a browser does."""
+
+    def see(self, address: str, status: int = 200, **query: str) -> str:
+        answer = self.get(address, params=query or None, headers={"accept": "text/html"})
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def submit(self, address: str, *, status: int = 200, **fields: Any) -> str:
+        """A form with the token that pages give."""
+        answer = self.post(address, data={"form_token": self.form_token(), **fields}, headers=self.origin())
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def form_token(self) -> str:
+        if "celery_fdb_form" not in self.cookies:
+            self.see("/login")
+        return self.cookies["celery_fdb_form"]
+
+    def origin(self) -> dict[str, str]:
+        return {"origin": str(self.base_url), "accept": "text/html"}
+
+
+def plain(page: str) -> str:
+    """What a person reads of it."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+@pytest.fixture
+def visit(url: str, broker: Broker) -> Iterator[Callable[..., Person]]:
+    """Makes a person at a dashboard with these settings; anybody may open it unless they say otherwise."""
+    with ExitStack() as stack:
+
+        def visit(given: Any = url, **settings: Any) -> Person:
+            if not {"token", "user"} & settings.keys():
+                settings.setdefault("anonymous", True)
+            return stack.enter_context(Person(dashboard(given, **settings), raise_server_exceptions=True))
+
+        yield visit
+
+
+@pytest.fixture
+def viewer(visit: Callable[..., Person]) -> Person:
+    return visit()
+
+
+@pytest.fixture
+def operator(visit: Callable[..., Person], app: Celery) -> Person:
+    return visit(app=app, read_only=False, show_bodies=True)

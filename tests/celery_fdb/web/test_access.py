@@ -1,0 +1,189 @@
+"""Who may open the dashboard, from where, and what a browser is told to allow."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import celery_fdb.web
+from celery_fdb.web import User, dashboard
+from celery_fdb.web.access import login
+from celery_fdb.web.addresses import PATHS, local_path
+from kombu_fdb.errors import OptionError
+
+TOKEN = "a token of enough letters"
+FORMS = ["/logout"]
+
+
+# -- the token ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_token_nothing_is_shown(visit: Any) -> None:
+    stranger = visit(token=TOKEN)
+    for name, path in PATHS.items():
+        if name in {"login", "logout", "static"}:
+            continue
+        answer = stranger.get(path, headers={"accept": "text/html"}, follow_redirects=False)
+        expected = 401 if name == "events" else 303
+        assert answer.status_code == expected, name
+    assert stranger.get("/queues", headers={"hx-request": "true", "accept": "text/html"}).status_code == 401
+
+
+def test_the_token_opens_the_page_that_was_asked_for(visit: Any, broker: Any) -> None:
+    broker.queue("jobs").put("a")
+    person = visit(token=TOKEN)
+    asked = person.get("/queue?queue=jobs", headers={"accept": "text/html"})
+    assert asked.url.path == "/login"
+    target = re.search(r'name="next" value="([^"]*)"', asked.text)
+    assert target is not None
+    page = person.submit("/login", token=f" {TOKEN}\n", next=target[1])
+    assert "<h1>jobs</h1>" in page
+    cookie = next(each for each in person.cookies.jar if each.name == "celery_fdb_session")
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    assert cookie.get_nonstandard_attr("SameSite") == "strict"
+    person.submit("/logout")
+    assert person.get("/", headers={"accept": "text/html"}).url.path == "/login"
+
+
+def test_a_wrong_token_is_refused_and_told_in_the_audit(visit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    person = visit(token=TOKEN)
+    with caplog.at_level(logging.INFO, "celery_fdb.audit"):
+        for given in ("", "x" * len(TOKEN), TOKEN + "x", "\ud7ff"):
+            assert "That is not the token" in person.submit("/login", status=403, token=given)
+    assert sum("wrong token" in each for each in caplog.messages) == 4
+    assert person.get("/", headers={"accept": "text/html"}).url.path == "/login"
+
+
+@pytest.mark.parametrize("cookie", ["", ".", "9999999999.", "9999999999.AAAA", "x.y", "1.\u00e9"])
+def test_nobody_makes_the_cookie(cookie: str) -> None:
+    assert not login.holds(TOKEN, cookie, 0)
+
+
+def test_the_cookie_is_of_this_token_and_ends() -> None:
+    ticket = login.ticket(TOKEN, 1_000)
+    assert login.holds(TOKEN, ticket, 1_000)
+    assert login.holds(TOKEN, ticket, login.HOLDS_S * 1000)
+    assert not login.holds(TOKEN, ticket, 1_000 + login.HOLDS_S * 1000)
+    assert not login.holds("another token of letters", ticket, 1_000)
+
+
+@pytest.mark.parametrize("target", ["//evil", "https://evil/", "/\\evil", "/..//evil", "/x/../../y", "x", "", "/a\nb"])
+def test_the_login_page_leads_to_this_site_only(target: str) -> None:
+    assert local_path("", target) == "/"
+    assert local_path("/fdb", target) == "/fdb/"
+
+
+# -- other ways to log in ----------------------------------------------------------------------------------------------
+
+
+def test_a_hook_says_who_asks(visit: Any) -> None:
+    async def user(request: Any) -> User | str | None:
+        name = request.headers.get("x-user")
+        return User(name, may_act=False) if name == "viewer" else name
+
+    stranger = visit(user=user, login_url="/sso", read_only=False)
+    answer = stranger.get("/", headers={"accept": "text/html"}, follow_redirects=False)
+    assert answer.headers["location"] == "/sso"
+    assert stranger.get("/", headers={"x-user": "viewer"}).status_code == 200
+    without = visit(user=lambda _: None)
+    assert "Nobody here knows you" in without.see("/", 403)
+
+
+@pytest.mark.parametrize(
+    ("given", "about"),
+    [
+        ({}, "who may open"),
+        ({"token": TOKEN, "anonymous": True}, "more than one way"),
+        ({"token": "short"}, "fewer than 16"),
+        ({"anonymous": True, "page_size": 0}, "page_size"),
+        ({"anonymous": True, "colour": "red"}, "colour"),
+    ],
+)
+def test_a_mistake_is_told_when_the_dashboard_is_made(url: str, given: dict[str, Any], about: str) -> None:
+    with pytest.raises(OptionError, match=about):
+        dashboard(url, **given)
+
+
+# -- hosts, headers, forms ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9810", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("LOCALHOST", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:9810", 421),
+        ("", 421),
+        ("localhost:evil", 421),
+    ],
+)
+def test_another_sites_name_is_refused(visit: Any, host: str, status: int) -> None:
+    """DNS rebinding: the browser still sends the name of the page that asks."""
+    from celery_fdb.web.access.guard import LOOPBACK
+
+    assert visit(hosts=LOOPBACK).get("/", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/queues", "/nowhere", "/static/live.js", "/events?x", "/login"])
+def test_each_answer_tells_the_browser_what_to_allow(visit: Any, path: str) -> None:
+    answer = visit(token=TOKEN).get(path) if path.startswith("/events") else visit().get(path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == ("no-store" if "static" not in path else answer.headers["cache-control"])
+
+
+def test_no_template_has_a_script_or_a_style_in_it() -> None:
+    """The policy forbids them, so they would not run."""
+    for path in (Path(celery_fdb.web.__file__).parent / "templates").glob("*.html"):
+        text = path.read_text()
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|hx-on|javascript:", text), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://testserver.evil.example"},
+        {"origin": "http://[bad"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_a_form_of_another_site_is_refused(visit: Any, headers: dict[str, str]) -> None:
+    person = visit(token=TOKEN)
+    fields = {"form_token": person.form_token(), "token": TOKEN}
+    assert person.post("/login", data=fields, headers=headers).status_code == 403
+    assert person.post("/login", data=fields, follow_redirects=False).status_code == 303, "the form itself was right"
+
+
+@pytest.mark.parametrize("form_token", [None, "", "x" * 43, "\ud7ff"])
+def test_a_form_without_its_token_is_refused(visit: Any, form_token: str | None) -> None:
+    person = visit(token=TOKEN)
+    person.form_token()
+    fields = {"token": TOKEN} | ({} if form_token is None else {"form_token": form_token})
+    assert person.post("/login", data=fields, headers=person.origin()).status_code == 403
+
+
+def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -> None:
+    answer = visit(token=TOKEN).post(
+        "/login", data={"token": TOKEN, "form_token": ""}, headers={"cookie": "celery_fdb_form="}
+    )
+    assert answer.status_code == 403
+
+
+def test_a_form_of_any_length_is_answered(visit: Any) -> None:
+    person = visit(token=TOKEN)
+    for body in (b"x" * 2_000_000, b"&".join([b"a=1"] * 5_000), b"\xff\x00=%ff&%zz"):
+        answer = person.post("/login", content=body, headers=person.origin())
+        assert answer.status_code in {403, 413}

@@ -1,0 +1,184 @@
+"""What people do through the dashboard: asked, confirmed, done, and told in the audit."""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from kombu_fdb import Broker
+
+
+def boxes(page: str) -> list[str]:
+    return re.findall(r'name="selected" value="([^"]+)"', page)
+
+
+def fields(page: str) -> dict[str, Any]:
+    """Of the question's form, as a browser sends it on."""
+    found: dict[str, Any] = {}
+    for name, value in re.findall(
+        r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.split("<form class")[1]
+    ):
+        found.setdefault(html.unescape(name), []).append(html.unescape(value))
+    return found
+
+
+@pytest.fixture
+def deaths(app: Celery, broker: Broker) -> None:
+    for number in range(3):
+        app.send_task(f"shop.task{number}", queue="jobs", task_id=f"t{number}", headers={"fair_key": "acme"})
+    for job in broker.queue("jobs").take_many(3, 0):
+        job.bury(error="broke")
+
+
+def test_pause_and_resume_a_queue_and_a_key(operator: Any, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="acme")
+    with caplog.at_level(logging.INFO, "celery_fdb.audit"):
+        page = operator.submit("/act", deed="pause", queue="jobs", back="/queue?queue=jobs")
+    assert jobs.control().paused
+    assert "Paused jobs." in page
+    assert "<h1>jobs</h1>" in page
+    assert caplog.messages == ["anybody on jobs: Pause (jobs): begun.", "anybody on jobs: Paused jobs."]
+    assert "Paused jobs." not in operator.see("/queue", queue="jobs"), "told once"
+    operator.submit("/act", deed="resume", queue="jobs")
+    operator.submit("/act", deed="pause", queue="jobs", key="acme", back="/keys?queue=jobs")
+    assert not jobs.control().paused
+    assert jobs.limits("acme").paused
+
+
+def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> None:
+    for number in range(3):
+        app.send_task("shop.pay", queue="jobs", task_id=f"t{number}")
+    spots = boxes(operator.see("/messages", queue="jobs"))
+    question = operator.submit("/act", deed="cancel", queue="jobs", selected=spots[:2])
+    assert "Delete 2 messages of jobs for good?" in question
+    assert "shop.pay t0" in question
+    assert broker.queue("jobs").count() == 3, "asked only"
+    page = operator.submit("/act", deed="cancel", **fields(question) | {"selected": spots[:2]})
+    assert "Cancelled 2 messages of jobs" in page
+    assert broker.queue("jobs").count() == 1
+
+
+def test_replay_and_discard_dead_letters(operator: Any, broker: Broker, deaths: None) -> None:
+    spots = boxes(operator.see("/messages", queue="jobs.dead"))
+    assert len(spots) == 3
+    operator.submit("/act", deed="replay", queue="jobs.dead", selected=spots[0], confirmed="yes")
+    assert broker.queue("jobs").count() == 1
+    operator.submit("/act", deed="discard", queue="jobs.dead", selected=spots[1], confirmed="yes")
+    page = operator.submit("/act", deed="discard", queue="jobs.dead", selected=spots[1:], confirmed="yes")
+    assert "Left alone: 1 message" in page
+    assert broker.queue("jobs.dead").count() == 0
+
+
+def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None) -> None:
+    assert "jobs.dead" in operator.see("/dead")
+    page = operator.see("/dead", queue="jobs.dead")
+    assert page.count("rejected") >= 3
+    link = re.search(r'href="(/messages\?[^"]*task1[^"]*)"', page)
+    assert link is not None
+    assert len(boxes(operator.see(html.unescape(link[1])))) == 1
+
+
+def test_messages_are_filtered_and_paged(visit: Any, app: Celery, broker: Broker) -> None:
+    for number in range(7):
+        app.send_task("shop.pay" if number % 2 else "shop.mail", queue="jobs", task_id=f"id{number}")
+    person = visit(page_size=2)
+    seen: list[str] = []
+    address = "/messages?queue=jobs&task=shop.mail"
+    while address:
+        page = person.see(address)
+        seen += re.findall(r"<code>(id\d)</code>", page)
+        following = re.search(r'href="([^"]*after=[^"]*)">Next', page)
+        address = html.unescape(following[1]) if following else ""
+    assert seen == ["id0", "id2", "id4", "id6"]
+    assert "Nothing matches" in person.see("/messages", queue="jobs", task="nobody.*")
+    assert "must be a date" in person.see("/messages", 422, queue="jobs", since="yesterday")
+
+
+def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: Any, app: Celery) -> None:
+    app.send_task("shop.pay", args=("a secret",), queue="jobs", task_id="t")
+    person, allowed = visit(), visit(show_bodies=True)
+    link = re.search(r'href="(/message\?[^"]+)"', person.see("/messages", queue="jobs"))
+    assert link is not None
+    address = html.unescape(link[1])
+    for page in (person.see(address), person.see(f"{address}&body=1"), allowed.see(address)):
+        assert "shop.pay" in page
+        assert "a secret" not in page
+    assert "a secret" in allowed.see(f"{address}&body=1")
+
+
+def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
+    app.send_task("shop.pay", queue="jobs", task_id="t1")
+    assert "shop.pay" in viewer.see("/find", id=" t1 ")
+    assert "Not in any queue" in viewer.see("/find", id="t2")
+
+
+def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
+    for number in range(5):
+        broker.queue("jobs").put("x", key=f"eu/{number}")
+    broker.queue("jobs").put("x", key="us/1")
+    person = visit(page_size=2)
+    page = person.see("/keys", queue="jobs", prefix="eu/")
+    assert ("eu/0" in page, "eu/2" in page, "us/1" in page) == (True, False, False)
+    following = re.search(r'href="([^"]*after=[^"]*)">Next', page)
+    assert following is not None
+    assert "eu/2" in person.see(html.unescape(following[1]))
+
+
+# -- who may not -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer: Any, broker: Broker, deaths: None) -> None:
+    for address in ("/queue?queue=jobs", "/messages?queue=jobs.dead", "/dead?queue=jobs.dead", "/keys?queue=jobs"):
+        page = viewer.see(address)
+        assert 'name="deed"' not in page
+        assert 'type="checkbox" name="selected"' not in page
+    assert "only shows" in viewer.submit("/act", deed="pause", queue="jobs", status=403)
+    assert not broker.queue("jobs").control().paused
+
+
+def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
+    from celery_fdb.web import User
+
+    person = visit(user=lambda _: User("eve", may_act=False, may_see_bodies=False), read_only=False, show_bodies=True)
+    broker.queue("jobs").put("x")
+    assert 'name="deed"' not in person.see("/queue", queue="jobs")
+    person.submit("/act", deed="pause", queue="jobs", status=403)
+    assert not broker.queue("jobs").control().paused
+
+
+def test_a_deed_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
+    broker.queue("jobs").put("x")
+    operator.form_token()
+    assert operator.get("/act?deed=pause&queue=jobs").status_code == 404
+    answer = operator.post("/act", data={"deed": "pause", "queue": "jobs"}, headers=operator.origin())
+    assert answer.status_code == 403
+    assert not broker.queue("jobs").control().paused
+
+
+@pytest.mark.parametrize("given", [{}, {"deed": "nonsense"}, {"deed": "replay", "selected": "x"}])
+def test_a_deed_without_what_it_needs_changes_nothing(operator: Any, given: dict[str, str]) -> None:
+    assert "There is no such" in operator.submit("/act", status=404, queue="jobs", **given)
+
+
+def test_a_deed_on_nothing_selected_says_so(operator: Any, broker: Broker) -> None:
+    broker.queue("jobs").put("x")
+    page = operator.submit("/act", deed="cancel", queue="jobs", back="/messages?queue=jobs")
+    assert "Select messages first." in page
+    assert broker.queue("jobs").count() == 1
+
+
+@pytest.mark.parametrize("back", ["//evil.example/", "https://evil.example/", "", "/\\evil.example"])
+def test_the_way_back_stays_here(operator: Any, back: str) -> None:
+    answer = operator.post(
+        "/act",
+        data={"deed": "pause", "queue": "jobs", "back": back, "form_token": operator.form_token()},
+        headers=operator.origin(),
+        follow_redirects=False,
+    )
+    assert answer.headers["location"] == "/"

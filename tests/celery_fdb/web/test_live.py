@@ -1,0 +1,209 @@
+"""The live stream: one look for all, which ends with the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from celery_fdb.inspection.overview import Overview, QueueView
+from celery_fdb.web import dashboard
+from celery_fdb.web.live.feed import Feed
+from celery_fdb.web.live.vitals import Vitals
+from kombu_fdb import Broker
+from kombu_fdb.errors import StoreUnavailable
+
+DEADLINE_S = 60.0
+
+
+class Looks:
+    """Counts how often the broker was looked at."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.away = False
+
+    async def __call__(self) -> dict[str, Any]:
+        self.number += 1
+        if self.away:
+            raise StoreUnavailable
+        return {"number": self.number}
+
+
+async def data(events: Any, name: str) -> dict[str, Any]:
+    """The next event of this name."""
+    async with asyncio.timeout(DEADLINE_S):
+        async for each in events:
+            if each.startswith(f"event: {name}\n"):
+                return json.loads(each.partition("data: ")[2])
+    raise AssertionError(name)
+
+
+def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
+    async def scenario() -> None:
+        looks = Looks()
+        feed = Feed(looks, 0.001, 10)
+        async with aclosing(feed.events()) as one, aclosing(feed.events()) as other:
+            await anext(one)
+            await anext(other)
+            first = await data(one, "look")
+            assert (await data(other, "look"))["number"] - first["number"] <= 1
+            assert feed.is_watching
+        assert not feed.is_watching
+        seen = looks.number
+        await asyncio.sleep(0.05)
+        assert looks.number == seen
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_client_gets_the_newest() -> None:
+    async def scenario() -> None:
+        looks = Looks()
+        feed = Feed(looks, 0.001, 10)
+        async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
+            await anext(slow)
+            await anext(quick)
+            while (await data(quick, "look"))["number"] < 20:
+                pass
+            assert (await data(slow, "look"))["number"] >= 20
+
+    asyncio.run(scenario())
+
+
+def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> None:
+    async def scenario() -> None:
+        looks = Looks()
+        feed = Feed(looks, 0.001, 10)
+        looks.away = True
+        async with aclosing(feed.events()) as events:
+            assert "not available" in (await data(events, "away"))["text"]
+            looks.away = False
+            assert await data(events, "look")
+
+    asyncio.run(scenario())
+
+
+def test_whatever_the_store_holds_the_watch_goes_on() -> None:
+    async def scenario() -> None:
+        outcomes = iter([KeyError("row"), RecursionError("deep")])
+
+        async def look() -> dict[str, Any]:
+            for each in outcomes:
+                raise each
+            return {}
+
+        feed = Feed(look, 0.001, 10)
+        async with aclosing(feed.events()) as events:
+            assert "KeyError" in (await data(events, "away"))["text"]
+            assert await data(events, "look") == {}
+
+    asyncio.run(scenario())
+
+
+# -- over ASGI ---------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One request, as a server makes it, that stays until it is told to go."""
+
+    def __init__(self, application: Any, path: str = "/events") -> None:
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "state": {},
+        }
+        self.task = asyncio.create_task(application(scope, self._receive, self.sent.put))
+        self._asked = False
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def begin(self) -> int:
+        return int((await self._next())["status"])
+
+    async def event(self, name: str) -> dict[str, Any]:
+        while True:
+            text = (await self._next())["body"].decode()
+            if f"event: {name}\n" in text:
+                return dict(json.loads(text.partition("data: ")[2]))
+
+    async def _next(self) -> dict[str, Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.sent.get()
+
+    async def go(self) -> None:
+        self._gone.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await self.task
+
+
+def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker: Broker) -> None:
+    async def scenario() -> None:
+        application = dashboard(url, anonymous=True, interval_s=0.2, most_streams=2)
+        one, other = Client(application), Client(application)
+        assert (await one.begin(), await other.begin()) == (200, 200)
+        await one.event("welcome")
+        assert (await one.event("look"))["summary"]["ready"] == 0
+        broker.queue("jobs").put("a")
+        while (await one.event("look"))["queues"].get("jobs", {}).get("ready") != 1:
+            pass
+        third = Client(application)
+        assert await third.begin() == 503
+        await third.go()
+        await one.go()
+        again = Client(application)
+        assert await again.begin() == 200
+        assert (await again.event("welcome"))["points"], "what the others saw"
+        await again.go()
+        await other.go()
+
+    asyncio.run(scenario())
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def seen(at_ms: int, ready: int = 0, **totals: int) -> Overview:
+    internal = QueueView("w.celery.pidbox", ready=1_000, totals={"acked": 9_999})
+    return Overview(at_ms, "x", [QueueView("q", ready=ready, totals=totals, oldest_age_s=4.0), internal], [])
+
+
+def test_rates_and_what_follows_from_them() -> None:
+    vitals = Vitals()
+    first = vitals.told(seen(0, 60))["summary"]
+    assert (first["acked"], first["wait"], first["failures"], first["oldest"]) == (None, None, None, 4.0)
+    event = vitals.told(seen(2_000, 60, published=40, claimed=20, acked=15, dead=5))
+    assert event["summary"]["published"] == 20
+    assert event["summary"]["acked"] == 7.5
+    assert event["summary"]["wait"] == 6, "60 messages at 10 a second"
+    assert event["summary"]["failures"] == pytest.approx(0.25)
+    assert event["summary"]["ready"] == 60, "without Celery's own"
+    assert event["queues"]["q"]["dead"] == 0, "how many there are, not how fast they die"
+    assert vitals.points() == [[0.0, 60, None, None], [2.0, 60, 20, 7.5]]
+
+
+def test_rates_are_of_the_last_seconds_only() -> None:
+    vitals = Vitals()
+    for second in range(30):
+        event = vitals.told(seen(second * 1_000, acked=0 if second < 15 else 100))
+    assert event["summary"]["acked"] == 0

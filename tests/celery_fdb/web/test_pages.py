@@ -1,0 +1,138 @@
+"""Each page over a store, whatever the store holds and the address says."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from celery_fdb.web.addresses import PATHS
+from kombu_fdb import Broker
+
+NAMES = ["q", "", ".", "..", "/", "a/b?c#%2F&x=1", "\u00fc\x00\n", "<b>x</b>", "n" * 255, "\u202e", "%00"]
+SHOWN = [name for name in PATHS if name not in {"events", "login", "logout", "static"}]
+
+
+def test_an_empty_broker_says_what_to_do_next(viewer: Any) -> None:
+    assert "The first worker declares its queues" in viewer.see("/")
+    assert "The first worker declares its queues" in viewer.see("/queues")
+    assert "celery -A proj worker" in viewer.see("/sessions")
+
+
+def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) -> None:
+    jobs = broker.queue("jobs")
+    jobs.put_many("abc")
+    jobs.take(0).bury()
+    broker.queue("idle").put("x")
+    broker.queue("idle").pause()
+    page = viewer.see("/")
+    assert "1 dead letter of jobs" in page
+    assert "idle is paused, and 1 message wait" in page
+    assert 'data-summary="ready" data-kind="number">3<' in page
+
+
+def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -> None:
+    for name in ("orders", "mails", "w1.celery.pidbox"):
+        broker.queue(name).put("x")
+    assert {name for name in ("orders", "mails", "pidbox") if name in viewer.see("/queues")} == {"orders", "mails"}
+    assert "orders" not in viewer.see("/queues", q="MAIL")
+    assert "pidbox" in viewer.see("/queues", all="1")
+    assert "No such queue" in viewer.see("/queues", q="<script>")
+
+
+def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Broker) -> None:
+    broker.declare("jobs", arguments={"x-max-length": 77, "x-password": "hidden"})
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="acme")
+    jobs.limit("acme", rate=2.5, max_in_flight=3)
+    page = viewer.see("/queue", queue="jobs")
+    for text in ("acme", "rate ≤ 2.5/s", "in flight ≤ 3", "77"):
+        assert text in page
+    assert "hidden</code>" not in page
+
+
+def test_sessions_show_who_is_alive(viewer: Any, broker: Broker) -> None:
+    broker.queue("jobs").put("a")
+    job = broker.queue("jobs").take(0)
+    page = viewer.see("/sessions")
+    assert "alive" in page
+    assert 'class="n strong">1<' in page
+    job.ack()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_queue_of_any_name_has_its_page(viewer: Any, broker: Broker, name: str) -> None:
+    broker.queue(name).put("x", key=name)
+    listed = viewer.see("/queues")
+    address = f"/queue?{urlencode({'queue': name})}"
+    assert html.escape(address) in listed
+    assert viewer.get(address).status_code == 200
+
+
+@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize("name", [*NAMES, "\ud800", "n" * 5_000])
+def test_an_address_nobody_gave_out_is_a_page_too(viewer: Any, page: str, name: str) -> None:
+    query = urlencode(dict.fromkeys(("queue", "key", "q", "after", "state"), name), errors="replace")
+    assert viewer.get(f"{PATHS[page]}?{query}%ff%ED%A0%80").status_code in {200, 303, 404, 422}
+
+
+@pytest.mark.parametrize("method", ["put", "delete", "patch", "options"])
+def test_what_no_page_takes_is_no_error(viewer: Any, method: str) -> None:
+    assert viewer.request(method, "/queues").status_code in {404, 405}
+
+
+# -- a store that fails ------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_away_is_a_page_with_the_next_step(visit: Any, tmp_path: Path) -> None:
+    person = visit(f"fdb+sqlite:///{tmp_path}/nowhere.db")
+    page = person.see("/", 503)
+    assert "there is no broker yet" in page
+    assert "Check the path." in page
+    assert not (tmp_path / "nowhere.db").exists()
+    Broker.open(f"fdb+sqlite:///{tmp_path}/nowhere.db").close()
+    assert "No queues yet" in person.see("/"), "it is opened anew"
+
+
+def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from celery_fdb.web.pages import queues as module
+
+    end = threading.Event()
+    monkeypatch.setattr(module, "look", lambda *_, **__: end.wait(60))
+    person = visit(timeout_s=0.1, threads=2)
+    try:
+        for _ in range(4):  # more than there are threads
+            assert "did not answer in time" in person.see("/queues", 503)
+    finally:
+        end.set()
+
+
+def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    from celery_fdb.web.pages import queues as module
+
+    for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(module, "look", fail)
+        assert "be shown" in viewer.see("/queues", 422)
+
+
+def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
+    broker.queue("q").put("x", key="k")
+    broker.queue("q").limit("k", rate=1.0)
+    keys = broker._engine.keys
+
+    def spoil(work: Any) -> None:
+        for key, _ in work.tr.get_range(keys.prefix, keys.prefix + b"\xff"):
+            if key != keys.format and b"k" in key[len(keys.prefix) :]:
+                work.tr.set(key, b"\xff\xfe")
+
+    broker._engine.transactions.write(spoil)
+    assert viewer.get("/queue?queue=q").status_code in {200, 404, 422}
