@@ -59,22 +59,14 @@ HEAD_BYTES = 10_000_000
 
 
 def claim(
-    work: Work,
-    queues: Sequence[str],
-    window: Window,
-    *,
-    no_ack: Collection[str],
-    acks: Sequence[Lease] = (),
-    gives_way: bool = False,
+    work: Work, queues: Sequence[str], window: Window, *, no_ack: Collection[str], acks: Sequence[Lease] = ()
 ) -> list[Delivery]:
-    """Fill the window from the queues in turn; ``acks`` are settled first.
-
-    ``gives_way``: raises ``Outrun`` if rivals stand in a line for these queues, before anything is done.
+    """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun``, as the window has it.
 
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
     holds a versionstamped key of the same transaction can't be read.
     """
-    states = _read(work, queues, window, acks, gives_way=gives_way)
+    states = _read(work, queues, window, acks)
     rows = choose(work, states, window)
     opened = read_all(work, [value for _, (_, value) in rows])
     found = [find(work, row, each, states) for row, each in zip(rows, opened, strict=True)]
@@ -86,9 +78,7 @@ def claim(
 Rows = list[tuple[str, KeyValue]]
 
 
-def _read(
-    work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease], *, gives_way: bool
-) -> dict[str, QueueState]:
+def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease]) -> dict[str, QueueState]:
     """The session, the queues, their heads, and the leases that are acknowledged, in one round trip; settle those.
 
     Raises ``SessionLost``. The session's record is a conflict, and how the queues are worked on: no claim commits after
@@ -96,7 +86,7 @@ def _read(
     key sets it again.
     """
     leases, keys = settle.lease_keys(work, acks), state_keys(work, queues)
-    rivals = [line.first_range(work, line.name(queues))] if gives_way else []
+    rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
     ranges = [*rivals, *head_ranges(work, queues, window.limit)]
     values, rows = session.require(work, window.session, and_read=[*leases, *keys], ranges=ranges)
     states = states_of(queues, values[len(leases) :], rows[len(rivals) :])
