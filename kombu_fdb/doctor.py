@@ -62,7 +62,7 @@ CLOCK_SLACK_MS = 60_000
 #: Nobody ran this before (2026-01-01).
 EPOCH_MS = 1_767_225_600_000
 COORDINATOR_TIMEOUT_S = 2.0
-OLDEST = {"kombu": (5, 7), "celery": (5, 7)}
+OLDEST = {"kombu": (5, 5), "celery": (5, 5)}
 
 
 class Finding(NamedTuple):

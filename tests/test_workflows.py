@@ -1,5 +1,6 @@
 """What ``.github`` asks for exists, asks for no more rights than it needs, and is what the README says is tested."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -140,34 +141,105 @@ def test_github_understands_it(pattern):
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
+def shown():
+    return re.search(r"<!-- matrix -->\n(.*?)<!-- /matrix -->", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+
+
 def matrix():
     """The README's rows of what is tested."""
-    shown = re.search(r"<!-- matrix -->\n(.*?)<!-- /matrix -->", (ROOT / "README.md").read_text(), re.DOTALL)
-    return dict(re.findall(r"^\| ([A-Z].+?) \| (.+?) \|$", shown[1], re.MULTILINE))
+    return dict(re.findall(r"^\| ([A-Z].+?) \| ([^|]+?) \|$", shown(), re.MULTILINE))
+
+
+def versions_of(row):
+    return re.findall(r"\d+\.\d+", matrix()[row])
+
+
+#: What the README calls a row of versions, and the factor of tox.
+FACTORS = {"Celery": "celery", "Django": "django", "binding": "fdb"}
+
+
+def cells():
+    """The README's cells, by the name of their environment."""
+    lines = re.findall(r"^\| (?:\| Python|\w+ \d\.\d).*$", shown(), re.MULTILINE)
+    (_, *pythons), *rows = [[each.strip() for each in line[1:-1].split("|")] for line in lines]
+    named = [(f"{python}-{row[0]}", state) for row in rows for python, state in zip(pythons, row[1:], strict=True)]
+    return {_environment(name): state for name, state in named if state}
+
+
+def _environment(cell):
+    python, kind, version = re.fullmatch(r"Python (3\.\d+)-(\w+) (\d\.\d)", cell).groups()
+    return f"py{python}-{FACTORS[kind]}{version}".replace(".", "")
+
+
+def expanded(name):
+    """As tox does: ``py3{11,12}-django42`` is two."""
+    parts = [part.split(",") if number % 2 else [part] for number, part in enumerate(re.split(r"[{}]", name))]
+    return {"".join(each) for each in itertools.product(*parts)}
+
+
+def matrix_sections():
+    """Those of tox.ini whose environments are cells: their names, and their lines."""
+    text = (ROOT / "tox.ini").read_text()
+    sections = re.findall(r"^\[testenv:([^]]+)\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+    return [(set().union(*map(expanded, names.split(", "))), body) for names, body in sections if "= matrix" in body]
 
 
 def test_every_python_that_is_promised_is_tested():
     tested = load(GITHUB / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     classifiers = settings()["project"]["classifiers"]
     assert tested == [each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
-    assert ", ".join(tested) == matrix()["Python"]
-    (listed,) = re.findall(r"py3\{([\d,]+)\}", (ROOT / "tox.ini").read_text())
+    assert tested == versions_of("Python")
+    (listed,) = re.findall(r"^env_list = .*py3\{([\d,]+)\}", (ROOT / "tox.ini").read_text(), re.MULTILINE)
     assert [f"3.{minor}" for minor in listed.split(",")] == tested
 
 
 def test_the_versions_in_the_readme_are_those_that_are_asked_for():
     asked = {re.split(r"[><=]", each)[0]: each for each in settings()["project"]["dependencies"]}
-    (celery,) = re.findall(r">=([\d.]+)", asked["celery"])
-    assert matrix()["Celery, kombu"].startswith(celery)
-    (django,) = re.findall(r">=([\d.]+)", settings()["project"]["optional-dependencies"]["django"][0])
-    assert matrix()["Django"].startswith(django)
+    assert asked["celery"] == f"celery>={versions_of('Celery, kombu')[0]}"
+    assert asked["kombu"] == f"kombu>={versions_of('Celery, kombu')[0]}"
+    assert asked["foundationdb"] == f"foundationdb>={versions_of('FoundationDB')[1]}"
+    assert settings()["project"]["optional-dependencies"]["django"] == [f"django>={versions_of('Django')[0]}"]
+    classifiers = [each.rpartition(" ")[2] for each in settings()["project"]["classifiers"] if ":: Django ::" in each]
+    assert classifiers == versions_of("Django")
+
+
+def test_every_cell_of_the_matrix_is_an_environment_that_ci_runs():
+    in_tox = set().union(*(names for names, _ in matrix_sections()))
+    in_ci = load(GITHUB / "workflows" / "ci.yml")["jobs"]["versions"]["strategy"]["matrix"]["cell"]
+    assert set(cells()) == in_tox
+    assert sorted(in_ci) == sorted(in_tox)
+    assert set(cells().values()) <= {"ran", "not yet", "refused"}
+
+
+def test_the_rows_of_the_matrix_are_the_versions_above_it():
+    rows = {kind: [] for kind in FACTORS}
+    for kind, version in re.findall(r"^\| (\w+) (\d\.\d) \|", shown(), re.MULTILINE):
+        rows[kind].append(version)
+    assert rows["Celery"] == versions_of("Celery, kombu")
+    assert rows["Django"] == versions_of("Django")
+    refused = [each.removeprefix("py311-fdb") for each, state in cells().items() if state == "refused"]
+    usable = [version for version in rows["binding"] if version.replace(".", "") not in refused]
+    assert usable == versions_of("FoundationDB")[1:]
+    assert {f"Python {each}" for each in versions_of("Python")} == set(re.findall(r"Python 3\.\d+", shown()))
+
+
+@pytest.mark.parametrize(("names", "body"), matrix_sections())
+def test_a_cell_installs_the_versions_in_its_name_and_runs_tests_that_exist(names, body):
+    packages = {"celery": ["celery", "kombu"], "django": ["django"], "fdb": ["foundationdb"]}
+    for name in names:
+        kind, major, minor = re.fullmatch(r"py3\d\d-([a-z]+)(\d)(\d)", name).groups()
+        pinned = re.findall(rf"^ +{kind}{major}{minor}: (\S+)$", body, re.MULTILINE)
+        assert pinned == [f"{package}=={major}.{minor}.*" for package in packages[kind]]
+    (chosen,) = re.findall(r"\{\[sets\](\w+)\}", body)
+    (paths,) = re.findall(rf"^{chosen} =\n((?: +\S+\n)+)", (ROOT / "tox.ini").read_text(), re.MULTILINE)
+    assert [path for path in paths.split() if not (ROOT / path).exists()] == []
 
 
 def test_one_version_of_foundationdb_is_tested_and_shown():
     installed = load(GITHUB / "actions" / "foundationdb" / "action.yml")["inputs"]["version"]["default"]
     shown = set(re.findall(r"(?<![\d.])7\.\d\.\d+", (ROOT / "docs" / "how-to" / "docker-compose.md").read_text()))
     assert shown == {installed}
-    assert matrix()["FoundationDB"].startswith(f"{installed.rpartition('.')[0]}:")
+    assert versions_of("FoundationDB")[0] == installed.rpartition(".")[0]
 
 
 def test_pre_commit_has_the_versions_of_make_lint():

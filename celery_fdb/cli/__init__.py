@@ -51,6 +51,8 @@ HOMES = {
     "peek": "messages",
     "find": "messages",
     "cancel": "messages",
+    "history": "history",
+    "task": "history",
     "pause": "work",
     "resume": "work",
     "limit": "work",

@@ -87,6 +87,7 @@ _ON_DEAD_LETTERS = (
         "Replay all",
         "Replay all dead letters of {target}{which}, each to the queue it died in?",
         dead_letters.replay_all,
+        by_filter=True,
     ),
     Deed(
         "discard_all",
@@ -94,6 +95,7 @@ _ON_DEAD_LETTERS = (
         "Delete all dead letters of {target}{which} for good?",
         dead_letters.discard_all,
         destroys=True,
+        by_filter=True,
     ),
 )
 _ON_MESSAGES = (
@@ -127,6 +129,7 @@ _ON_MESSAGES = (
         "Delete all waiting messages of {target}{which} for good? {told}",
         cancelling.cancel_all,
         destroys=True,
+        by_filter=True,
     ),
 )
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from celery import Celery
 
-from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.row import row_of
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
@@ -109,6 +109,8 @@ class Deed:
     prefill: Callable[[Broker, Request], Mapping[str, str]] | None = None
     #: Its form shows the arguments of a task: only for those who may see bodies.
     shows_body: bool = False
+    #: Acts on all that match the filter of the request's fields.
+    by_filter: bool = False
 
     def question(self, request: Request) -> str:
         """What is asked before it is done. Raises ``InvalidArgument``."""
@@ -116,6 +118,12 @@ class Deed:
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
         return self.wording.format(target=request, number=number, told=told, which=which)
+
+    def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
+        """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
+        known = (*(each.name for each in self.fields), *((*FIELDS, "state") if self.by_filter else ()))
+        found = {name: given[name] for name in known if name in given}
+        return None if self.by_filter else given.get("key"), found
 
     def form(self, broker: Broker, request: Request) -> list[Field]:
         """Its fields: as they came, if they came, else as they are now. Raises what the store and ``prefill`` raise."""

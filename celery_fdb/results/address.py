@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import celery
+from celery.utils.log import get_logger
+
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 
 __all__ = ["Settings", "full_url", "settings_of"]
+
+logger = get_logger(__name__)
 
 #: What others' result backends read from the same setting; harmless here.
 _FOREIGN = frozenset({"additional_connection_errors", "result_chord_ordered"})
@@ -36,6 +41,7 @@ def settings_of(conf: Any, url: str) -> Settings:
     If the broker has the same URL, ``broker_transport_options`` hold where they are not overruled. Raises
     ``OptionError``.
     """
+    _tell_of_newer_settings(conf)
     timeout_s = conf.broker_connection_timeout or None
     own: dict[str, Any] = dict(conf.get("result_backend_transport_options") or {})
     policy = dict(own.pop("retry_policy", None) or {})
@@ -50,6 +56,14 @@ def settings_of(conf: Any, url: str) -> Settings:
     location = locate(parse_url(url), options)
     shared = location == locate(parse_url(url), of_broker)
     return Settings(location, options, of_broker if shared else options, policy)
+
+
+def _tell_of_newer_settings(conf: Any) -> None:
+    """Celery itself ignores a setting that it does not know."""
+    if conf.get("result_compression") and tuple(celery.VERSION[:2]) < (5, 7):
+        logger.warning(
+            "result_compression needs Celery 5.7, and this is %s: results are stored as they are", celery.__version__
+        )
 
 
 def _broker_urls(conf: Any) -> list[str]:

@@ -161,7 +161,9 @@ def enlarge(
     chord = _read(tr, keys, group_id)
     if chord is None:
         return
-    chord.size = chord.size if size is None else size
+    if size is not None:
+        # Celery before 5.7 also tells it the size of a group inside, when a chain in the header comes to it.
+        chord.size = max(size, chord.size or 0)
     if joined is not None and joined not in chord.joined:
         if len(chord.joined) < JOINED_WITHIN:
             chord.joined += (joined,)

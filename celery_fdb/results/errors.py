@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from celery.exceptions import ChordError
 from kombu.exceptions import EncodeError
 
-__all__ = ["ResultTooLarge"]
+__all__ = ["ResultTooLarge", "chord_error"]
 
 
 class ResultTooLarge(EncodeError):
@@ -12,3 +15,11 @@ class ResultTooLarge(EncodeError):
 
     An ``EncodeError``, because Celery makes a failure of one, as it does of a result that can't be encoded.
     """
+
+
+def chord_error(message: str, *, cause: Any) -> ChordError:
+    """With what a part raised as its cause, as Celery has it since 5.6. A part's result may also be no exception."""
+    error = ChordError(message)
+    if isinstance(cause, Exception):
+        error.__cause__ = cause
+    return error

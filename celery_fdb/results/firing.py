@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery import states
+from celery import Celery, states
 from celery.app.task import Context
-from celery.backends.base import _create_chord_error_with_cause
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
@@ -16,6 +15,7 @@ from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_fdb.results.chords import ChordOver, Return, Turn
+from celery_fdb.results.errors import chord_error
 from kombu_fdb.errors import StoreError
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class ChordSupport:
             logger.warning("The body of chord %s could not be published and will be retried: %s", group_id, error)
         except Exception as error:
             logger.exception("Chord %s: the body can't be published", group_id)
-            chord_error = _create_chord_error_with_cause(f"Callback error: {error!r}", original_exc=error)
+            failure = chord_error(f"Callback error: {error!r}", cause=error)
             with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
-                self._fail(callback, chord_error)
+                self._fail(callback, failure)
 
     def _publish_or_fail(self, group_id: str, callback: Any) -> None:
         header = GroupResult.restore(group_id, backend=self, app=self.app)
@@ -131,7 +131,7 @@ class ChordSupport:
                 logger.error("Chord %s raised: %s", group_id, error)  # noqa: TRY400 - the task's traceback is stored
                 self._fail(callback, error)
             else:
-                self.app.amqp._retry_publish(callback.delay, results)
+                publish_callback(self.app, callback.delay, results)
         if header is not None:
             header.delete(backend=self)
 
@@ -152,9 +152,7 @@ class ChordSupport:
         if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
             value = self.exception_to_python(value)
         if returned.state in states.PROPAGATE_STATES:
-            raise _create_chord_error_with_cause(
-                f"Dependency {returned.part.task_id} raised {value!r}", original_exc=value
-            )
+            raise chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
         return value
 
     def _stored_value(self, returned: Return) -> Any:
@@ -195,3 +193,9 @@ class ChordSupport:
             else:
                 logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
                 self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
+
+
+def publish_callback(app: Celery, publish: Callable[..., Any], *args: Any) -> Any:
+    """Celery waits between the retries of a callback since 5.7; with an older one it is published as any task."""
+    retry = getattr(app.amqp, "_retry_publish", None)
+    return publish(*args) if retry is None else retry(publish, *args)

@@ -50,8 +50,10 @@ class Sweeper:
         self._pid = 0
         self._stopped = threading.Event()
         self._next = monotonic() + INTERVAL_S
-        worker_ready.connect(self._on_ready)
-        worker_shutting_down.connect(self._on_shutdown)
+        # Before 5.7, Celery takes a method of two objects for the same receiver, unless each is named.
+        name = object()
+        worker_ready.connect(self._on_ready, dispatch_uid=name)
+        worker_shutting_down.connect(self._on_shutdown, dispatch_uid=name)
 
     def _on_ready(self, sender: Any = None, **_: Any) -> None:
         if getattr(sender, "app", None) is self._backend.app:

@@ -13,11 +13,11 @@ from typing import Any
 
 from celery import Celery, Task, current_app
 from celery.canvas import Signature
-from kombu.exceptions import BatchPublishError
 
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.transport.publishing.batch import AtomicBatch, JoinedBatch, batching
+from kombu_fdb.transport.publishing.kombu_versions import BatchPublishError, batched
 
 __all__ = ["enqueue", "everywhere", "publish_many"]
 
@@ -28,8 +28,8 @@ def publish_many(
     """Publish signatures (also groups, chains, chords) in as few transactions as there can be; their results, in order.
 
     One transaction holds up to 2,000 messages with a total of 4,000,000 bytes, and stores all of them or none. More
-    messages are published in several such transactions. If one fails, ``kombu.exceptions.BatchPublishError`` says how
-    many messages were stored before it, and its cause says why.
+    messages are published in several such transactions. If one fails, ``kombu_fdb.transport.BatchPublishError``
+    (that of kombu, since 5.7) says how many messages were stored before it, and its cause says why.
 
     ``atomic``: publish all in one transaction; if they don't fit, raise ``LimitExceeded`` and store nothing.
     ``publish_many([group(...)], atomic=True)`` is an atomic group: a worker sees all of its tasks or none.
@@ -44,7 +44,7 @@ def publish_many(
     if chosen.conf.task_always_eager:
         return [each.apply_async() for each in listed]
     with chosen.producer_or_acquire(producer) as acquired:
-        batch = batching(acquired, AtomicBatch) if atomic else acquired.batch(max_size=BATCH_MESSAGES)
+        batch = batching(acquired, AtomicBatch) if atomic else batched(acquired, BATCH_MESSAGES)
         with batch, everywhere(chosen, acquired):
             return [each.apply_async(producer=acquired) for each in listed]
 

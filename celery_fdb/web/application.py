@@ -17,9 +17,22 @@ from starlette.types import ASGIApp
 from celery_fdb.brokers.address import broker_of
 from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions
+from celery_fdb.web.pages import (
+    dead_letters,
+    deeds,
+    keys,
+    messages,
+    overview,
+    queues,
+    schedules,
+    sessions,
+    tasks,
+    workers,
+    workflows,
+)
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -31,14 +44,21 @@ __all__ = ["dashboard"]
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
     "overview": overview.overview,
+    "trend": trend.trend,
     "queues": queues.queues,
     "queue": queues.queue,
     "keys": keys.keys,
     "messages": messages.messages,
     "message": messages.message,
-    "find": messages.find,
     "dead": dead_letters.dead,
+    "tasks": tasks.tasks,
+    "runs": tasks.runs,
+    "task": tasks.task,
+    "workflows": workflows.workflows,
+    "workflow": workflows.workflow,
+    "schedules": schedules.schedules,
     "sessions": sessions.sessions,
+    "workers": workers.workers,
 }
 #: Static files have the version in their address.
 A_YEAR = "public, max-age=31536000, immutable"

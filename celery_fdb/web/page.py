@@ -26,7 +26,7 @@ from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
-from kombu_fdb.errors import FormatError, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, QueueError
+from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
 
 __all__ = ["Endpoint", "NotThere", "Pages", "View"]
 
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 View = Callable[[Visit, Broker], Response]
 Endpoint = Callable[[Request], Awaitable[Response]]
-#: The store answered: something in it, or in the request, is not as it should be.
-REFUSED = (QueueError, LimitExceeded, FormatError, InvalidArgument)
+#: Else the store has answered, and something in it, or in the request, is not as it should be.
+AWAY = (StoreError, OptionError, ForkedError)
 #: What reading bytes of another shape than ours ends in, wherever that happens.
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
 #: Of a form.
@@ -148,9 +148,9 @@ def _view(view: View, visit: Visit, opening: Opening) -> Response:
         return view(visit, opening.broker())
     except NotThere as error:
         return visit.page("error", 404, title="Not here", text=str(error))
-    except OptionError:
-        raise
-    except REFUSED as error:
+    except KombuFDBError as error:
+        if isinstance(error, AWAY) and not isinstance(error, LimitExceeded):
+            raise
         return _unreadable(visit, str(error))
     except UNREADABLE as error:
         logger.exception("a page of the broker can't be shown")

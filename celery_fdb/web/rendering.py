@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-__all__ = ["HERE", "compact", "environment", "files_version", "html"]
+from celery_fdb.inspection.masking import masked_text
+from celery_fdb.inspection.moments import moment
+
+__all__ = ["HERE", "environment", "files_version", "html"]
 
 HERE = Path(__file__).parent
 #: A dash.
 NOTHING = "\N{EN DASH}"
+TONES = {
+    **dict.fromkeys(("SUCCESS", "alive"), "good"),
+    **dict.fromkeys(("FAILURE", "LOST", "dead", "REJECTED"), "bad"),
+    **dict.fromkeys(("RETRY", "STARTED", "leased"), "busy"),
+}
 
 
 @cache
@@ -26,7 +35,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "age_s": age_s, "rate": rate, "compact": compact, "clock": clock}
+    made.filters |= {"number": number, "age_s": age_s, "took": took, "rate": rate, "clock": clock}
+    made.filters |= {"tone": tone, "masked": masked_text, "moment": moment_of}
     return made
 
 
@@ -53,14 +63,6 @@ def number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
 
 
-def compact(value: float) -> str:
-    """For where there is little room: ``950``, ``12.3k``, ``1.2M``."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
 def rate(value: float | None) -> str:
     """Per second: more digits for less."""
     if value is None:
@@ -83,6 +85,25 @@ def age_s(seconds: float | None) -> str:
     raise AssertionError
 
 
+def moment_of(seconds: float) -> datetime:
+    """Seconds since 1970."""
+    return moment(seconds * 1000)
+
+
 def clock(moment: Any) -> str:
     """A moment in UTC; scripts show it in the reader's time zone."""
     return NOTHING if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def took(seconds: float | None) -> str:
+    """Of a run: three digits, in the unit that suits."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else age_s(seconds)
+
+
+def tone(state: str) -> str:
+    """The class of a tag that shows the state."""
+    return TONES.get(state, "plain")

@@ -12,7 +12,7 @@ def main(url: str, number: int) -> None:
     with Connection(url) as connection:
         producer = connection.Producer(exchange=EXCHANGE)
         producer.publish({"no": "order"}, routing_key="order.odd", declare=[QUEUE])
-        with producer.batch():
+        with producer.batch():  # before kombu 5.7: kombu_fdb.transport.batched(producer)
             for each in range(number):
                 producer.publish(
                     {"order": each, "total": 9.5 * each},

@@ -156,7 +156,7 @@ class Channel(DeclaringChannel):
             warnings.warn(
                 UndeliverableWarning(UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)), stacklevel=2
             )
-            self.basic_publish(message, "", self.deadletter_queue)
+            Channel.basic_publish(self, message, "", self.deadletter_queue)  # into no batch
         elif mandatory:
             self._return(message, exchange, routing_key)
 

@@ -42,6 +42,8 @@ from kombu_fdb.transport.consuming.subscription import next_tag
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.older_kombu import BatchingChannel
+from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.worker.joining import join_workers
 from kombu_fdb.transport.worker.stopping import end_stopping_worker, is_stopping
 
@@ -58,7 +60,7 @@ FIRST_LOOK_S = 1.0
 class Transport(virtual.Transport):
     """``fdb://`` and ``fdb+sqlite://``."""
 
-    Channel = Channel
+    Channel = Channel if KOMBU_HAS_BATCHES else BatchingChannel
     driver_type = "fdb"
     driver_name = "celery-fdb"
     can_parse_url = False

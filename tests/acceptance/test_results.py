@@ -14,6 +14,7 @@ import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import GroupResult
+from kit.celery_versions import CELERY
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -172,14 +173,15 @@ def test_a_header_task_whose_process_is_killed_runs_again(tasks: Any, work: Any,
 
 
 def test_killed_between_the_last_part_and_the_body(tasks: Any, work: Any, broker: Any, until: Any) -> None:
-    """Celery finds the success stored and does not redeliver the task; the sweeper publishes the body, once."""
+    """The sweeper publishes the body, once: Celery finds the success stored, and before 5.7 runs the task once more."""
     worker = work()
     result = chord([tasks.add.s(1, 1), tasks.die_before_body.s(5)])(tasks.total.s())
     until(result.parent.results[0].ready)
     broker.allow("die")
     assert result.get(timeout=LONG_S) == 7
     assert len(broker.marks("run", "total")) == 1
-    until(lambda: worker.said("was complete and abandoned"))
+    if CELERY >= (5, 7):
+        until(lambda: worker.said("was complete and abandoned"))
 
 
 def test_a_killed_worker_loses_no_chord(tasks: Any, work: Any, broker: Any, until: Any) -> None:

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import pytest
 
+from celery_fdb.inspection.filters import FIELDS
+from celery_fdb.operations.catalogue import DEEDS
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
@@ -47,8 +49,8 @@ LISTS = [
     f"/admin/celery_fdb/{each}" for each in ("queue/?all", "queue/", "deadletter/", "session/", "queue/find/?id=t")
 ]
 STATES = ["ready", "delayed", "leased"]
-ACTIONS = ["pause", "resume", "cancel", "cancel", "replay", "discard", "replay_all", "discard_all", "nonsense"]
-VIEWS = ["change", "keys", "messages", "history", "action", "message"]
+ACTIONS = [*DEEDS, "cancel", "run_now", "edit", "nonsense"]
+VIEWS = ["change", "keys", "messages", "groups", "history", "action", "message"]
 
 
 @pytest.fixture
@@ -174,8 +176,25 @@ def text(answer: Any) -> str:
 def request(chance: random.Random, known: Known) -> tuple[str, str, dict[str, Any]]:
     """Method, URL, fields."""
     texts = ["", "q", "newest", *STATES, "00ff", "\x00", "\ud7ff", "k", "t", "x" * 9_000, "json", "1"]
-    names = ["id", "state", "key", "after", "order", "all", "format", "body", "e", "p"]
-    fields: dict[str, Any] = {each: chance.choice(texts) for each in chance.sample(names, 3)}
+    texts += ["[]", "{}", "[1]", "2031-01-02T03:04", "9999-12-31T23:59:59-14:00", "1h", "-", "shop.*", "10/m", "3.00"]
+    names = [
+        "id",
+        "state",
+        "key",
+        "after",
+        "order",
+        "all",
+        "format",
+        "body",
+        "e",
+        "p",
+        "filter",
+        "prefix",
+        "more",
+        "mark",
+    ]
+    names += [*FIELDS, *(field.name for deed in DEEDS.values() for field in deed.fields)]
+    fields: dict[str, Any] = {each: chance.choice(texts) for each in chance.sample(names, 4)}
     url = f"/admin/celery_fdb/queue/{quote(chance.choice(ADDRESSES), safe='%')}/{chance.choice(VIEWS)}/"
     if url.endswith("/message/"):
         url += f"{chance.choice([*STATES, 'x'])}.{chance.randbytes(5).hex()}.{'00' * 16}/"

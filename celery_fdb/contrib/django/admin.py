@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
 from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
-from celery_fdb.contrib.django.pages import message_views, views
+from celery_fdb.contrib.django.pages import dead_letter_views, deed_views, message_views, views
 from celery_fdb.contrib.django.pages.page import name_in, url_of
 from celery_fdb.contrib.django.pages.text import fit
 
@@ -65,8 +65,9 @@ class QueueAdmin(StoreAdmin):
             path("<str:name>/change/", self._page(views.queue), name="celery_fdb_queue_change"),
             path("<str:name>/keys/", self._page(views.queue_keys), name="celery_fdb_queue_keys"),
             path("<str:name>/messages/", self._page(message_views.queue_messages), name="celery_fdb_queue_messages"),
+            path("<str:name>/groups/", self._page(dead_letter_views.groups), name="celery_fdb_queue_groups"),
             path("<str:name>/message/<str:spot>/", self._page(message_views.message), name="celery_fdb_queue_message"),
-            path("<str:name>/action/", self._page(message_views.act), name="celery_fdb_queue_action"),
+            path("<str:name>/action/", self._page(deed_views.act), name="celery_fdb_queue_action"),
             path(
                 "<str:object_id>/history/",
                 self.admin_site.admin_view(self._history),
@@ -88,7 +89,7 @@ class QueueAdmin(StoreAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(StoreAdmin):
-    changelist = staticmethod(views.dead_letters)
+    changelist = staticmethod(dead_letter_views.dead_letters)
 
 
 @admin.register(Session)

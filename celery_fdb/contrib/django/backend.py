@@ -16,6 +16,8 @@ Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction, send after 
 Results are Celery's: ``get_result`` needs a result backend and ``result_extended = True``, which keeps a task's
 arguments with its result. A task that is still in the broker is found there. For a task that Celery has forgotten
 (``result_expires``), ``get_result`` raises ``TaskResultDoesNotExist``.
+
+With an older Django, importing this raises ``ImproperlyConfigured``.
 """
 
 from __future__ import annotations
@@ -30,19 +32,23 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
-from django.tasks import task_backends
-from django.tasks.backends.base import BaseTaskBackend
-from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
-from django.tasks.exceptions import TaskResultDoesNotExist
-from django.tasks.signals import task_enqueued, task_finished, task_started
-from django.utils.json import normalize_json
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import RUN
+from celery_fdb.contrib.django.django_versions import tasks_needed
 from celery_fdb.contrib.django.pages import store
-from celery_fdb.contrib.django.registry import UnknownTask, registered
 from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.encoding.envelope import open_payload
+
+with tasks_needed():
+    from django.tasks import task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+
+    from celery_fdb.contrib.django.registry import UnknownTask, registered
 
 __all__ = ["CeleryBackend", "execute"]
 

@@ -18,6 +18,7 @@ id                     when        what
 ``celery_fdb.W011``    --deploy    the cluster's default namespace is used, which other projects may use too
 ``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: send tasks when their request commits
 ``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
+``celery_fdb.W014``                ``TASKS`` names that backend, and this Django ignores ``TASKS``
 =====================  ==========  ====================================================================================
 """
 
@@ -35,6 +36,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Djan
 from django.db import connections
 
 from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.django_versions import HAS_TASKS, NO_TASKS
 from celery_fdb.contrib.django.pages import store
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
@@ -75,7 +77,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def check_project(**_: Any) -> list[CheckMessage]:
     """The Celery app beside Django's settings."""
-    found = [*_check_admin()]
+    found = [*_check_admin(), *_check_tasks()]
     settings = _settings()
     if settings is not None and settings.broker_url is None:
         app = conf.celery_app(settings)
@@ -112,6 +114,16 @@ def _check_admin() -> Messages:
             "The broker's pages are part of Django's admin, which is not installed.",
             hint="Add django.contrib.admin to INSTALLED_APPS, or silence this check.",
             id="celery_fdb.W009",
+        )
+
+
+def _check_tasks() -> Messages:
+    backends = [each.get("BACKEND", "") for each in getattr(django_settings, "TASKS", {}).values()]
+    if not HAS_TASKS and any(each.startswith("celery_fdb.") for each in backends):
+        yield Warning(
+            f"{NO_TASKS} It ignores TASKS.",
+            hint="Upgrade Django, or use Celery's own tasks and remove TASKS.",
+            id="celery_fdb.W014",
         )
 
 

@@ -15,6 +15,7 @@ from kombu.utils.json import dumps, loads
 from celery_fdb.contrib.outbox.rows import Row
 from celery_fdb.tasks.publishing import everywhere
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
+from kombu_fdb.transport.publishing.kombu_versions import batched
 
 __all__ = ["DEDUP_WINDOW_S", "is_brokers", "send", "written"]
 
@@ -62,7 +63,7 @@ def send(app: Celery, rows: Iterable[Row]) -> None:
         for row in rows:
             _signature(app, row).apply_async()
         return
-    with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=BATCH_MESSAGES):
+    with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
         for row in rows:
             with _once(app, producer, row.id) as once:
                 _signature(app, row).apply_async(producer=once)

@@ -1,20 +1,25 @@
-"""``/act``: a deed is asked for, shown as a question, and done when the question comes back confirmed.
+"""``/act``: a deed is asked for, shown as a question with its form, and done when the question comes back confirmed.
 
-What takes nothing away and is undone by one click is done at once. The audit tells who did it, before and after.
+What takes nothing away and is undone by one click is done at once. The audit tells who did it, before and after. A deed
+on very many messages is done in parts, one a request: the page goes on by itself, and a person may stop there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from starlette.responses import Response
 
 from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Request, names_of, perform
+from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.web.access import forgery
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
 from celery_fdb.web.serving.reception import notify
 from celery_fdb.web.visit import Visit
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
 
 __all__ = ["act"]
@@ -23,21 +28,57 @@ __all__ = ["act"]
 MOST_SELECTED = 500
 AT_ONCE = frozenset({"pause", "resume"})
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
+#: Of each deed's form; all others are the deed's own fields, or the filter's.
+OURS = frozenset({forgery.FIELD, "queue", "back", "deed", "selected", "confirmed", "mark"})
 
 
 def act(visit: Visit, broker: Broker) -> Response:
     """Ask, and when the answer is yes, act."""
-    deed = DEEDS.get(visit.sent("deed"))
+    deed = (DEEDS | WORKER_DEEDS).get(visit.sent("deed"))
     if deed is None:
         raise NotThere("There is no such deed. Nothing was changed.")
-    queue, key = visit.sent("queue"), visit.fields.get("key", [None])[0]
+    if deed.shows_body and not visit.may_see_bodies:
+        return visit.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
     spots = [spot_of(token) for token in visit.fields.get("selected", [])[:MOST_SELECTED]]
     if deed.selects and not spots:
         return back(visit, "Select messages first. Nothing was changed.")
-    asked = Request(queue, spots, key, names_of(broker, queue, spots), visit.settings.app, FIX_APP)
+    if deed.selects_one and len(spots) > 1:
+        return back(visit, "Select one message only. Nothing was changed.")
+    asked = _request(visit, broker, spots)
     if visit.sent("confirmed") or deed.name in AT_ONCE:
         return _do(visit, broker, deed, asked)
-    return visit.page("question", deed=deed, asked=asked, question=deed.question(asked), back=visit.sent("back"))
+    return _ask(visit, broker, deed, asked)
+
+
+def _request(visit: Visit, broker: Broker, spots: Sequence[Spot]) -> Request:
+    queue = visit.sent("queue")
+    return Request(
+        queue,
+        spots,
+        visit.fields.get("key", [None])[0],
+        names_of(broker, queue, spots),
+        visit.settings.app,
+        FIX_APP,
+        {name: values[0] for name, values in visit.fields.items() if name not in OURS},
+        visit.sent("mark"),
+    )
+
+
+def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = "") -> Response:
+    form = deed.form(broker, asked)
+    named = {each.name for each in form}
+    return visit.page(
+        "question",
+        status=422 if error else 200,
+        deed=deed,
+        asked=asked,
+        question=deed.question(asked),
+        form=form,
+        kept={name: value for name, value in asked.fields.items() if name not in named},
+        queues=sorted(broker.queues()) if any(each.kind == "queue" for each in form) else [],
+        back=visit.sent("back"),
+        error=error,
+    )
 
 
 def _do(visit: Visit, broker: Broker, deed: Deed, asked: Request) -> Response:
@@ -46,7 +87,9 @@ def _do(visit: Visit, broker: Broker, deed: Deed, asked: Request) -> Response:
     except StoreError:
         raise
     except KombuFDBError as error:
-        return back(visit, str(error))
+        return _ask(visit, broker, deed, asked, str(error)) if deed.fields else back(visit, str(error))
+    if outcome.following:
+        return visit.page("part", deed=deed, asked=asked, outcome=outcome, back=visit.sent("back"))
     return back(visit, outcome.text)
 
 

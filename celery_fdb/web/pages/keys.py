@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_fdb.inspection.keys import find_keys
+from celery_fdb.operations.catalogue import offered_on_key
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -15,4 +16,5 @@ def keys(visit: Visit, broker: Broker) -> Response:
     name, prefix = visit.asked("queue"), visit.asked("prefix")
     after = visit.request.query_params.get("after")
     found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
-    return visit.page("keys", queue=name, prefix=prefix, found=found, control=broker.queue(name).control())
+    control = broker.queue(name).control()
+    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=offered_on_key)

@@ -1,4 +1,4 @@
-"""``/messages``, ``/message`` and ``/find``: what stands in a queue, one message, and a task wherever it is.
+"""``/messages`` and ``/message``: what stands in a queue, and one message.
 
 A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
 length; a search looks at a bounded number of messages and says how far it came.
@@ -14,13 +14,14 @@ from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.row import body_of, row_of
 from celery_fdb.inspection.search import Scope, search
 from celery_fdb.operations.catalogue import offered, offered_on_all
+from celery_fdb.operations.deed import Deed
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["find", "message", "messages", "spot_of", "wanted_of"]
+__all__ = ["message", "messages", "spot_of", "wanted_of"]
 
 STATES: tuple[State, ...] = get_args(State)
 
@@ -47,7 +48,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
         found=found,
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
-        deeds=offered(name, rows),
+        deeds=allowed(visit, offered(name, rows)),
         deeds_on_all=offered_on_all(name, rows),
     )
 
@@ -68,16 +69,13 @@ def message(visit: Visit, broker: Broker) -> Response:
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
         body=body_of(row) if asked else None,
-        deeds=offered(name, [row]),
+        deeds=allowed(visit, offered(name, [row])),
     )
 
 
-def find(visit: Visit, broker: Broker) -> Response:
-    """What is read does not grow with the store."""
-    task_id = visit.asked("id").strip()
-    now_ms = visit.settings.clock.wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
-    return visit.page("find", id=task_id, rows=rows)
+def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:
+    """Without those whose forms show arguments to whoever may not see them."""
+    return [each for each in deeds if visit.may_see_bodies or not each.shows_body]
 
 
 def wanted_of(fields: object) -> Filter:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import look, look_at_keys
-from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.catalogue import offered_on_queue
 from celery_fdb.web.live.vitals import shown
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
@@ -44,7 +44,7 @@ def queue(visit: Visit, broker: Broker) -> Response:
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
         keys=keys[:TOP_KEYS],
-        deeds=DEEDS,
+        deeds=offered_on_queue(view),
         has_more_keys=len(keys) > TOP_KEYS,
         dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
     )

@@ -43,11 +43,41 @@
     charts[1].setData([at, backlog]);
   };
 
-  document.addEventListener("live-points", (event) => { points = event.detail.slice(-MOST); show(); });
-  document.addEventListener("live-point", (event) => {
-    const last = points.at(-1);
-    if (!last || event.detail[0] > last[0]) { points = [...points, event.detail].slice(-MOST); }
+  // -- the period: what the stream tells, or what the store keeps --------------------------------------------------
+
+  const REFRESH_MS = 15000;
+  const bar = document.querySelector("[data-trend-source]");
+  const note = document.getElementById("span-note");
+  let live = [];
+  let span = "";
+
+  const read = async () => {
+    const asked = span;
+    const answer = await fetch(`${bar.dataset.trendSource}?span=${asked}`);
+    const found = answer.ok ? (await answer.json()).points : [];
+    if (asked !== span) { return; }
+    points = found;
+    note.textContent = found.length ? "" : "Nothing is kept yet: workers write it while they run.";
     show();
+  };
+  const choose = (button) => {
+    span = button.dataset.span;
+    for (const each of bar.querySelectorAll("button")) { each.setAttribute("aria-pressed", String(each === button)); }
+    note.textContent = "";
+    if (span) { read().catch(() => { note.textContent = "The store did not answer."; }); } else { points = live; show(); }
+  };
+  bar.hidden = false;
+  for (const each of bar.querySelectorAll("button")) { each.addEventListener("click", () => choose(each)); }
+  setInterval(() => { if (span && !document.hidden) { read().catch(() => {}); } }, REFRESH_MS);
+
+  document.addEventListener("live-points", (event) => {
+    live = event.detail.slice(-MOST);
+    if (!span) { points = live; show(); }
+  });
+  document.addEventListener("live-point", (event) => {
+    const last = live.at(-1);
+    if (!last || event.detail[0] > last[0]) { live = [...live, event.detail].slice(-MOST); }
+    if (!span) { points = live; show(); }
   });
   document.addEventListener("theme", make);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", make);

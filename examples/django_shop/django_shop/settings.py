@@ -6,6 +6,7 @@ The two databases are files in ``SHOP_DIRECTORY`` (this folder if unset). ``CELE
 import os
 from pathlib import Path
 
+import django
 from kombu import Queue
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -53,7 +54,7 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": DATA / "shop.sqlite3",
         # The web server and several workers write: wait for each other instead of failing.
-        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+        "OPTIONS": {"timeout": 20, **({"transaction_mode": "IMMEDIATE"} if django.VERSION >= (5, 1) else {})},
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

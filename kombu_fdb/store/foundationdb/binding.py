@@ -42,6 +42,8 @@ __all__ = ["API_VERSION", "binding"]
 API_VERSION = 730
 #: The oldest that knows everything the driver uses.
 OLDEST_API_VERSION = 630
+#: What the bindings before 7.3 may know; they don't say which is their newest.
+OLDER_API_VERSIONS = (720, 710, 700, OLDEST_API_VERSION)
 
 #: Linux's flag for "code may be run from it", which Python does not name yet.
 MFD_EXEC = 0x10
@@ -119,20 +121,27 @@ def _import() -> ModuleType:
 
 
 def _select_api_version(fdb: Any) -> None:
-    if fdb.is_api_version_selected():  # by the application, before us
-        selected = fdb.get_api_version()
-    else:
-        selected = min(API_VERSION, fdb.LATEST_API_VERSION)
-        try:
-            fdb.api_version(selected)
-        except RuntimeError as error:
-            raise _mismatch(fdb) from error
+    by_application = fdb.is_api_version_selected()  # before us
+    selected = fdb.get_api_version() if by_application else _select_newest(fdb)
     if selected < OLDEST_API_VERSION:
         raise StoreUnavailable(
             "the FoundationDB API version is too old",
             selected=selected,
             fix=f"Use {OLDEST_API_VERSION} or later: remove the fdb.api_version() call, or upgrade `foundationdb`",
         )
+
+
+def _select_newest(fdb: Any) -> int:
+    known = getattr(fdb, "LATEST_API_VERSION", None)
+    refused: RuntimeError | None = None
+    for version in OLDER_API_VERSIONS if known is None else (min(API_VERSION, known),):
+        try:
+            fdb.api_version(version)
+        except RuntimeError as error:  # it does not know this version, or the library doesn't know the binding's
+            refused = error
+        else:
+            return version
+    raise _mismatch(fdb) from refused
 
 
 def _mismatch(fdb: Any) -> StoreUnavailable:
@@ -142,7 +151,7 @@ def _mismatch(fdb: Any) -> StoreUnavailable:
     series = f"{newest // 100}.{newest // 10 % 10}"
     return StoreUnavailable(
         "the FoundationDB binding and the client library don't match",
-        binding=fdb.LATEST_API_VERSION,
+        binding=getattr(fdb, "LATEST_API_VERSION", "before 7.3"),
         library=newest,
         fix=f"Install the binding of the library's series: `pip install 'foundationdb=={series}.*'`",
     )

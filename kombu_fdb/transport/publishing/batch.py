@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from kombu.exceptions import BatchPublishError
 from kombu.messaging import Producer
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -27,6 +26,7 @@ from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
+from kombu_fdb.transport.publishing.kombu_versions import BatchPublishError, batched
 
 __all__ = ["AtomicBatch", "Encoder", "JoinedBatch", "PublishBatch", "batching"]
 
@@ -125,6 +125,11 @@ class PublishBatch:
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
         return self.channel.engine.publisher.publish(publications)
 
+    @property
+    def aborted(self) -> bool:
+        """Whether it was discarded; a batch that has failed was not."""
+        return self._unusable is not None and self._cause is None
+
     def discard(self) -> None:
         """Forget what is buffered."""
         self._entries.clear()
@@ -193,7 +198,7 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
         )
     before, channel.batch_kind = channel.batch_kind, lambda channel, size: kind(channel, size, *args)
     try:
-        with producer.batch(max_size=sys.maxsize):
+        with batched(producer, sys.maxsize):
             yield
     finally:
         channel.batch_kind = before

@@ -16,6 +16,7 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
+from kit.celery_versions import since_celery
 from kit.processes import in_child
 from kombu.exceptions import ContentDisallowed, EncodeError
 
@@ -89,7 +90,7 @@ def test_results_in_another_namespace_are_apart(make_app: MakeApp) -> None:
     assert broker.AsyncResult("a").get(timeout=5) == 1
     if app.backend.url.startswith("fdb+sqlite"):
         apart = make_app(result_backend_transport_options={"namespace": "apart"})
-        assert not apart.AsyncResult("a").exists()
+        assert apart.AsyncResult("a").state == states.PENDING
 
 
 def test_one_backend_for_all_threads(app: Celery) -> None:
@@ -122,9 +123,9 @@ def test_a_forked_child_opens_a_store_of_its_own(app: Celery, backend: FdbBacken
 
 def test_states_and_results(app: Celery, backend: FdbBackend) -> None:
     result = app.AsyncResult("a")
-    assert (result.state, result.result, result.exists()) == (states.PENDING, None, False)
+    assert (result.state, result.result) == (states.PENDING, None)
     backend.mark_as_started("a", pid=7)
-    assert (result.state, result.info, result.exists()) == (states.STARTED, {"pid": 7}, True)
+    assert (result.state, result.info) == (states.STARTED, {"pid": 7})
     backend.mark_as_done("a", {"x": [1, "ä", None]})
     assert result.get(timeout=5) == {"x": [1, "ä", None]}
     assert result.successful()
@@ -177,12 +178,28 @@ def test_children_are_kept(app: Celery, backend: FdbBackend) -> None:
     assert app.AsyncResult("a").children == [app.AsyncResult("child")]
 
 
+@pytest.mark.parametrize(("version", "told"), [((5, 6, 3), True), ((5, 7, 0), False)])
+def test_an_older_celery_does_not_compress_and_says_so(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: Any, told: bool
+) -> None:
+    monkeypatch.setattr("celery.VERSION", version)
+    assert make_app(result_compression="gzip").backend
+    assert ("result_compression needs Celery 5.7, and this is" in caplog.text) == told
+
+
+@since_celery(5, 7)
+def test_a_result_exists_once_it_has_a_state(app: Celery, backend: FdbBackend) -> None:
+    assert not app.AsyncResult("a").exists()
+    backend.mark_as_started("a")
+    assert app.AsyncResult("a").exists()
+
+
 def test_an_ignored_result_is_not_stored(app: Celery, backend: FdbBackend, scan: Any) -> None:
     backend.mark_as_done("a", 1, request=Context(id="a", ignore_result=True))
     assert scan(backend.store) == []
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("compression", [None, pytest.param("gzip", marks=since_celery(5, 7))])
 def test_a_result_of_a_megabyte(make_app: MakeApp, compression: str | None, scan: Any) -> None:
     app = make_app(result_compression=compression)
     app.backend.store_result("a", "x" * 1_000_000, states.SUCCESS)

@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import ChordError
 from kombu.exceptions import OperationalError
 
-from celery_fdb.results import FdbBackend, chords
+from celery_fdb.results import FdbBackend, chords, firing
 from celery_fdb.results.layout import LAST_PLACE
 from kombu_fdb.testing.clock import ManualClock
 
@@ -159,7 +159,7 @@ def test_a_revoked_part_fails_the_body(app: Celery, backend: FdbBackend, receive
 def test_a_body_that_can_not_be_published_fails(app: Celery, receive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = chord(header(app))(app.tasks["total"].s())
     received = receive(app)
-    monkeypatch.setattr(app.amqp, "_retry_publish", lambda *_: 1 / 0)
+    monkeypatch.setattr(firing, "publish_callback", lambda *_: 1 / 0)
     run_all(app, received)
     with pytest.raises(ChordError, match="Callback error: ZeroDivisionError"):
         result.get(timeout=5, follow_parents=False)
@@ -183,7 +183,7 @@ def test_a_broker_that_is_down_is_waited_for(
     chord(header(app))(app.tasks["total"].s())
     received = receive(app)
     with monkeypatch.context() as broken:
-        broken.setattr(app.amqp, "_retry_publish", fail)
+        broken.setattr(firing, "publish_callback", fail)
         run_all(app, received)
     assert receive(app) == []
     clock_of_backend.advance(chords.CLAIM_MS / 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 
 from celery import Celery
-from starlette.testclient import TestClient
+from kit.dashboard import Person
 
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.testing.stores import MemoryStores
-
-TOKEN = "a token of enough letters"
 
 
 @pytest.fixture(params=["sqlite", "memory"])
@@ -46,34 +43,6 @@ def app(url: str) -> Iterator[Celery]:
     yield app
     app.pool.force_close_all()
     app.close()
-
-
-class Person(TestClient):
-    """Opens pages and sends their forms as a browser does."""
-
-    def see(self, address: str, status: int = 200, **query: str) -> str:
-        answer = self.get(address, params=query or None, headers={"accept": "text/html"})
-        assert answer.status_code == status, answer.text
-        return answer.text
-
-    def submit(self, address: str, *, status: int = 200, **fields: Any) -> str:
-        """A form with the token that pages give."""
-        answer = self.post(address, data={"form_token": self.form_token(), **fields}, headers=self.origin())
-        assert answer.status_code == status, answer.text
-        return answer.text
-
-    def form_token(self) -> str:
-        if "celery_fdb_form" not in self.cookies:
-            self.see("/login")
-        return self.cookies["celery_fdb_form"]
-
-    def origin(self) -> dict[str, str]:
-        return {"origin": str(self.base_url), "accept": "text/html"}
-
-
-def plain(page: str) -> str:
-    """What a person reads of it."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_fdb.operations.parts import in_parts
 from kombu_fdb import Broker
 
 
@@ -114,8 +115,8 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
 
 def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
     app.send_task("shop.pay", queue="jobs", task_id="t1")
-    assert "shop.pay" in viewer.see("/find", id=" t1 ")
-    assert "Not in any queue" in viewer.see("/find", id="t2")
+    assert "shop.pay" in viewer.see("/task", id=" t1 ")
+    assert "Nothing is known of it" in viewer.see("/task", id="t2")
 
 
 def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
@@ -182,3 +183,85 @@ def test_the_way_back_stays_here(operator: Any, back: str) -> None:
         follow_redirects=False,
     )
     assert answer.headers["location"] == "/"
+
+
+# -- deeds with forms --------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> None:
+    broker.queue("jobs").put("x", key="acme")
+    broker.queue("jobs").limit("acme", rate=2.5)
+    question = operator.submit("/act", deed="limit", queue="jobs", key="acme")
+    assert 'name="rate" value="2.5"' in question
+    given = {"deed": "limit", "queue": "jobs", "key": "acme", "confirmed": "yes", "back": "/keys?queue=jobs"}
+    page = operator.submit("/act", status=422, **given, rate="fast")
+    assert "is not a rate" in page
+    assert 'value="fast"' in page, "what was typed stays"
+    assert "weight 3" in operator.submit("/act", **given, rate="100/m", weight="3")
+    limits = broker.queue("jobs").limits("acme")
+    assert (limits.weight, round(limits.rate or 0, 3)) == (3, 1.667)
+
+
+def test_a_test_message_is_published(operator: Any, broker: Broker) -> None:
+    broker.declare("jobs")
+    given = {"deed": "publish", "queue": "jobs", "task": "shop.pay", "args": '["a"]', "kwargs": "{}"}
+    assert 'name="task"' in operator.submit("/act", deed="publish", queue="jobs")
+    operator.submit("/act", **given, confirmed="yes")
+    assert broker.queue("jobs").count() == 1
+    assert "shop.pay" in operator.see("/messages", queue="jobs")
+
+
+def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> None:
+    broker.queue("jobs").put_many("abc")
+    broker.queue("other").put("x")
+    assert '<option value="other">' in operator.submit("/act", deed="move", queue="jobs")
+    operator.submit("/act", deed="move", queue="jobs", target="other", confirmed="yes")
+    assert broker.queue("other").count() == 4
+    operator.submit("/act", deed="purge", queue="other", confirmed="yes")
+    assert broker.queue("other").count() == 0
+    page = operator.submit("/act", deed="delete_queue", queue="other", confirmed="yes", back="/queues")
+    assert "Deleted" in page
+    assert "other" not in broker.queues()
+
+
+def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_parts, "__defaults__", (1,))
+    broker.queue("jobs").put_many("x" for _ in range(1_100))
+    page = operator.submit("/act", deed="purge", queue="jobs", confirmed="yes")
+    parts = 0
+    while "part by part" in page:
+        mark = re.search(r'name="mark" value="([^"]+)"', page)
+        assert mark is not None
+        page = operator.submit("/act", deed="purge", queue="jobs", confirmed="yes", mark=mark[1])
+        parts += 1
+    assert parts > 0
+    assert broker.queue("jobs").count() == 0
+
+
+def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broker, deaths: None) -> None:
+    question = operator.submit("/act", deed="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
+    assert "task=shop.task1" in question
+    operator.submit("/act", deed="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
+    assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
+
+
+def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery, broker: Broker) -> None:
+    app.send_task("shop.pay", args=("acme",), queue="jobs", task_id="t")
+    broker.queue("jobs").take(0).bury()  # type: ignore[union-attr]
+    blind, operator = visit(read_only=False), visit(app=app, read_only=False, show_bodies=True)
+    page = blind.see("/messages", queue="jobs.dead")
+    assert "Edit and replay" not in page
+    (spot,) = boxes(page)
+    given = {"deed": "edit", "queue": "jobs.dead", "selected": spot}
+    assert "acme" not in blind.submit("/act", status=403, **given)
+    assert "&#34;acme&#34;" in operator.submit("/act", **given)
+    operator.submit("/act", **given, args='["globex"]', kwargs="{}", confirmed="yes")
+    found = broker.queue("jobs").peek()[0]
+    assert b"globex" in found.payload
+
+
+def test_a_delayed_message_is_run_now(operator: Any, app: Celery, broker: Broker) -> None:
+    app.send_task("shop.pay", queue="jobs", countdown=3_600)
+    (spot,) = boxes(operator.see("/messages", queue="jobs", state="delayed"))
+    operator.submit("/act", deed="run_now", queue="jobs", selected=spot, confirmed="yes")
+    assert broker.queue("jobs").count() == 1

@@ -12,8 +12,10 @@ import pytest
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web import dashboard
 from celery_fdb.web.live.feed import Feed
+from celery_fdb.web.live.trend import points
 from celery_fdb.web.live.vitals import Vitals
 from kombu_fdb import Broker
+from kombu_fdb.engine.metrics.samples import QueueSample, Sample
 from kombu_fdb.errors import StoreUnavailable
 
 DEADLINE_S = 60.0
@@ -207,3 +209,37 @@ def test_rates_are_of_the_last_seconds_only() -> None:
     for second in range(30):
         event = vitals.told(seen(second * 1_000, acked=0 if second < 15 else 100))
     assert event["summary"]["acked"] == 0
+
+
+def sample(at_s: int, **queues: tuple[int, int]) -> Sample:
+    """Of each queue how many wait, and how many were acked."""
+    return Sample(
+        at_s * 1000,
+        {
+            name: QueueSample(ready, 0, 0, None, {"acked": acked, "published": 0})
+            for name, (ready, acked) in queues.items()
+        },
+    )
+
+
+def test_an_hour_of_rates_from_the_samples() -> None:
+    found = points(
+        [
+            sample(0, q=(5, 10), dead=(1, 0)),
+            sample(10, q=(7, 30), dead=(1, 0)),
+            sample(20, q=(7, 5), dead=(1, 0), new=(2, 100)),
+            sample(20, q=(7, 5)),
+        ]
+    )
+    assert found == [[10.0, 8, 0, 2.0], [20.0, 10, 0, 0]], "neither a deleted queue nor a new one makes a peak"
+
+
+def test_samples_leave_out_dead_letters_and_celerys_own() -> None:
+    queues = {"q": (1, 0), "q.dead": (50, 0), "w.celery.pidbox": (9, 0)}
+    assert points([sample(0, **queues), sample(5, **queues)]) == [[5.0, 1, 0, 0]]
+
+
+def test_the_charts_have_an_hour_and_a_day(viewer: Any) -> None:
+    for span in ("hour", "day"):
+        assert viewer.get("/trend", params={"span": span}).json() == {"points": []}
+    assert viewer.get("/trend", params={"span": "year"}).status_code == 404

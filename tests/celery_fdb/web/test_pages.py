@@ -75,7 +75,9 @@ def test_a_queue_of_any_name_has_its_page(viewer: Any, broker: Broker, name: str
 @pytest.mark.parametrize("page", SHOWN)
 @pytest.mark.parametrize("name", [*NAMES, "\ud800", "n" * 5_000])
 def test_an_address_nobody_gave_out_is_a_page_too(viewer: Any, page: str, name: str) -> None:
-    query = urlencode(dict.fromkeys(("queue", "key", "q", "after", "state"), name), errors="replace")
+    query = urlencode(
+        dict.fromkeys(["queue", "key", "q", "after", "state", "id", "cursor", "task", "period"], name), errors="replace"
+    )
     assert viewer.get(f"{PATHS[page]}?{query}%ff%ED%A0%80").status_code in {200, 303, 404, 422}
 
 

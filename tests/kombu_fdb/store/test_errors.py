@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import socket
 import sqlite3
 import sys
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from kit.processes import Program
 
+from kombu_fdb import doctor
 from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 
@@ -119,8 +123,7 @@ def test_a_library_that_can_not_be_loaded(copied_binding: Path) -> None:
 
 def test_a_missing_library(copied_binding: Path) -> None:
     impl = copied_binding / "fdb" / "impl.py"
-    impl.write_text(impl.read_text().replace('"libfdb_c', '"libfdb_absent'))
-    impl.write_text(impl.read_text().replace('find_library("fdb_c")', 'find_library("fdb_absent")'))
+    impl.write_text(re.sub(r"""(["'])(lib)?fdb_c\b""", r"\1\2fdb_absent", impl.read_text()))
     line = opened_with(copied_binding, "/nowhere")
     assert "Unable to locate" in line
     assert "foundationdb-clients" in line
@@ -134,10 +137,45 @@ def test_a_missing_binding(tmp_path: Path) -> None:
 
 def test_a_binding_newer_than_the_library(copied_binding: Path) -> None:
     needs_library()
-    (copied_binding / "fdb" / "apiversion.py").write_text("LATEST_API_VERSION = 99900\n")
+    says = copied_binding / "fdb" / "apiversion.py"
+    if says.exists():
+        says.write_text("LATEST_API_VERSION = 99900\n")
+    else:  # before 7.3
+        says = copied_binding / "fdb" / "__init__.py"
+        says.write_text(re.sub(r"header_version = \d+", "header_version = 99900", says.read_text()))
     line = opened_with(copied_binding, "/nowhere")
     assert "don't match" in line
     assert "pip install 'foundationdb==7." in line
+
+
+@pytest.mark.parametrize(("newest", "selected"), [(720, 720), (710, 710), (700, 700), (630, 630)])
+def test_a_binding_that_does_not_say_which_it_is_gets_its_newest(newest: int, selected: int) -> None:
+    """7.2 and older."""
+    asked = []
+
+    class Binding:
+        def api_version(self, version: int) -> None:
+            asked.append(version)
+            if version > newest:
+                raise RuntimeError(f"Latest known FDB API version is {newest}")
+
+    assert binding._select_newest(Binding()) == selected
+    assert asked == [each for each in (720, 710, 700, 630) if each >= selected]
+
+
+def test_the_binding_here_fits_the_library_here_or_the_error_names_one_that_does() -> None:
+    pytest.importorskip("fdb", reason="the FoundationDB binding is not installed")
+    try:
+        newest = doctor._load_library().fdb_get_max_api_version()
+    except OSError:
+        pytest.skip("there is no libfdb_c here")
+    major, minor, *_ = map(int, version("foundationdb").split("."))
+    line = opened_with(None, "/nowhere")
+    if major * 100 + minor * 10 > newest:
+        assert "don't match" in line
+        assert f"pip install 'foundationdb=={newest // 100}.{newest // 10 % 10}.*'" in line
+    else:
+        assert "there is no cluster file" in line
 
 
 def test_a_missing_cluster_file(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from kombu.mixins import ConsumerMixin
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.process import deferred
 from kombu_fdb.process.client import Client
+from kombu_fdb.transport import batched
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
 from kombu_fdb.transport.consuming import delivering
@@ -61,7 +62,7 @@ def abandoned(url: str) -> Callable[..., Connection]:
 
 def fill(connection: Connection, number: int, queue: str = "q", first: int = 0) -> None:
     producer = connection.Producer(auto_declare=False)
-    with producer.batch():
+    with batched(producer):
         for each in range(first, first + number):
             producer.publish(each, routing_key=queue)
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
-from kombu.exceptions import BatchPublishError
+from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.transport import BatchPublishError, Transport, batched
+from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.publishing import batch as batch_module
+from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
+
+KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
+
+
+@pytest.fixture(autouse=True, params=KEEPERS)
+def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who keeps them: kombu's producer, since 5.7, or our channel for an older kombu."""
+    if request.param == "channel":
+        monkeypatch.delattr(Producer, "batch", raising=False)
+        monkeypatch.setattr(Transport, "Channel", BatchingChannel)
+    return request.param
 
 
 @pytest.fixture
@@ -22,14 +37,17 @@ def size(producer: Producer, queue: str = "q") -> int:
     return int(producer.channel._size(queue))
 
 
-def test_supported(producer: Producer) -> None:
+def test_supported(producer: Producer, batches: str) -> None:
+    if batches == "channel":
+        assert isinstance(producer.channel, BatchingChannel)
+        return
     assert producer.supports_batch_publish
     assert producer.channel
     assert producer.supports_batch_publish
 
 
 def test_all_at_once_at_the_end(producer: Producer) -> None:
-    with producer.batch():
+    with batched(producer):
         for number in range(10):
             producer.publish(number, routing_key="q")
         assert size(producer) == 0
@@ -44,7 +62,7 @@ def test_one_transaction(producer: Producer, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         engine.publisher, "publish", lambda messages, **_: (calls.append(len(messages)), publish(messages))[1]
     )
-    with producer.batch():
+    with batched(producer):
         for number in range(100):
             producer.publish(number, routing_key="q")
     assert calls == [100]
@@ -54,7 +72,7 @@ def test_max_size_counts_copies(connection: Connection, producer: Producer) -> N
     exchange = Exchange("f", "fanout")
     for name in ("a", "b"):
         Queue(name, exchange)(connection.default_channel).declare()
-    with producer.batch(max_size=4):
+    with batched(producer, max_size=4):
         for number in range(3):
             producer.publish(number, exchange="f")
         assert size(producer, "a") == 2
@@ -63,7 +81,7 @@ def test_max_size_counts_copies(connection: Connection, producer: Producer) -> N
 
 
 def test_flush(producer: Producer) -> None:
-    with producer.batch() as batch:
+    with batched(producer) as batch:
         producer.publish(1, routing_key="q")
         batch.flush()
         assert size(producer) == 1
@@ -71,15 +89,15 @@ def test_flush(producer: Producer) -> None:
 
 
 def test_nested_contexts_share_the_outermost(producer: Producer) -> None:
-    with producer.batch():
-        with producer.batch(max_size=1):
+    with batched(producer):
+        with batched(producer, max_size=1):
             producer.publish(1, routing_key="q")
         assert size(producer) == 0
     assert size(producer) == 1
 
 
 def test_exception_discards(producer: Producer) -> None:
-    with pytest.raises(ZeroDivisionError), producer.batch():
+    with pytest.raises(ZeroDivisionError), batched(producer):
         producer.publish(1, routing_key="q")
         raise ZeroDivisionError
     assert size(producer) == 0
@@ -87,16 +105,54 @@ def test_exception_discards(producer: Producer) -> None:
     assert size(producer) == 1
 
 
+def test_an_exception_in_a_nested_context_discards_all(producer: Producer) -> None:
+    with batched(producer):
+        producer.publish(1, routing_key="q")
+        with pytest.raises(ZeroDivisionError), batched(producer):
+            raise ZeroDivisionError
+        with pytest.raises(RuntimeError, match="aborted"):
+            producer.publish(2, routing_key="q")
+    assert size(producer) == 0
+
+
+def test_other_threads_publish_at_once(producer: Producer) -> None:
+    with batched(producer):
+        other = Thread(target=lambda: producer.publish(1, routing_key="q"))
+        other.start()
+        other.join()
+        assert size(producer) == 1
+
+
+def test_what_reaches_no_queue_goes_where_it_is_said(connect: Any) -> None:
+    connection = connect(deadletter_queue="lost")
+    connection.default_channel.exchange_declare("e", "direct")
+    producer = connection.Producer(auto_declare=False)
+    with pytest.warns(UndeliverableWarning), batched(producer):
+        producer.publish(1, exchange="e", routing_key="nowhere")
+    assert size(producer, "lost") == 1
+
+
+def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
+    with Connection("memory://") as connection:
+        channel = connection.default_channel
+        Queue("q")(channel).declare()
+        channel._purge("q")
+        with batched(connection.Producer(auto_declare=False)) as batch:
+            connection.Producer(auto_declare=False).publish(1, routing_key="q")
+            assert channel._size("q") == 1
+            assert batch is None or batches == "producer"
+
+
 def test_split_over_the_limits(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_module, "BATCH_BYTES", 50_000)
-    with producer.batch():
+    with batched(producer):
         for _ in range(20):
             producer.publish("x" * 10_000, routing_key="q")
     assert size(producer) == 20
 
 
 def test_large_batches(producer: Producer) -> None:
-    with producer.batch(max_size=100):
+    with batched(producer, max_size=100):
         for _ in range(20):
             producer.publish("x" * 1_000_000, routing_key="q")
     assert size(producer) == 20
@@ -104,7 +160,7 @@ def test_large_batches(producer: Producer) -> None:
 
 def test_too_large_a_message_spoils_nothing(connect: Any) -> None:
     producer = connect(max_message_size=5000).Producer(auto_declare=False)
-    with producer.batch():
+    with batched(producer):
         producer.publish(1, routing_key="q")
         with pytest.raises(PreconditionFailed):
             producer.publish("x" * 6000, routing_key="q")
@@ -118,7 +174,7 @@ def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.
     def fail(*_: Any, **__: Any) -> Any:
         raise CommitUnknown(in_flight=True)
 
-    with pytest.raises(BatchPublishError), producer.batch() as batch:
+    with pytest.raises(BatchPublishError), batched(producer) as batch:
         producer.publish(1, routing_key="q")
         with monkeypatch.context() as patch:
             patch.setattr(engine.publisher, "publish", fail)
@@ -130,7 +186,7 @@ def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.
 
 
 def test_delays_and_priorities(producer: Producer) -> None:
-    with producer.batch():
+    with batched(producer):
         producer.publish("later", routing_key="q", headers={"x-delay": 60_000})
         producer.publish("low", routing_key="q", priority=1)
         producer.publish("high", routing_key="q", priority=9)
@@ -142,7 +198,7 @@ def test_unroutable(connection: Connection) -> None:
     returned = []
     connection.default_channel.exchange_declare("e", "direct")
     producer = connection.Producer(auto_declare=False, on_return=lambda *arguments: returned.append(arguments))
-    with producer.batch():
+    with batched(producer):
         producer.publish(1, exchange="e", routing_key="nowhere", mandatory=True)
         producer.publish(2, routing_key="q")
         assert returned == []

@@ -22,10 +22,12 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Queue
 
+from kombu_fdb.transport import batched
+
 
 def fill(connection: Connection, number: int, queue: str = "q") -> None:
     producer = connection.Producer(auto_declare=False)
-    with producer.batch():
+    with batched(producer):
         for each in range(number):
             producer.publish(each, routing_key=queue)
 

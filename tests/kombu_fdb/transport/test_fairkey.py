@@ -12,6 +12,7 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.serialization import disable_insecure_serializers, enable_insecure_serializers
 
 from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.transport import batched
 from kombu_fdb.transport.encoding.fairkey import key_reader
 
 
@@ -132,7 +133,7 @@ def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path: Path) -> None:
         queue = Queue("jobs")(channel)
         queue.declare()
         producer = Producer(channel)
-        with producer.batch():
+        with batched(producer):
             for number in range(300):
                 producer.publish(number, routing_key="jobs", headers={"fair_key": "noisy"})
         producer.publish("quiet", routing_key="jobs", headers={"fair_key": "quiet"})

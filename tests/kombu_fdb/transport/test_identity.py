@@ -7,6 +7,7 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kombu_fdb import Broker
+from kombu_fdb.transport import batched
 from kombu_fdb.transport.encoding.identity import dedup_of, task_id_of
 
 
@@ -54,7 +55,7 @@ def test_a_retried_web_request_publishes_once(app, broker):
 
 def test_a_batch_with_a_duplicate(connection, broker):
     producer = Producer(connection)
-    with producer.batch():
+    with batched(producer):
         for _ in range(3):
             producer.publish("hello", routing_key="q", MessageDeduplicationId="m")
     assert broker.queue("q").count() == 1

@@ -10,24 +10,38 @@ from __future__ import annotations
 import functools
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.contrib.admin.sites import AdminSite
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from celery_fdb.contrib.django.models import MANAGE, VIEW, Queue, allows
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.models import MANAGE, VIEW, VIEW_BODY, Queue, allows
 from celery_fdb.contrib.django.pages import store
 from celery_fdb.contrib.django.pages.text import fit
+from celery_fdb.operations.deed import Deed
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, QueueError
 
-__all__ = ["STATES", "View", "message_url", "name_in", "page", "render", "url_of", "urls_of"]
+__all__ = [
+    "STATES",
+    "View",
+    "allowed",
+    "may_see_bodies",
+    "message_url",
+    "name_in",
+    "page",
+    "render",
+    "spot_of",
+    "url_of",
+    "urls_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +130,20 @@ class _Page(TemplateResponse):
         return fit(super().rendered_content)
 
 
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+def may_see_bodies(request: HttpRequest) -> bool:
+    """Whether anybody may, and this user does."""
+    return conf.read().show_bodies and allows(request, VIEW_BODY)
+
+
+def allowed(request: HttpRequest, deeds: Sequence[Deed]) -> list[Deed]:
+    """Without those whose form would show what the user may not see."""
+    sees = may_see_bodies(request)
+    return [each for each in deeds if sees or not each.shows_body]
+
+
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +165,15 @@ def message_url(site: AdminSite, name: str, spot: Spot) -> str:
     return reverse("admin:celery_fdb_queue_message", args=(_quoted(name), str(spot)), current_app=site.name)
 
 
+def spot_of(token: str) -> Spot:
+    """Where a message stands, as an address or a form names it."""
+    try:
+        return Spot.parse(token)
+    except ValueError:
+        raise Http404("no such message") from None
+
+
 def urls_of(site: AdminSite, name: str) -> dict[str, Any]:
     """The pages of a queue, for templates."""
-    views = ("change", "keys", "messages", "action", "history")
+    views = ("change", "keys", "messages", "groups", "action", "history")
     return {"queue_name": name, "urls": {view: url_of(site, view, name) for view in views}}

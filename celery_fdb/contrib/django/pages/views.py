@@ -1,9 +1,12 @@
-"""The pages of the admin that show queues, keys, dead letters and sessions; for messages see ``message_views.py``.
+"""The pages of the admin that show queues, keys and sessions; for messages see ``message_views.py``.
 
 Each asks the store when it is shown, at a cost that does not grow with the number of messages.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.sites import AdminSite
@@ -12,18 +15,19 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.models import DeadLetter, Queue, Session
+from celery_fdb.contrib.django.models import Queue, Session
 from celery_fdb.contrib.django.pages.page import STATES, page, render, url_of, urls_of
 from celery_fdb.inspection import overview
-from celery_fdb.inspection.dead_queues import dead_queues
+from celery_fdb.inspection.keys import find_keys
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
+from celery_fdb.operations.catalogue import offered_on_key, offered_on_queue
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 
-__all__ = ["dead_letters", "queue", "queue_keys", "queues", "sessions"]
+__all__ = ["queue", "queue_keys", "queues", "sessions"]
 
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
@@ -80,7 +84,8 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
         "arguments": sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         "oldest": _age(view.oldest_age_s),
         "control": broker.queue(name).control(),
-        "keys": keys[:TOP_KEYS],
+        "keys": _keys(keys[:TOP_KEYS]),
+        "actions": offered_on_queue(view),
         "has_more_keys": len(keys) > TOP_KEYS,
         "dead_url": url_of(site, "messages", name + DEAD_SUFFIX) if view.dead_of is None else None,
         **urls_of(site, name),
@@ -90,45 +95,30 @@ def queue(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -
 
 @page()
 def queue_keys(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
-    """A queue's keys by name, in pages."""
-    size = conf.read().page_size
-    found = broker.queue(name).keys(after=request.GET.get("after"), limit=size)
-    views = [
-        {"key": key, "ready": counts.ready, "leased": counts.leased, "limits": counts.limits}
-        for key, counts in found.items()
-    ]
+    """A queue's keys by name, in pages, all or those that begin with a text."""
+    prefix, after = request.GET.get("prefix", ""), request.GET.get("after")
+    found = find_keys(broker, name, conf.read().page_size, prefix=prefix, after=after)
+    kept = {"prefix": prefix} if prefix else {}
     context = {
         "title": f"Keys of {name}",
-        "keys": views,
-        "following": urlencode({"after": next(reversed(found))}) if len(found) == size else None,
-        "is_first": "after" not in request.GET,
+        "keys": _keys(found.keys),
+        "prefix": prefix,
+        "following": None if found.following is None else urlencode({**kept, "after": found.following}),
+        "first": urlencode(kept),
+        "is_first": after is None,
         **urls_of(site, name),
     }
     return render(request, site, "keys", Queue, context)
 
 
-# -- dead letters and sessions -----------------------------------------------------------------------------------------
+def _keys(found: Sequence[overview.KeyView]) -> list[dict[str, Any]]:
+    """With what may be done to each."""
+    return [
+        {"view": each, "actions": offered_on_key(paused=each.paused, limited=each.limits is not None)} for each in found
+    ]
 
 
-@page()
-def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
-    """The queues of dead letters: ``<queue>.dead``, and those that dead-letter exchanges lead to."""
-    seen = overview.look(broker)
-    homes = dead_queues(broker, seen)
-    context = {
-        "title": "Dead letters",
-        "queues": [
-            {
-                "view": each,
-                "homes": ", ".join(sorted(homes[each.name])),
-                "oldest": _age(each.oldest_age_s),
-                "url": url_of(site, "messages", each.name),
-            }
-            for each in seen.queues
-            if each.name in homes
-        ],
-    }
-    return render(request, site, "dead_letters", DeadLetter, context)
+# -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 @page()

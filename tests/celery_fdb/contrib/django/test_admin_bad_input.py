@@ -72,11 +72,16 @@ def audit() -> list[str]:
     return [each.change_message for each in entries()]
 
 
+def first_links(page: str) -> list[str]:
+    """Of the rows of a list; older versions of Django have others beside it, in the menu."""
+    return re.findall(r'<th scope="row"><a href="([^"]+)"', page[page.index('id="content-start"') :])
+
+
 def test_a_queue_without_a_name(broker: Broker, operator: Any) -> None:
     """A message without a routing key makes it."""
     broker._engine.publisher.publish([Publication("", "", envelope({"task": "shop.charge"}))])
     page = ok(operator, at("queue_changelist"))
-    (url,) = re.findall(r'<th scope="row"><a href="([^"]+)"', page)
+    (url,) = first_links(page)
     for view in ("change", "keys", "messages", "history"):
         ok(operator, url.replace("/change/", f"/{view}/"))
     (message,) = links(operator, url.replace("/change/", "/messages/"))
@@ -86,7 +91,7 @@ def test_a_queue_without_a_name(broker: Broker, operator: Any) -> None:
 @pytest.mark.parametrize("name", ["_", "__", "_2F", ".", ".."])
 def test_a_queue_whose_name_looks_like_a_part_of_an_address(broker: Broker, operator: Any, name: str) -> None:
     broker.queue(name).put(b"x")
-    (url,) = re.findall(r'<th scope="row"><a href="([^"]+)"', ok(operator, at("queue_changelist")))
+    (url,) = first_links(ok(operator, at("queue_changelist")))
     assert "/../" not in url
     assert "/./" not in url
     assert f"<title>{name} |" in ok(operator, url)
@@ -107,7 +112,7 @@ def test_text_that_neither_utf8_nor_postgresql_can_hold(broker: Broker, operator
 
 def test_a_queue_with_nul_in_its_name_is_in_the_audit(broker: Broker, operator: Any) -> None:
     broker.queue("a\x00b").put(b"x")
-    (url,) = re.findall(r'<th scope="row"><a href="([^"]+)"', ok(operator, at("queue_changelist")))
+    (url,) = first_links(ok(operator, at("queue_changelist")))
     answer = act(operator, "a\x00b", action="pause")
     assert answer.status_code == 200
     (entry,) = entries()

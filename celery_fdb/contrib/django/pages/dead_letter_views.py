@@ -1,0 +1,79 @@
+"""The pages of the admin for dead letters: the queues that hold them, and what those of one queue died of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.sites import AdminSite
+from django.http import HttpRequest, HttpResponse
+from django.utils.http import urlencode
+
+from celery_fdb.contrib.django.models import DeadLetter
+from celery_fdb.contrib.django.pages.filtering import filter_form, filter_of
+from celery_fdb.contrib.django.pages.page import message_url, page, render, url_of, urls_of
+from celery_fdb.inspection import overview
+from celery_fdb.inspection.dead_queues import dead_queues
+from celery_fdb.inspection.groups import MOST_COUNTED, Group, group
+from celery_fdb.inspection.moments import age
+from celery_fdb.operations.catalogue import DEEDS
+from kombu_fdb import Broker
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+
+__all__ = ["dead_letters", "groups"]
+
+#: Groups that are shown.
+MOST_GROUPS = 200
+#: Letters that are counted if somebody asks for more.
+MANY_COUNTED = 100_000
+
+
+@page()
+def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """The queues of dead letters: ``<queue>.dead``, and those that dead-letter exchanges lead to."""
+    seen = overview.look(broker)
+    homes = dead_queues(broker, seen)
+    context = {
+        "title": "Dead letters",
+        "queues": [
+            {
+                "view": each,
+                "homes": ", ".join(sorted(homes[each.name])),
+                "oldest": "" if each.oldest_age_s is None else age(each.oldest_age_s * 1000),
+                "url": url_of(site, "messages", each.name),
+                "groups": url_of(site, "groups", each.name),
+            }
+            for each in seen.queues
+            if each.name in homes
+        ],
+    }
+    return render(request, site, "dead_letters", DeadLetter, context)
+
+
+@page()
+def groups(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> HttpResponse:
+    """A queue's dead letters by task, error and reason, counted among the first of them."""
+    wanted, counts_more = filter_of(request.GET), "more" in request.GET
+    found = group(broker, name, wanted, most=MANY_COUNTED if counts_more else MOST_COUNTED)
+    context = {
+        "title": f"What died in {name.removesuffix(DEAD_SUFFIX)}",
+        "groups": [_shown(site, name, each) for each in found.groups[:MOST_GROUPS]],
+        "hidden": max(len(found.groups) - MOST_GROUPS, 0),
+        "found": found,
+        "counts_more": counts_more,
+        "more": urlencode({**wanted.fields(), "more": "1"}),
+        "actions": [DEEDS["replay_all"], DEEDS["discard_all"]],
+        **filter_form(wanted),
+        "unfiltered": "",
+        **urls_of(site, name),
+    }
+    return render(request, site, "groups", DeadLetter, context)
+
+
+def _shown(site: AdminSite, name: str, each: Group) -> dict[str, Any]:
+    fields = each.filter.fields()
+    return {
+        "group": each,
+        "fields": sorted(fields.items()),
+        "url": f"{url_of(site, 'messages', name)}?{urlencode(fields)}",
+        "example": message_url(site, name, each.example),
+    }

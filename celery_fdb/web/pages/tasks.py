@@ -1,0 +1,67 @@
+"""``/tasks``, ``/runs`` and ``/task``: numbers by task, what ran, and one task's whole life.
+
+They need the history (``celery_fdb.install(app, history=True)``), and say so where there is none.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.run import ACTIVE, STATES
+from celery_fdb.history.views.lives import Life, TaskUnknown, life_of
+from celery_fdb.history.views.opening import HistoryOff
+from celery_fdb.history.views.runs import RunsPage, active_runs, page_of_runs
+from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.inspection.row import row_of
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker
+
+__all__ = ["runs", "task", "tasks"]
+
+PERIODS = {"hour": HOUR_S, "day": DAY_S}
+FILTERS = ("task", "state", "key", "queue", "worker")
+#: Of a state or a filter; longer ones match nothing.
+LONGEST = 200
+
+
+def tasks(visit: Visit, broker: Broker) -> Response:
+    """The busiest first."""
+    period = visit.asked("period", "hour")
+    try:
+        seen = look_at_tasks(broker, period_s=PERIODS.get(period, HOUR_S), clock=visit.settings.clock)
+    except HistoryOff:
+        return visit.page("no_history", title="Tasks", here="tasks")
+    return visit.page("tasks", seen=seen, period=period, periods=list(PERIODS))
+
+
+def runs(visit: Visit, broker: Broker) -> Response:
+    """Those that have ended, the newest first, or those that are active, the longest first."""
+    given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
+    wanted = Wanted(given["task"], given["state"], given["key"], given["queue"], given["worker"])
+    try:
+        if wanted.state == ACTIVE:
+            found = RunsPage(active_runs(broker, wanted), None)
+        else:
+            size, cursor = visit.settings.page_size, visit.asked("cursor") or None
+            found = page_of_runs(broker, wanted, limit=size, cursor=cursor)
+    except HistoryOff:
+        return visit.page("no_history", title="Runs", here="tasks")
+    kept = {name: value for name, value in given.items() if value}
+    return visit.page("runs", found=found, wanted=wanted, kept=kept, states=STATES)
+
+
+def task(visit: Visit, broker: Broker) -> Response:
+    """Where its messages are, its runs, and what became of it; without an id, the way to one."""
+    task_id = visit.asked("id").strip()
+    life = _life(visit, broker, task_id) if task_id else None
+    now_ms = visit.settings.clock.wall_ms()
+    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    return visit.page("task", id=task_id, life=life, rows=rows)
+
+
+def _life(visit: Visit, broker: Broker, task_id: str) -> Life | None:
+    try:
+        return life_of(broker, task_id, visit.settings.app)
+    except TaskUnknown:
+        return None

@@ -1,0 +1,350 @@
+"""The dashboard in a real browser, over a shop with a real worker: what a person sees, and how they get around.
+
+``DASHBOARD_PICTURES=docs pytest -n 0 tests/celery_fdb/web/test_browser.py -k pictures`` takes the documentation's
+pictures anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from kombu_fdb import Broker
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+AXE = HERE / "axe" / "axe-core-4.14.1.min.js"
+DEADLINE_S = 90.0
+WIDE, NARROW = (1280, 860), (390, 844)
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+def until(condition: Callable[[], Any], say: Callable[[], Any] | None = None) -> Any:
+    """Wait until ``condition`` is true; its value."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
+        time.sleep(0.02)
+    return value
+
+
+class Shop:
+    """Its broker, and its processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"fdb+sqlite:///{directory}/broker.db"
+        os.environ["SHOP_BROKER"] = self.url
+        spec = importlib.util.spec_from_file_location("shop", HERE / "shop.py")
+        assert spec is not None
+        assert spec.loader is not None
+        self.tasks = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.tasks)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *arguments: str) -> Path:
+        log = self.directory / f"{name}.log"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]), "PYTHONUNBUFFERED": "1"}
+        with log.open("w") as output:
+            command = [sys.executable, *arguments]
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+        self.processes.append(process)
+        return log
+
+    def start_worker(self) -> None:
+        options = ("-c", "4", "-P", "threads", "-l", "INFO", "-n", "worker1@shop")
+        queues = ("-Q", "orders,payments,mails,renders,reports")
+        log = self.start("worker", "-m", "celery", "-A", "shop", "worker", *options, *queues)
+        until(lambda: " ready." in log.read_text(), say=log.read_text)
+
+    def start_dashboard(self, *options: str) -> str:
+        """Its address."""
+        log = self.start("web", "-m", "celery", "-A", "shop", "fdb", "web", "--port", "0", *options)
+        found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", log.read_text()), say=log.read_text)
+        return str(found[0])
+
+    def stop(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Some orders are done, some wait, three payments have failed, a queue is paused and a key is limited."""
+    shop = Shop(tmp_path_factory.mktemp("shop"))
+    with Broker.open(shop.url) as broker:
+        shop.start_worker()
+        for number in range(24):
+            shop.tasks.order(number)
+        shop.tasks.catalogue(6)
+        until(lambda: broker.queue("payments.dead").count() and not broker.queue("payments").count())
+        broker.queue("mails").pause()
+        broker.queue("payments").limit("acme", rate=5.0, max_in_flight=2)
+        for number in range(30):
+            shop.tasks.mail.apply_async((number, "hooli"), headers={"fair_key": "hooli"})
+        yield shop
+        shop.stop()
+        shop.tasks.app.pool.force_close_all()
+        shop.tasks.app.close()
+
+
+@pytest.fixture(scope="module")
+def address(shop: Shop) -> str:
+    return shop.start_dashboard("--write", "--show-bodies")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("no Chromium with chromedriver here (Debian: apt install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+class Window:
+    """A person's browser."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        self.browser = browser
+        self.address = address
+
+    def look(self, size: tuple[int, int] = WIDE, theme: str = "light") -> None:
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def open(self, path: str, **query: str) -> None:
+        self.browser.get(f"{self.address}{path}{'?' + urlencode(query) if query else ''}")
+
+    def find(self, selector: str) -> Any:
+        return self.browser.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        from selenium.common.exceptions import WebDriverException
+
+        with suppress(WebDriverException):  # the page is just being replaced
+            return str(self.find(selector).text)
+        return ""
+
+    def wait_for(self, selector: str, pattern: str) -> None:
+        until(lambda: re.search(pattern, self.text(selector)), say=lambda: self.text("body"))
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        for key in keys:
+            ActionChains(self.browser).send_keys(key).perform()
+
+    @property
+    def focused(self) -> Any:
+        return self.browser.switch_to.active_element
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def complaints(self) -> list[Any]:
+        """What the browser complains of: scripts that fail, and what the policy forbids."""
+        return [each for each in self.browser.get_log("browser") if each["level"] in {"SEVERE", "WARNING"}]
+
+
+@pytest.fixture
+def window(chromium: Any, address: str) -> Window:
+    window = Window(chromium, address)
+    window.look()
+    window.complaints()
+    return window
+
+
+def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
+    window.open("/messages", queue="payments.dead")
+    spot = window.find("input[name=selected]").get_attribute("value")
+    return [
+        ("/", {}),
+        ("/queues", {}),
+        ("/queue", {"queue": "payments"}),
+        ("/keys", {"queue": "mails"}),
+        ("/messages", {"queue": "mails"}),
+        ("/messages", {"queue": "payments.dead"}),
+        ("/message", {"queue": "payments.dead", "spot": spot, "body": "1"}),
+        ("/dead", {}),
+        ("/dead", {"queue": "payments.dead"}),
+        ("/task", {"id": "x"}),
+        ("/tasks", {}),
+        ("/runs", {}),
+        ("/workflows", {}),
+        ("/schedules", {}),
+        ("/workers", {}),
+        ("/sessions", {}),
+        ("/nowhere", {}),
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_each_page_is_accessible_and_fits(window: Window, size: tuple[int, int], theme: str) -> None:
+    """axe-core finds nothing serious, nothing is wider than the window, and nothing breaks the policy."""
+    window.look(size, theme)
+    for path, query in pages(window):
+        window.open(path, **query)
+        assert window.run("return document.documentElement.scrollWidth") <= size[0], (path, query)
+        window.run(AXE.read_text())
+        found = window.browser.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {resultTypes: ['violations']}).then((each) => done(each.violations));"
+        )
+        bad = [
+            (each["id"], [node["html"][:200] for node in each["nodes"]])
+            for each in found
+            if each["impact"] in {"serious", "critical"}
+        ]
+        assert not bad, (path, query)
+    assert not [each for each in window.complaints() if "/nowhere" not in each["message"]]
+
+
+def test_the_overview_is_live(window: Window, shop: Shop) -> None:
+    """Numbers, trend and charts change by themselves, and the page says whether they do."""
+    window.open("/")
+    window.wait_for("#live", "^live$")
+    with Broker.open(shop.url) as broker:
+        before = broker.queue("mails").count()
+        assert window.text('tr[data-queue="mails"] [data-field="ready"]') == str(before)
+        broker.queue("mails").put("x", key="wonka")
+        window.wait_for('tr[data-queue="mails"] [data-field="ready"]', f"^{before + 1}$")
+        window.run("document.body.dataset.mine = '1'")
+        until(lambda: window.run("return document.querySelectorAll('.chart canvas').length") == 2)
+        until(lambda: window.run("return document.querySelectorAll('tr[data-queue=mails] .trend polyline').length"))
+        broker.queue("mails").resume()
+        until(lambda: not window.find('tr[data-queue="mails"] .tag').is_displayed())
+        broker.queue("mails").pause()
+    assert window.run("return document.body.dataset.mine") == "1", "without loading the page again"
+    window.find('button[data-span="hour"]').click()
+    assert window.find('button[data-span="hour"]').get_attribute("aria-pressed") == "true"
+    assert not window.complaints()
+
+
+def test_all_is_reached_by_keyboard(window: Window) -> None:
+    from selenium.webdriver import Keys
+
+    window.open("/messages", queue="payments.dead")
+    window.press(Keys.TAB)
+    assert window.focused.text == "Skip to content"
+    window.press(Keys.ENTER)
+    assert window.run("return document.activeElement.id") == "main"
+    for _ in range(40):
+        window.press(Keys.TAB)
+        if window.focused.get_attribute("name") == "selected":
+            break
+    window.press(" ")
+    assert window.text("#selected") == "1"
+    outline = window.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none", "the focus is seen"
+    window.press(*[Keys.SHIFT + Keys.TAB] * 2)
+    for _ in range(40):
+        window.press(Keys.TAB)
+        if window.focused.tag_name == "button" and window.focused.text == "Replay":
+            break
+    assert window.run("return document.querySelector('button[value=replay]').disabled") is False
+
+
+def test_a_person_replays_a_dead_letter(window: Window, shop: Shop) -> None:
+    with Broker.open(shop.url) as broker:
+        before = broker.queue("payments.dead").count()
+        window.open("/messages", queue="payments.dead")
+        window.find("input[name=selected]").click()
+        window.find("button[value=replay]").click()
+        window.wait_for("main", "Replay 1 message, each to the queue it died in")
+        window.find("button[value=replay]").click()
+        window.wait_for(".notice", "Replayed 1 dead letter")
+        until(lambda: broker.queue("payments.dead").count() == before, say=lambda: "it dies again")
+
+
+def test_a_worker_is_asked_and_answers(window: Window) -> None:
+    window.open("/workers")
+    window.wait_for("main", "worker1@shop")
+    window.find("button[value=worker_rate]").click()
+    window.wait_for("main", "Limit how often worker1@shop runs a task")
+    window.find("input[name=task]").send_keys("shop.report")
+    window.find("input[name=rate]").clear()
+    window.find("input[name=rate]").send_keys("100/m")
+    window.find("button[value=worker_rate]").click()
+    window.wait_for(".notice", "new rate limit set successfully")
+
+
+def test_a_workflow_is_a_tree(window: Window) -> None:
+    window.open("/workflows")
+    until(lambda: window.browser.find_elements("css selector", "tbody a") or window.browser.refresh())
+    window.find("tbody a").click()
+    window.wait_for("main", "shop.render")
+
+
+def test_typing_filters_without_a_button(window: Window) -> None:
+    window.open("/queues")
+    window.find("input[name=q]").send_keys("pay")
+    until(lambda: window.run("return document.querySelectorAll('tbody tr').length") == 1)
+    assert "q=pay" in window.browser.current_url
+    assert window.run("return document.activeElement.name") == "q", "one can type on"
+    assert not window.complaints()
+
+
+def test_the_theme_is_chosen_and_kept(window: Window) -> None:
+    window.look(theme="light")
+    window.open("/")
+    light = window.run("return getComputedStyle(document.body).backgroundColor")
+    window.find("#theme").click()
+    dark = window.run("return getComputedStyle(document.body).backgroundColor")
+    assert light != dark
+    window.open("/queues")
+    assert window.run("return getComputedStyle(document.body).backgroundColor") == dark
+    window.run("localStorage.clear()")
+
+
+@pytest.mark.skipif("DASHBOARD_PICTURES" not in os.environ, reason="takes the pictures of the documentation")
+def test_pictures(window: Window, shop: Shop) -> None:
+    folder = Path(os.environ["DASHBOARD_PICTURES"])
+    for name, (path, query), size, theme in (
+        ("overview", ("/", {}), (1280, 960), "light"),
+        ("overview-dark", ("/", {}), (1280, 960), "dark"),
+        ("causes", ("/dead", {"queue": "payments.dead"}), (1280, 420), "light"),
+        ("phone", ("/", {}), (390, 844), "dark"),
+    ):
+        window.look(size, theme)
+        window.open(path, **query)
+        end = time.monotonic() + (40 if name == "overview" else 8)
+        while time.monotonic() < end:
+            for number in range(3):
+                shop.tasks.order(int(time.monotonic() * 10) + number)
+            time.sleep(0.3)
+        window.browser.save_screenshot(str(folder / f"dashboard-{name}.png"))

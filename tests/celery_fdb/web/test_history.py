@@ -1,0 +1,115 @@
+"""What ran: by task, run by run, one task's life, and workflows as trees."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.states import FAILURE, SUCCESS
+
+from celery_fdb.history.options import History
+from celery_fdb.history.run import ACTIVE, Follower, Run
+from celery_fdb.history.store import HistoryStore
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+
+BOUNDS = History(runs=1_000, max_age=60_000)
+
+
+@pytest.fixture
+def store(broker: Broker) -> HistoryStore:
+    made = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    made.set_settings(BOUNDS)
+    return made
+
+
+@pytest.fixture
+def keep(store: HistoryStore) -> Callable[..., None]:
+    """Writes runs as a worker does."""
+
+    def keep(*runs: Run) -> None:
+        for unwritten in store.packed(runs):
+            store.write(unwritten, BOUNDS)
+
+    return keep
+
+
+def run(id_: str, task: str = "shop.pay", state: str = SUCCESS, **fields: Any) -> Run:
+    now_ms = time.time_ns() // 1_000_000
+    told = {"queue": "jobs", "worker": "w@h", "start_ms": now_ms - 250, "end_ms": now_ms, "runtime_s": 0.25, **fields}
+    return Run(id_, task, state=state, **told)
+
+
+@pytest.mark.parametrize("page", ["/tasks", "/runs", "/workflows"])
+def test_without_a_history_the_page_says_how_to_keep_one(viewer: Any, page: str) -> None:
+    assert "celery_fdb.install(app, history=True)" in viewer.see(page)
+
+
+def test_numbers_by_task(viewer: Any, keep: Any) -> None:
+    keep(run("a"), run("b"), run("c", state=FAILURE, error_class="Declined"), run("d", "shop.mail"))
+    page = viewer.see("/tasks", period="hour")
+    assert page.index("shop.pay") < page.index("shop.mail"), "the busiest first"
+    assert "33.3 %" in page
+    assert "success 2" in page
+    assert "shop.pay" in viewer.see("/tasks", period="day")
+
+
+def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore) -> None:
+    keep(*(run(f"r{number}", "shop.pay" if number % 2 else "shop.mail") for number in range(6)))
+    store.activity(b"s" * 16, {1: run("r9", state=ACTIVE, end_ms=0, runtime_s=None)})
+    person = visit(page_size=2)
+    seen: list[str] = []
+    address = "/runs?task=shop.pay"
+    while address:
+        page = person.see(address)
+        seen += re.findall(r"<code>(r\d)</code>", page)
+        following = re.search(r'href="([^"]*cursor=[^"]*)">(?:Older|Look)', page)
+        address = html.unescape(following[1]) if following else ""
+    assert sorted(seen) == ["r1", "r3", "r5"]
+    active = person.see("/runs", state=ACTIVE)
+    assert "r9" in active
+    assert "worker gone" in active
+    assert "No such run" in person.see("/runs", task="nobody")
+    assert "not a state" in person.see("/runs", 422, state="BAD")
+
+
+def test_a_tasks_life_with_its_arguments_only_for_those_who_may(
+    visit: Any, keep: Any, app: Celery, broker: Broker
+) -> None:
+    app.send_task("shop.pay", queue="jobs", task_id="t")
+    told = {
+        "args": "('acme',)",
+        "error_class": "Declined",
+        "error": "password='x1y2'",
+        "traceback": "line\nToken: abc9",
+    }
+    keep(run("t", state=FAILURE, **told))
+    page = visit().see("/task", id="t")
+    for text in ("published", "failed", "Declined", "Traceback"):
+        assert text in page
+    for secret in ("acme", "x1y2", "abc9"):
+        assert secret not in page
+    assert "acme" in visit(show_bodies=True).see("/task", id="t")
+
+
+def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
+    header = [run(f"h{number}", "shop.render", group="g", root="g0") for number in range(2)]
+    root = run("g0", "shop.start", followers=(Follower("b0", "shop.bind"),))
+    keep(root, *header, run("b0", "shop.bind", state=FAILURE, root="g0", parent="g0", error="torn"))
+    page = viewer.see("/workflow", id="h0")
+    for text in ("shop.start", "shop.render", "shop.bind", "group", "torn"):
+        assert text in page
+    assert page.count('class="tree"') >= 2
+    assert "g0" in viewer.see("/workflows")
+    assert "Nothing is known" in viewer.see("/workflow", 404, id="nobody")
+
+
+def test_a_long_chain_is_cut_and_no_error(viewer: Any, keep: Any) -> None:
+    names = [f"c{number}" for number in range(300)]
+    keep(*(run(name, parent=names[at - 1] if at else "", root="c0" if at else "") for at, name in enumerate(names)))
+    assert viewer.get("/workflow", params={"id": "c0"}).status_code == 200

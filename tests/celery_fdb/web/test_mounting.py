@@ -1,0 +1,122 @@
+"""Under any prefix, in FastAPI, Starlette and Django: every link leads to a page, every form is taken."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kit.dashboard import Person
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from celery_fdb.web import dashboard
+from kombu_fdb import Broker
+
+TOKEN = "a token of enough letters"
+
+
+def starlette(inner: Any) -> Any:
+    return Starlette(routes=[Mount("/ops/fdb", inner), Route("/", lambda _: PlainTextResponse("the site's own"))])
+
+
+def fastapi(inner: Any) -> Any:
+    module = pytest.importorskip("fastapi", reason="FastAPI is not installed")
+    made = module.FastAPI(openapi_url=None)
+    made.mount("/ops/fdb", inner)
+    made.get("/")(lambda: PlainTextResponse("the site's own"))
+    return made
+
+
+def django(inner: Any) -> Any:
+    pytest.importorskip("django", reason="Django is not installed")
+    return Starlette(routes=[Mount("/ops/fdb", inner), Mount("/", django_site())])
+
+
+def behind_a_proxy(inner: Any) -> Any:
+    """As uvicorn --root-path makes it of a request whose prefix a proxy has removed."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith("/ops/fdb") or scope["path"] == "/"
+            if scope["path"] == "/":
+                await PlainTextResponse("the site's own")(scope, receive, send)
+                return
+            scope = {**scope, "root_path": "/ops/fdb"}
+        await inner(scope, receive, send)
+
+    return served
+
+
+def django_site() -> Any:
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
+        import django
+
+        django.setup()
+    from django.core.asgi import get_asgi_application
+
+    return get_asgi_application()
+
+
+@pytest.fixture(params=[starlette, fastapi, behind_a_proxy, django], ids=lambda made: made.__name__)
+def mounted(request: pytest.FixtureRequest, url: str, broker: Broker) -> Iterator[Person]:
+    broker.queue("jobs").put("x", key="k")
+    broker.queue("jobs").take(0).bury()  # type: ignore[union-attr]
+    broker.queue("jobs").put("x", key="k")
+    make: Callable[[Any], Any] = request.param
+    with Person(make(dashboard(url, token=TOKEN, read_only=False)), raise_server_exceptions=True) as person:
+        yield person
+
+
+def links(page: str) -> set[str]:
+    return {html.unescape(each) for each in re.findall(r'(?:href|src)="([^"#]+)"', page)}
+
+
+def targets(page: str) -> set[str]:
+    """Of forms and scripts."""
+    return set(re.findall(r'(?:action|hx-get|data-events|data-trend-source)="([^"]+)"', page))
+
+
+def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
+    assert mounted.get("/ops/fdb/", headers={"accept": "text/html"}).url.path == "/ops/fdb/login"
+    token = mounted.cookies["celery_fdb_form"]
+    fields = {"form_token": token, "token": TOKEN, "next": "/ops/fdb/queues"}
+    page = mounted.post("/ops/fdb/login", data=fields, headers=mounted.origin())
+    assert page.url.path == "/ops/fdb/queues"
+    assert all(each.path == "/ops/fdb/" for each in mounted.cookies.jar)
+    seen: set[str] = set()
+    forms: set[str] = set()
+    todo = {"/ops/fdb/"}
+    while todo:
+        address = todo.pop()
+        seen.add(address)
+        answer = mounted.get(address, headers={"accept": "text/html"})
+        assert answer.status_code == 200, address
+        if "text/html" in answer.headers["content-type"]:
+            todo |= links(answer.text) - seen
+            forms |= targets(answer.text)
+    assert all(each.startswith("/ops/fdb/") for each in seen | forms)
+    found = {each.split("?")[0].rsplit("/", 1)[-1] for each in seen | forms}
+    assert {"queue", "messages", "message", "dead", "keys", "sessions", "act", "events", "trend", "logout"} <= found
+
+
+def test_a_deed_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:
+    mounted.get("/ops/fdb/login")
+    fields = {"form_token": mounted.cookies["celery_fdb_form"]}
+    mounted.post("/ops/fdb/login", data={**fields, "token": TOKEN}, headers=mounted.origin())
+    deed = {**fields, "deed": "pause", "queue": "jobs", "back": "/ops/fdb/queue?queue=jobs"}
+    assert "Paused jobs." in mounted.post("/ops/fdb/act", data=deed, headers=mounted.origin()).text
+    assert broker.queue("jobs").control().paused
+
+
+@pytest.mark.parametrize("mounted", [starlette, fastapi, behind_a_proxy], indirect=True, ids=lambda made: made.__name__)
+def test_the_site_around_it_stays_as_it_is(mounted: Person) -> None:
+    answer = mounted.get("/")
+    assert answer.text == "the site's own"
+    assert "content-security-policy" not in answer.headers

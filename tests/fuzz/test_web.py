@@ -1,0 +1,119 @@
+"""Any request, and any bytes in the store: no page of the dashboard answers a 500, and each deed leaves its audit.
+
+What the store holds and what is asked for is made as for the admin (``test_admin.py``).
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
+pytest.importorskip("django", reason="the generators stand beside the admin's pages")
+
+from starlette.testclient import TestClient
+from test_admin import ADDRESSES, NAMES, STATES, clear, fill
+
+from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.web import dashboard
+from celery_fdb.web.addresses import PATHS
+from kombu_fdb import Broker
+from kombu_fdb.testing.stores import MemoryStores
+
+pytestmark = pytest.mark.timeout(0)
+
+PAGES = [path for name, path in PATHS.items() if name not in {"events", "static", "logout", "act"}]
+TEXTS = ["", "q", "newest", *STATES, "00ff", "\x00", "\ud7ff", "k", "t", "x" * 5_000, "1", "-", "shop.*", "hour"]
+FIELDS = [
+    "queue",
+    "key",
+    "prefix",
+    "after",
+    "state",
+    "order",
+    "spot",
+    "body",
+    "id",
+    "q",
+    "all",
+    "task",
+    "text",
+    "since",
+]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with MemoryStores():
+        yield f"fdb+memory://{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def person(url: str) -> Iterator[TestClient]:
+    application = dashboard(url, anonymous=True, read_only=False, show_bodies=True, page_size=3)
+    with TestClient(application, raise_server_exceptions=True) as client:
+        client.get("/login")
+        yield client
+
+
+def links(page: str) -> list[str]:
+    return [html.unescape(each) for each in re.findall(r'href="(/[^"]+)"', page) if "/static/" not in each]
+
+
+def asked(chance: random.Random, known: list[str]) -> str:
+    """A link of the pages, or an address nobody gave out."""
+    if known and chance.randrange(3):
+        return chance.choice(known)
+    fields = {each: chance.choice([*TEXTS, *NAMES]) for each in chance.sample(FIELDS, 4)}
+    fields["queue"] = chance.choice([*ADDRESSES, *NAMES])
+    return f"{chance.choice(PAGES)}?{urlencode(fields, errors='replace')}"[:60_000]
+
+
+def deed(chance: random.Random, pages: list[str]) -> dict[str, Any]:
+    spots = re.findall(r'name="selected" value="([^"]+)"', chance.choice(pages)) if pages else []
+    fields: dict[str, Any] = {
+        "deed": chance.choice([*DEEDS, "nonsense"]),
+        "queue": chance.choice(NAMES),
+        "back": chance.choice(["/", "//x", *TEXTS]),
+        "selected": chance.sample(spots, chance.randrange(len(spots) + 1)) or ["ready.00.00"],
+    }
+    for name in chance.sample(["key", "delay", "rate", "target", "body", "confirmed", "task", "since"], 4):
+        fields[name] = chance.choice(TEXTS)
+    return fields
+
+
+def test_no_page_answers_over_499_but_that_the_store_is_away(
+    url: str, person: TestClient, fuzz: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker.open(url)
+    caplog.set_level(logging.INFO, "celery_fdb.audit")
+
+    def target(chance: random.Random) -> None:
+        clear(broker)
+        fill(broker, chance)
+        caplog.clear()
+        known, pages = [path for path in PAGES if path != "/login"], []
+        for _ in range(12):
+            address = asked(chance, known)
+            answer = person.request(chance.choice(["get", "get", "get", "head", "post"]), address)
+            assert answer.status_code < 500, (address, answer.text[-2_000:])
+            known += links(answer.text)
+            pages.append(answer.text)
+        for _ in range(3):
+            fields = deed(chance, pages)
+            data = {**fields, "form_token": person.cookies["celery_fdb_form"]}
+            answer = person.post("/act", data=data, follow_redirects=False)
+            assert answer.status_code < 500, (fields, answer.text[-2_000:])
+        begun = [each for each in caplog.messages if each.endswith("begun.")]
+        assert len(caplog.messages) == 2 * len(begun), "each deed has two lines"
+
+    fuzz(target)
+    broker.close()
