@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all matrix fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-fairness \
+.PHONY: help demo test test-all matrix fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
 	sim fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
@@ -67,6 +67,9 @@ bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers
 
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)
+
+bench-history: $(TOX) ## what keeping a history costs a worker: ARGS="--rounds 8 --url fdb://"
+	$(TOX) run -q -e bench-history -- $(ARGS)
 
 bench-compare: $(TOX) ## two releases of bench/history side by side: ARGS="5.7.0 5.8.0"
 	$(TOX) run -q -e bench-compare -- $(ARGS)

@@ -18,6 +18,10 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=4,
 )
+if os.environ.get("BENCH_HISTORY"):
+    from celery_fdb import install
+
+    install(app, history=True)
 
 _files: dict[int, int] = {}
 

@@ -54,6 +54,8 @@ HOMES = {
     "cancel": "messages",
     "run-now": "deeds",
     "reschedule": "deeds",
+    "history": "history",
+    "task": "history",
     "pause": "work",
     "resume": "work",
     "limit": "work",

@@ -13,12 +13,14 @@ from celery_fdb.cli.messages import body_option, message_table
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.moments import moment, seconds_of
 from celery_fdb.inspection.search import Scope
 from celery_fdb.inspection.search import search as search_page
 from celery_fdb.operations import queues, rescheduling
 from celery_fdb.operations.deed import Outcome, Request
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Listed
+from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
 __all__ = ["delete", "publish", "reschedule", "run_now", "search"]
@@ -31,7 +33,12 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--error", default="", help="The class of the exception of the last death."),
         click.option("--reason", default="", help="Why it died last."),
         click.option("--text", default="", help="A part of the task's id, or of the message's."),
-        click.option("--since", default="", metavar="TIME", help="Waits, or died, since 2031-12-31T23:59, UTC."),
+        click.option(
+            "--since",
+            default="",
+            metavar="TIME",
+            help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago.",
+        ),
         click.option("--until", default="", metavar="TIME", help="Before then."),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
@@ -52,11 +59,17 @@ def search(
 ) -> Answer:
     """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
     known(run, queue)
-    wanted = Filter.of({name: value for name, value in given.items() if value is not None})
+    wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
     found, looked_at, is_whole = _search(run, Scope(queue, state, newest), wanted, limit, most)
     described = [_described(run, each, body=body) for each in found]
     through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
     return Answer(described, [message_table(described), through])
+
+
+def _moment(name: str, text: str) -> str:
+    """``since`` and ``until`` may be so long ago."""
+    ago_s = seconds_of(text) if name in {"since", "until"} else None
+    return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
 
 
 def _search(run: Run, scope: Scope, wanted: Filter, limit: int, most: int) -> tuple[list[Listed], int, bool]:

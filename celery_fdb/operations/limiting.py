@@ -12,7 +12,7 @@ from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELDS", "limit", "limits", "unlimit"]
+__all__ = ["FIELDS", "limit", "limits", "read_rate", "unlimit"]
 
 FIELDS = (
     Field("weight", "Weight", "number", "Messages per turn."),
@@ -73,10 +73,15 @@ def _read(name: str, text: str) -> float | int | None:
         default: float | int | None = getattr(NO_LIMITS, name)
         return default
     if name == "rate":
-        rate = rate_of(text)
-        if rate is None:
-            raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
-        return rate
+        return read_rate(text)
     if not text.isdecimal() or len(text) > 16:
         raise InvalidArgument(f"{name} must be a whole number", given=shown(text), fix="Write digits only, or nothing.")
     return int(text)
+
+
+def read_rate(text: str) -> float:
+    """Messages a second. Raises ``InvalidArgument``."""
+    rate = rate_of(text)
+    if rate is None:
+        raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
+    return rate

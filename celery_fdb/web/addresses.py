@@ -24,7 +24,9 @@ PATHS = {
     "task": "/task",
     "workflows": "/workflows",
     "workflow": "/workflow",
+    "schedules": "/schedules",
     "sessions": "/sessions",
+    "workers": "/workers",
     "act": "/act",
     "login": "/login",
     "logout": "/logout",
@@ -37,7 +39,9 @@ NAVIGATION = (
     ("dead", "Dead letters"),
     ("tasks", "Tasks"),
     ("workflows", "Workflows"),
+    ("schedules", "Schedules"),
     ("sessions", "Sessions"),
+    ("workers", "Workers"),
     ("task", "Find"),
 )
 

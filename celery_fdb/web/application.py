@@ -20,7 +20,19 @@ from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import dead_letters, deeds, keys, messages, overview, queues, sessions, tasks, workflows
+from celery_fdb.web.pages import (
+    dead_letters,
+    deeds,
+    keys,
+    messages,
+    overview,
+    queues,
+    schedules,
+    sessions,
+    tasks,
+    workers,
+    workflows,
+)
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -44,7 +56,9 @@ SHOWN = {
     "task": tasks.task,
     "workflows": workflows.workflows,
     "workflow": workflows.workflow,
+    "schedules": schedules.schedules,
     "sessions": sessions.sessions,
+    "workers": workers.workers,
 }
 #: Static files have the version in their address.
 A_YEAR = "public, max-age=31536000, immutable"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterable
+from typing import Protocol
 
 import click
 
@@ -11,6 +13,12 @@ from celery_fdb.cli.serving.listening import is_loopback
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 
 __all__ = ["metrics"]
+
+
+class Closing(Protocol):
+    """Gives its store back."""
+
+    def close(self) -> None: ...
 
 
 @command()
@@ -28,16 +36,18 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
+        from celery_fdb.history.views.metrics import TaskCollector
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
     run.where.location()  # wrong usage is told now, an unreachable store at each scrape
-    collector = BrokerCollector(run.where.open, keys=keys)
+    collectors = (BrokerCollector(run.where.open, keys=keys), TaskCollector(run.where.open))
     registry = CollectorRegistry()
-    registry.register(collector)
+    for each in collectors:
+        registry.register(each)
     if once:
         text = generate_latest(registry).decode()
-        collector.close()
+        _close(collectors)
         return Answer({"metrics": text}, [text.rstrip()])
     try:
         server, thread = start_http_server(port, address, registry)
@@ -56,8 +66,13 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     server.shutdown()
     server.server_close()
     thread.join()
-    collector.close()
+    _close(collectors)
     return None
+
+
+def _close(collectors: Iterable[Closing]) -> None:
+    for each in collectors:
+        each.close()
 
 
 def _wait_for_the_end() -> None:

@@ -104,7 +104,7 @@ class Recorder:
         self._ended: list[ActiveKey] = []
         self._opened = False
         self._wake = threading.Event()
-        self._stopped = False
+        self._stopped = True
         self._thread: threading.Thread | None = None
         self._failing = self._failed_once = False
 
@@ -167,7 +167,7 @@ class Recorder:
 
     def note(self, noted: Noted) -> None:
         """A run has ended. Never blocks, raises nothing."""
-        if not self.is_open:
+        if self._stopped:
             return
         weight = RUN_WEIGHT + noted.weight
         with self._lock:

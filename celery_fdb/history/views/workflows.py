@@ -33,6 +33,8 @@ __all__ = ["Node", "Workflow", "workflow_of"]
 MOST_RUNS, MOST_STEPS = 500, 100
 #: Queues that are looked into, and messages of each and of each state.
 MOST_QUEUES, MOST_MESSAGES = 10, 200
+#: Levels of a tree; what is deeper stands below the last one.
+MOST_DEPTH = 100
 PENDING = states.PENDING
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
@@ -184,10 +186,12 @@ class _Search:
         """Those that nothing led to, with all the others below them. Each once, whatever parents are claimed."""
         above = {id_: self._groups.get(id_) or self._parents.get(id_, "") for id_ in self.nodes}
         for id_, node in self.nodes.items():
-            if above[id_] in self.nodes and not self._is_above(id_, above[id_], above):
-                self.nodes[above[id_]].children.append(node)
-            else:
+            line = self._line(above, id_)
+            if not line:
                 above[id_] = ""
+                continue
+            shown = line[-1 - MOST_DEPTH] if len(line) > MOST_DEPTH else line[0]
+            self.nodes[shown].children.append(node)
         roots = [node for id_, node in self.nodes.items() if not above[id_]]
         for node in self.nodes.values():
             node.children.sort(key=_order)
@@ -196,16 +200,14 @@ class _Search:
                 node.state = _of_members([each for each in node.children if each.id in self._groups])
         return sorted(roots, key=_order)
 
-    @staticmethod
-    def _is_above(id_: str, start: str, above: dict[str, str]) -> bool:
-        """Whether ``id_`` is ``start``, or above it: a circle of parents, as nobody of ours makes."""
-        seen: set[str] = set()
-        while start and start not in seen:
-            if start == id_:
-                return True
-            seen.add(start)
-            start = above.get(start, "")
-        return False
+    def _line(self, above: dict[str, str], id_: str) -> list[str]:
+        """What is above a node, up to a root; nothing for a circle of parents, as nobody of ours makes."""
+        line: dict[str, None] = {}
+        while (id_ := above.get(id_, "")) in self.nodes:
+            if id_ in line:
+                return []
+            line[id_] = None
+        return list(line)
 
 
 def _order(node: Node) -> tuple[float, str]:

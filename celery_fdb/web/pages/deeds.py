@@ -13,6 +13,7 @@ from starlette.responses import Response
 from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Request, names_of, perform
+from celery_fdb.operations.remote.workers import WORKER_DEEDS
 from celery_fdb.web.access import forgery
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
@@ -33,7 +34,7 @@ OURS = frozenset({forgery.FIELD, "queue", "back", "deed", "selected", "confirmed
 
 def act(visit: Visit, broker: Broker) -> Response:
     """Ask, and when the answer is yes, act."""
-    deed = DEEDS.get(visit.sent("deed"))
+    deed = (DEEDS | WORKER_DEEDS).get(visit.sent("deed"))
     if deed is None:
         raise NotThere("There is no such deed. Nothing was changed.")
     if deed.shows_body and not visit.may_see_bodies:

@@ -35,6 +35,8 @@ def test_search(run, app, broker, monkeypatch):
     shown = run("search", "celery", "--text", ids[3][:13], "--body", "--json").json
     assert [each["content"]["body"][0] for each in shown] == [[]]
     assert run("search", "celery", "--until", "2001-01-01", "--json").json == []
+    assert len(run("search", "celery", "--since", "1h", "--limit", "9", "--json").json) == 9
+    assert run("search", "celery", "--until", "1h", "--json").json == []
     assert run("search", "celery", "--since", "yesterday").code == 2
     assert run("search", "nowhere").code == 1
 

@@ -13,12 +13,16 @@ from celery import Celery
 from prometheus_client import REGISTRY
 
 from celery_fdb.cli import fdb
+from celery_fdb.history.options import History
+from celery_fdb.history.views import metrics as by_task
+from celery_fdb.history.views.opening import history_of
 from celery_fdb.inspection.metrics import GAUGES, KEY_TOTALS, LATE, NAMES, TOTALS
 from kombu_fdb import Broker
 
 DOCS = Path(__file__).parents[3] / "docs"
 CLI, METRICS = DOCS / "cli.md", DOCS / "metrics.md"
 COMMANDS = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTALL)
+TASK_TABLE = re.compile(r"(?<=<!-- task metrics -->\n).*?(?=<!-- /task metrics -->)", re.DOTALL)
 METRIC_TABLE = re.compile(r"(?<=<!-- metrics -->\n).*?(?=<!-- /metrics -->)", re.DOTALL)
 
 
@@ -61,8 +65,18 @@ def test_the_table_of_metrics_is_that_of_the_code():
     assert METRIC_TABLE.search(METRICS.read_text())[0] == metric_table(), "run: python -m tests.cli.test_pages"
 
 
+def task_table():
+    return "".join(
+        ["| metric | |\n|---|---|\n", *(f"| `{name}` | {about} |\n" for name, about in by_task.NAMES.items())]
+    )
+
+
+def test_the_table_of_metrics_by_task_is_that_of_the_code():
+    assert TASK_TABLE.search(METRICS.read_text())[0] == task_table(), "run: python -m tests.cli.test_pages"
+
+
 def test_the_page_names_only_metrics_that_are_exported():
-    assert set(re.findall(r"celery_fdb_\w+", METRICS.read_text())) == NAMES
+    assert set(re.findall(r"celery_fdb_\w+", METRICS.read_text())) == NAMES | set(by_task.NAMES)
 
 
 class Shop:
@@ -77,6 +91,7 @@ class Shop:
         self.waiting, self.dead = next(task_id), next(each for each in task_id if each.startswith("0d9c"))
 
     def fill(self, broker):
+        history_of(broker).set_settings(History())
         for number in range(3):
             self.app.send_task("shop.pay", headers={"fair_key": f"tenant-{number + 6}"})
         self.app.send_task("shop.pay", task_id=self.dead, priority=9)
@@ -112,7 +127,7 @@ def test_the_commands_on_the_page_run(run, shop):
         result = run(*shop.arguments(line), broker=None, obj=shop)
         assert result.code == 0, f"{line}: {result.err}"
     spoken = {shlex.split(line)[line.startswith("python") + 4] for line in lines}
-    assert spoken >= {words[0] for words, _ in commands(fdb)} - {"export"}, "each command is shown"
+    assert spoken >= {words[0] for words, _ in commands(fdb)} - {"export", "web"}, "each command is shown"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:opentelemetry.*")
@@ -129,4 +144,5 @@ def test_the_code_on_the_page_of_metrics_runs(url, broker):
 
 if __name__ == "__main__":
     CLI.write_text(COMMANDS.sub(lambda _: command_table(), CLI.read_text()))
-    METRICS.write_text(METRIC_TABLE.sub(lambda _: metric_table(), METRICS.read_text()))
+    text = METRIC_TABLE.sub(lambda _: metric_table(), METRICS.read_text())
+    METRICS.write_text(TASK_TABLE.sub(lambda _: task_table(), text))

@@ -10,7 +10,7 @@ from celery import Celery, chain, chord, group
 import celery_fdb
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BROKER"], set_as_current=False)
-celery_fdb.install(app)
+celery_fdb.install(app, history=True)
 app.conf.task_default_queue = "orders"
 app.conf.task_routes = {
     "shop.pay": "payments",

@@ -205,6 +205,8 @@ def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
         ("/tasks", {}),
         ("/runs", {}),
         ("/workflows", {}),
+        ("/schedules", {}),
+        ("/workers", {}),
         ("/sessions", {}),
         ("/nowhere", {}),
     ]
@@ -287,6 +289,25 @@ def test_a_person_replays_a_dead_letter(window: Window, shop: Shop) -> None:
         window.find("button[value=replay]").click()
         window.wait_for(".notice", "Replayed 1 dead letter")
         until(lambda: broker.queue("payments.dead").count() == before, say=lambda: "it dies again")
+
+
+def test_a_worker_is_asked_and_answers(window: Window) -> None:
+    window.open("/workers")
+    window.wait_for("main", "worker1@shop")
+    window.find("button[value=worker_rate]").click()
+    window.wait_for("main", "Limit how often worker1@shop runs a task")
+    window.find("input[name=task]").send_keys("shop.report")
+    window.find("input[name=rate]").clear()
+    window.find("input[name=rate]").send_keys("100/m")
+    window.find("button[value=worker_rate]").click()
+    window.wait_for(".notice", "new rate limit set successfully")
+
+
+def test_a_workflow_is_a_tree(window: Window) -> None:
+    window.open("/workflows")
+    until(lambda: window.browser.find_elements("css selector", "tbody a") or window.browser.refresh())
+    window.find("tbody a").click()
+    window.wait_for("main", "shop.render")
 
 
 def test_typing_filters_without_a_button(window: Window) -> None:

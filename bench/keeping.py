@@ -1,0 +1,104 @@
+"""What keeping a history costs: ``make bench-history``, with ``ARGS="--rounds 6 --url fdb://..."`` for another store.
+
+A real prefork worker, 2 children, works off empty tasks, once with a history and once without, in turns; the order of
+the two changes with each round. Measured are tasks per second from the end of the first tenth to the last task, and the
+CPU of the worker with its children, from the first task until a while after the last one, when everything is flushed.
+Empty tasks are the worst case: a task that does something costs more, and its history the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import workloads
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+MODES = ("without", "with")
+#: Longer than a flush waits.
+REST_S = 2.5
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Figures = dict[str, float]
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process and all that it has started and still has."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (int(fields[11]) + int(fields[12])) / TICKS + sum(cpu_s(int(child)) for child in children)
+
+
+def one(url: str, count: int) -> Figures:
+    """One worker, in this process's environment."""
+    with tempfile.TemporaryDirectory() as out:
+        app = workloads._app(url, {}, out)
+        workloads._preload(app, count)
+        worker = workloads._Worker(out)
+        with worker:
+            workloads._await_stamps(out, count // 10)
+            began = cpu_s(worker._process.pid)
+            stamps = workloads._await_stamps(out, count)
+            time.sleep(REST_S)
+            spent = cpu_s(worker._process.pid) - began
+    starts = sorted(started for _, started in stamps)
+    steady = starts[count // 10 :]
+    return {"rate": (len(steady) - 1) / (steady[-1] - steady[0]), "cpu_us": 1e6 * spent / len(steady)}
+
+
+def measure(url: str, count: int, mode: str) -> Figures:
+    command = [sys.executable, __file__, "--one", "--url", url, "--count", str(count)]
+    env = {**os.environ, "BENCH_HISTORY": "1" if mode == "with" else ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    if done.returncode:
+        raise SystemExit(f"{mode} a history: failed\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def run(url: str | None, count: int, rounds: int) -> list[dict[str, Figures]]:
+    found = []
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory() as directory:
+            at = url or f"fdb+sqlite:///{directory}/broker.db"
+            order = MODES if number % 2 else MODES[::-1]
+            found.append({mode: measure(at if url else f"{at}-{mode}", count, mode) for mode in order})
+        Console(stderr=True).print(f"round {number + 1}: {found[-1]}")
+    return found
+
+
+def show(found: list[dict[str, Figures]]) -> Table:
+    table = Table("", "tasks/s", "CPU us/task", box=None)
+    for mode in MODES:
+        rates, cpus = ([each[mode][name] for each in found] for name in ("rate", "cpu_us"))
+        table.add_row(f"{mode} a history", f"{statistics.median(rates):,.0f}", f"{statistics.median(cpus):,.0f}")
+    ratios = [[each["with"][name] / each["without"][name] for each in found] for name in ("rate", "cpu_us")]
+    table.add_row("ratio, median", *(f"{statistics.median(each):.3f}" for each in ratios))
+    table.add_row("ratio, least to most", *(f"{min(each):.3f} to {max(each):.3f}" for each in ratios))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--url", help="of an empty broker; default: an SQLite file")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(one(given.url, given.count)))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(show(run(given.url, given.count, given.rounds)))
+
+
+if __name__ == "__main__":
+    main()

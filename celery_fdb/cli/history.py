@@ -1,0 +1,178 @@
+"""``history`` and ``task``: what ran, and one task's whole life."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import click
+from rich.console import RenderableType
+
+from celery_fdb.cli.terminal import Answer, Run, age, clean, command, table
+from celery_fdb.cli.work import DURATION
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.run import STATES
+from celery_fdb.history.views.lives import Life, life_of
+from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
+from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+
+__all__ = ["history", "task"]
+
+#: Pages that one call reads at most: each reads a bounded number of rows.
+PAGES = 20
+SECONDS = "SECONDS"
+
+
+@command()
+@click.option("--task", "name", help="Only runs of this task.")
+@click.option("--state", type=click.Choice(STATES), help="STARTED: those that run now.")
+@click.option("--key", help="Only with this fairness key.")
+@click.option("--queue", help="Only from this queue.")
+@click.option("--worker", help="Only by this worker, such as celery@web-1.")
+@click.option("--since", type=DURATION, metavar=SECONDS, help="Ended at most so long ago; 10m, 12h or 7d also work.")
+@click.option("--until", type=DURATION, metavar=SECONDS, help="Ended at least so long ago.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many, newest first.")
+@click.option("--after", metavar="CURSOR", help="Go on where a list ended that named this cursor.")
+def history(
+    run: Run,
+    *,
+    name: str | None,
+    state: str | None,
+    key: str | None,
+    queue: str | None,
+    worker: str | None,
+    since: float | None,
+    until: float | None,
+    limit: int,
+    after: str | None,
+) -> Answer:
+    """List what ran, when, how long and with what result, newest first, if the app's workers keep a history."""
+    now_ms = SystemClock().wall_ms()
+    wanted = Wanted(
+        task=name or "",
+        state=state or "",
+        key=key or "",
+        queue=queue or "",
+        worker=worker or "",
+        since_ms=0 if since is None else max(now_ms - int(since * 1000), 0),
+        until_ms=0 if until is None else max(now_ms - int(until * 1000), 1),
+    )
+    if state == STATES[0]:
+        page = RunsPage(active_runs(run.broker, wanted, limit=limit), None)
+    else:
+        page = _page(run.broker, wanted, limit, after)
+    more = [] if page.cursor is None else [f"There is more: --after {page.cursor}"]
+    return Answer(dataclasses.asdict(page), [_table(page.runs), *more])
+
+
+def _page(broker: Broker, wanted: Wanted, limit: int, after: str | None) -> RunsPage:
+    """As many pages as it takes, but not without end: rare runs may be far apart."""
+    runs: list[RunView] = []
+    for _ in range(PAGES):
+        page = page_of_runs(broker, wanted, limit=limit - len(runs), cursor=after)
+        runs += page.runs
+        after = page.cursor
+        if after is None or len(runs) == limit:
+            break
+    return RunsPage(runs, after)
+
+
+def _table(runs: Sequence[RunView]) -> RenderableType:
+    now_s = SystemClock().wall_ms() / 1000
+    return table(
+        "task id state >ended >runtime >attempt queue key worker error",
+        [
+            (
+                *(
+                    each.task,
+                    each.id,
+                    _state(each),
+                    _ended(each, now_s),
+                ),
+                *(_runtime(each, now_s), each.attempt, each.queue, each.key, each.worker, _error(each)),
+            )
+            for each in runs
+        ],
+    )
+
+
+def _state(run: RunView) -> str:
+    return f"{run.state} (its worker is gone)" if run.alive is False else run.state
+
+
+def _ended(run: RunView, now_s: float) -> str:
+    return "" if run.ended is None else f"{age(max(now_s - run.ended, 0))} ago"
+
+
+def _runtime(run: RunView, now_s: float) -> str:
+    if run.ended is None and run.started is not None:
+        return age(max(now_s - run.started, 0))
+    return "" if run.runtime_s is None else seconds(run.runtime_s)
+
+
+def seconds(value: float) -> str:
+    """A runtime: short ones exactly."""
+    return f"{value * 1000:.1f} ms" if value < 1 else age(value)
+
+
+def _error(run: RunView) -> str:
+    text = f"{run.error_class.rpartition('.')[2]}: {run.error}" if run.error_class else run.error
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+@command()
+@click.argument("task_id")
+@click.option("--tree", is_flag=True, help="Show the chain, group or chord that it belongs to.")
+def task(run: Run, *, task_id: str, tree: bool) -> Answer:
+    """Show the life of the task TASK_ID: published, delayed, leased, started, retried, done; from all that is known.
+
+    Known are its messages in the broker, its runs in the history and, with an app (celery -A), the state of its result.
+    """
+    if tree:
+        workflow = workflow_of(run.broker, task_id)
+        return Answer(dataclasses.asdict(workflow), list(_tree(workflow)))
+    life = life_of(run.broker, task_id, run.where.app_of_broker)
+    return Answer(dataclasses.asdict(life), list(_life(life)))
+
+
+def _life(life: Life) -> Iterator[RenderableType]:
+    result = "" if life.result is None else f"; result: {life.result}"
+    yield f"{life.task} {life.task_id}: {life.state}{result}"
+    yield table("when what about", [(_moment(each.moment), each.what, each.about) for each in life.events])
+    for each in life.runs[-1:]:
+        yield from (f"{name}: {text}" for name, text in (("args", each.args), ("kwargs", each.kwargs)) if text)
+        if each.traceback:
+            yield clean_lines(each.traceback)
+    if not life.history:
+        yield "History is off: only what is in the broker now is known. See celery_fdb.install(app, history=True)."
+
+
+def clean_lines(text: str) -> str:
+    """A traceback, line by line."""
+    return "\n".join(map(clean, text.rstrip().split("\n")))
+
+
+def _moment(moment_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(moment_s, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    except (OverflowError, ValueError, OSError):
+        return f"{moment_s:.0f} s"
+
+
+def _tree(workflow: Workflow) -> Iterator[str]:
+    for each in workflow.roots:
+        yield from _branch(each, "")
+    if not workflow.complete:
+        yield f"It has more than these {workflow.tasks} tasks."
+
+
+def _branch(node: Node, indent: str) -> Iterator[str]:
+    took = "" if node.runtime_s is None else f" in {seconds(node.runtime_s)}"
+    tries = f", {node.runs} runs" if node.runs > 1 else ""
+    error = f": {node.error[:80]}" if node.error else ""
+    yield f"{indent}{node.task or node.kind} {node.id} {node.state}{took}{tries}{error}"
+    for child in node.children:
+        yield from _branch(child, indent + "  ")

@@ -1,0 +1,94 @@
+"""``/workers``: what the running workers tell of themselves through Celery's remote control.
+
+They are asked, and have :data:`TIMEOUT_S` to answer: one that is busy with its own start, or frozen, is missing here,
+while its session stands on the page of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from starlette.responses import Response
+
+from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker
+from kombu_fdb.errors import StoreUnavailable
+
+__all__ = ["workers"]
+
+#: Seconds for all answers to one question; there are two.
+TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class Active:
+    """A task that runs now. ``seconds``: for how long; None if the worker did not say."""
+
+    id: str
+    task: str
+    seconds: float | None
+
+
+@dataclass(slots=True)
+class Worker:
+    """``ran``: tasks since it has started."""
+
+    name: str
+    pool: str = ""
+    processes: int | None = None
+    prefetch: int | None = None
+    uptime_s: float | None = None
+    pid: int | None = None
+    ran: int = 0
+    active: list[Active] = field(default_factory=list)
+
+
+def workers(visit: Visit, broker: Broker) -> Response:
+    del broker  # the app has its own way there
+    app = visit.settings.app
+    found = None if app is None else ask(app, visit.settings.clock.wall_ms() / 1000)
+    return visit.page("workers", workers=found, deeds=list(WORKER_DEEDS.values()))
+
+
+def ask(app: Celery, now_s: float) -> list[Worker]:
+    """Those that answered, by name. Raises ``StoreUnavailable``."""
+    inspect = app.control.inspect(timeout=TIMEOUT_S)
+    try:
+        stats, active = inspect.stats() or {}, inspect.active() or {}
+    except OperationalError as error:
+        raise StoreUnavailable("the workers could not be asked", reason=str(error)) from error
+    names = sorted({str(each) for each in (*stats, *active)})
+    return [worker_of(name, stats.get(name), active.get(name), now_s) for name in names]
+
+
+def worker_of(name: str, stats: Any, active: Any, now_s: float) -> Worker:
+    """Of what it answered, which may be anything."""
+    worker = Worker(name)
+    if isinstance(stats, Mapping):
+        pool = stats.get("pool")
+        pool = pool if isinstance(pool, Mapping) else {}
+        worker.pool = str(pool.get("implementation", "")).rpartition(":")[2]
+        worker.processes, worker.prefetch = _whole(pool.get("max-concurrency")), _whole(stats.get("prefetch_count"))
+        worker.uptime_s, worker.pid = _whole(stats.get("uptime")), _whole(stats.get("pid"))
+        total = stats.get("total")
+        worker.ran = sum(_whole(each) or 0 for each in total.values()) if isinstance(total, Mapping) else 0
+    for each in active if isinstance(active, list) else []:
+        if isinstance(each, Mapping):
+            worker.active.append(_active(each, now_s))
+    worker.active.sort(key=lambda each: -(each.seconds or 0.0))
+    return worker
+
+
+def _active(told: Mapping[str, Any], now_s: float) -> Active:
+    began = told.get("time_start")
+    seconds = max(now_s - began, 0.0) if isinstance(began, int | float) and began else None
+    return Active(str(told.get("id", "")), str(told.get("name", "")), seconds)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

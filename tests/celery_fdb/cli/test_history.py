@@ -1,0 +1,110 @@
+"""``history`` and ``task``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.states import FAILURE, STARTED, SUCCESS
+
+from celery_fdb.history.options import History
+from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.opening import history_of
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+
+
+@pytest.fixture
+def history(broker: Broker) -> HistoryStore:
+    history = history_of(broker)
+    history.set_settings(History())
+    return history
+
+
+def keep(history: HistoryStore, id_: str, ago_s: float = 0, **fields: Any) -> None:
+    now_ms = SystemClock().wall_ms()
+    told: dict[str, Any] = {"task": "shop.pay", "queue": "q", "worker": "w@h", "state": SUCCESS, "runtime_s": 0.0125}
+    told |= {"start_ms": now_ms - int(ago_s * 1000) - 10, "end_ms": now_ms - int(ago_s * 1000), **fields}
+    for unwritten in history.packed([Run(id_, **told)]):
+        history.write(unwritten, History())
+
+
+def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], history: HistoryStore) -> None:
+    keep(history, "t1", 7200, key="acme")
+    keep(history, "t2", 60, state=FAILURE, error_class="shop.Broken", error="no \x1b[31mred", worker="other@h")
+    keep(history, "t3", 1, task="shop.pack")
+    ids = lambda *options: [each["id"] for each in run("history", *options, "--json").json["runs"]]  # noqa: E731 - short
+    assert ids() == ["t3", "t2", "t1"]
+    assert ids("--task", "shop.pay") == ["t2", "t1"]
+    assert ids("--state", FAILURE) == ids("--worker", "other@h") == ["t2"]
+    assert ids("--key", "acme") == ids("--until", "1h") == ["t1"]
+    assert ids("--since", "1h") == ["t3", "t2"]
+    assert ids("--queue", "unknown") == []
+    first = run("history", "--limit", "2", "--json").json
+    assert ids("--limit", "2", "--after", first["cursor"]) == ["t1"]
+    shown = run("history", "--limit", "2")
+    assert "12.5 ms" in shown.out
+    assert "Broken: no" in shown.out
+    assert "\x1b" not in shown.out
+    assert f"--after {first['cursor']}" in shown.out
+
+
+def test_what_runs_now(run: Callable[..., Any], history: HistoryStore) -> None:
+    history.activity(b"s", {1: Run("t", "shop.pay", start_ms=SystemClock().wall_ms() - 5000)})
+    result = run("history", "--state", STARTED)
+    assert "STARTED (its worker is gone)" in result.out
+    assert run("history", "--state", STARTED, "--json").json["runs"][0]["alive"] is False
+
+
+def test_history_is_off(run: Callable[..., Any], broker: Broker) -> None:
+    broker.queues()
+    result = run("history")
+    assert result.code == 1
+    assert "celery_fdb.install(app, history=True)" in result.err
+
+
+def test_a_cursor_that_is_none(run: Callable[..., Any], history: HistoryStore) -> None:
+    result = run("history", "--after", "x")
+    assert (result.code, "cursor" in result.err) == (2, True)
+
+
+def test_a_life(run: Callable[..., Any], history: HistoryStore) -> None:
+    keep(history, "t", 5, state="RETRY", error_class="E", error="no", traceback="line 1\nline 2", args="(1,)")
+    keep(history, "t", 1, retries=1, args="(1,)", traceback="")
+    shown = run("task", "t").out
+    for said in ("shop.pay t: SUCCESS", "attempt 1, by w@h from q", "retried", "attempt 2", "succeeded", "args: (1,)"):
+        assert said in shown
+    document = run("task", "t", "--json").json
+    assert [each["what"] for each in document["events"]] == ["started", "retried", "started", "succeeded"]
+
+
+def test_a_life_in_the_broker_alone(run: Callable[..., Any], url: str, broker: Broker) -> None:
+    broker.queue("q").put("x", task_id="t", delay=600)
+    shown = run("task", "t").out
+    assert "delayed" in shown
+    assert "History is off" in shown
+
+
+def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, history: HistoryStore) -> None:
+    app = Celery("cli", broker=url, backend=url, set_as_current=False)
+    app.backend.store_result("t", 5, SUCCESS)
+    obj = type("Context", (), {"app": app, "no_color": True})()
+    assert "result: SUCCESS" in run("task", "t", broker=None, obj=obj).out
+    app.backend.client.detach(app.backend)
+    app.close()
+
+
+def test_a_tree(run: Callable[..., Any], history: HistoryStore) -> None:
+    keep(history, "a", 5, followers=(Follower("b", "shop.pack"),))
+    lines = run("task", "a", "--tree").out.splitlines()
+    assert lines == ["shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
+    assert run("task", "b", "--tree", "--json").code == 1, "nobody has published it"
+
+
+@pytest.mark.parametrize("options", [[], ["--tree"]])
+def test_a_task_that_nobody_knows(run: Callable[..., Any], history: HistoryStore, options: list[str]) -> None:
+    result = run("task", "nobody", *options)
+    assert (result.code, "Check the id" in result.err) == (1, True)

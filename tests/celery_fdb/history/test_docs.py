@@ -1,0 +1,55 @@
+"""docs/history.md and docs/keyspace.md say what the code does.
+
+To write the table of keys anew: python tests/celery_fdb/history/test_docs.py.
+"""
+
+import re
+from pathlib import Path
+
+from celery_fdb.history import groups, layout, reading, run
+from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
+from celery_fdb.history.recording import recorder, upkeep
+from celery_fdb.history.views import metrics
+
+DOCS = Path(__file__).parents[3] / "docs"
+#: Without its name in one piece: tests/test_pages.py runs it, as no other test does.
+PAGE, KEYSPACE = (DOCS / "history").with_suffix(".md"), DOCS / "keyspace.md"
+TABLE = re.compile(r"(?<=<!-- history keys -->\n).*?(?=<!-- /history keys -->)", re.DOTALL)
+
+
+def rendered_keys():
+    """The reStructuredText table of ``layout.py`` in Markdown."""
+    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", layout.__doc__, flags=re.MULTILINE)
+    cells = [re.split(r"\s{2,}", line.strip()) for line in (heading, "---  ---  ---", *rows.splitlines())]
+    assert all(len(row) == 3 for row in cells), [row for row in cells if len(row) != 3]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells).replace("``", "`")
+
+
+def test_the_keys_are_those_of_the_code():
+    written = TABLE.search(KEYSPACE.read_text())
+    assert written is not None
+    assert written[0] == rendered_keys(), "run: python tests/celery_fdb/history/test_docs.py"
+
+
+def test_the_numbers_are_those_of_the_code():
+    text = " ".join(PAGE.read_text().split())
+    assert (History().runs, History().max_age, History().arguments) == (100_000, 7 * 86_400, "masked")
+    for said in (
+        f"groups of up to {groups.GROUP_RUNS}",
+        f"when {recorder.FLUSH_RUNS} runs wait",
+        f"bounds the number, up to {MOST_RUNS:,}",
+        f"in up to {SEGMENTS} segments (more of them above {SEGMENTS * LARGEST_SEGMENT:,} runs)",
+        f"at most {reading.GROUPS_PER_PAGE} groups in one transaction",
+        f"up to {recorder.MOST_BYTES // 1_000_000} MB of texts",
+        f"up to {run.ARGUMENTS_LENGTH:,} characters",
+        f"the first {run.ERROR_LENGTH:,} characters, and the last {run.TRACEBACK_LENGTH:,} of the traceback",
+    ):
+        assert said in text, said
+    assert (recorder.FLUSH_S, upkeep.INTERVAL_S) == (1.0, 30.0)  # "once a second", "half a minute"
+    assert LONGEST_AGE_S == 366 * 86_400  # "up to a year"
+    assert all(state in text for state in run.STATES)
+    assert f"The {metrics.TASKS} tasks that ran most" in " ".join((DOCS / "metrics.md").read_text().split())
+
+
+if __name__ == "__main__":
+    KEYSPACE.write_text(TABLE.sub(lambda _: rendered_keys(), KEYSPACE.read_text()))

@@ -1,0 +1,157 @@
+"""Workers, what is asked of them, and the app's schedule."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.control import Inspect
+from celery.schedules import crontab
+from kombu.exceptions import OperationalError
+
+from celery_fdb.history.options import History
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.web.pages.schedules import rows_of
+from celery_fdb.web.pages.workers import worker_of
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+
+STATS = {
+    "pool": {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 4},
+    "prefetch_count": 16,
+    "uptime": 3_700,
+    "pid": 77,
+    "total": {"shop.pay": 5, "shop.mail": 2},
+}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What workers answer to stats and active."""
+    answers: dict[str, Any] = {"stats": {"w@h": STATS}, "active": {"w@h": []}}
+    monkeypatch.setattr(Inspect, "stats", lambda _: answers["stats"])
+    monkeypatch.setattr(Inspect, "active", lambda _: answers["active"])
+    return answers
+
+
+@pytest.fixture
+def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked of the workers; the first of them answers."""
+    asked: list[Any] = []
+
+    def told(name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            asked.append((name, *arguments, *([named["destination"]] if "destination" in named else [])))
+            return [{"w@h": {"ok": "done so"}}]
+
+        return call
+
+    for name in ("shutdown", "pool_grow", "pool_shrink", "rate_limit"):
+        monkeypatch.setattr(app.control, name, told(name))
+    return asked
+
+
+def test_a_worker_with_what_it_runs(operator: Any, answers: dict[str, Any]) -> None:
+    answers["active"]["w@h"] = [{"id": "t1", "name": "shop.pay", "time_start": time.time() - 90, "args": ["secret"]}]
+    page = operator.see("/workers")
+    for text in ("w@h", "TaskPool", "ran 7", "1 h 1 min", "shop.pay", "1 min"):
+        assert text in page
+    assert "secret" not in page
+
+
+def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any, answers: dict[str, Any]) -> None:
+    assert "celery -A proj fdb web" in visit().see("/workers")
+    assert "celery -A proj fdb web" in visit().see("/schedules")
+    answers.update(stats=None, active=None)
+    assert "No worker answered" in operator.see("/workers")
+
+
+def test_workers_that_cannot_be_asked_are_a_page(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> Any:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(Inspect, "stats", fail)
+    assert "could not be asked" in operator.see("/workers", 503)
+
+
+@pytest.mark.parametrize(
+    "told", [None, [], "x", {"pool": 5, "total": []}, {"pool": {"max-concurrency": "x"}, "pid": []}]
+)
+def test_a_worker_may_answer_anything(told: Any) -> None:
+    assert worker_of("w", told, told, 0.0).name == "w"
+    assert worker_of("w", None, [told, {"time_start": "x"}, {}], 0.0).ran == 0
+
+
+@pytest.mark.parametrize(
+    ("deed", "fields", "asked"),
+    [
+        ("worker_shutdown", {}, ("shutdown", ["w@h"])),
+        ("worker_grow", {"by": "2"}, ("pool_grow", 2, ["w@h"])),
+        ("worker_shrink", {"by": "1"}, ("pool_shrink", 1, ["w@h"])),
+        ("worker_rate", {"task": "shop.pay", "rate": "10/m"}, ("rate_limit", "shop.pay", "10/m", ["w@h"])),
+    ],
+)
+def test_what_is_asked_of_a_worker(
+    operator: Any, control: list[Any], answers: Any, deed: str, fields: Any, asked: Any
+) -> None:
+    given = {"deed": deed, "queue": "w@h", "back": "/nowhere"}
+    assert "w@h" in operator.submit("/act", **given)
+    assert control == [], "asked first"
+    operator.submit("/act", status=404, **given, **fields, confirmed="yes")  # the way back
+    assert control == [asked]
+
+
+@pytest.mark.parametrize(
+    ("deed", "fields"),
+    [("worker_grow", {"by": "many"}), ("worker_grow", {"by": "9999"}), ("worker_rate", {"task": "t", "rate": "fast"})],
+)
+def test_what_no_worker_can_do_is_told(operator: Any, control: list[Any], deed: str, fields: Any) -> None:
+    operator.submit("/act", status=422, deed=deed, queue="w@h", confirmed="yes", **fields)
+    assert control == []
+
+
+def test_a_worker_that_refuses_or_is_silent(operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"deed": "worker_grow", "queue": "w@h", "by": "1", "confirmed": "yes"}
+    for replies, text in (
+        ([{"w@h": {"error": "no pool"}}], "no pool"),
+        ([], "did not answer"),
+        (None, "did not answer"),
+    ):
+        monkeypatch.setattr(app.control, "pool_grow", lambda *_, replies=replies, **__: replies)
+        assert text in operator.submit("/act", status=422, **given)
+
+
+# -- the schedule ------------------------------------------------------------------------------------------------------
+
+NOW = datetime(2031, 5, 5, 12, 30, tzinfo=UTC)
+
+
+def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker: Broker) -> None:
+    app.conf.beat_schedule = {
+        "often": {"task": "shop.remind", "schedule": 300.0, "options": {"queue": "mails"}},
+        "nightly": {"task": "shop.report", "schedule": crontab(hour=3, minute=15)},
+        "broken": {"task": "shop.x", "schedule": "sometimes"},
+        "empty": None,
+    }
+    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store.set_settings(History())
+    began = int(NOW.timestamp() * 1000) - 60_000
+    for unwritten in store.packed([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
+        store.write(unwritten, History())
+    rows = {each.name: each for each in rows_of(app, broker, NOW)}
+    assert rows["often"].following == NOW + timedelta(seconds=240)
+    assert rows["often"].last is not None
+    assert rows["often"].queue == "mails"
+    following = rows["nightly"].following
+    assert following is not None
+    assert (following.hour, following.minute) == (3, 15)
+    assert rows["nightly"].last is None
+    assert rows["broken"].problem
+    assert rows["empty"].problem
+    page = operator.see("/schedules")
+    for text in ("often", "every 5.00 minutes", "crontab", "not in the history"):
+        assert text in page
