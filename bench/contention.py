@@ -40,7 +40,8 @@ PROCESSES = 4
 QUEUES = ["q"]
 KEYS = {"no keys": 0, "one key": 1, "1,000 keys": 1_000, "100,000 keys": 100_000}
 MESSAGES = 60_000
-WARM_UP_S = 1.0
+#: Consumers begin one after another, as processes that are started together do; then each finds out that it has rivals.
+BEGINNING_S, LEARNING_S = 2.0, 2.0
 #: Pings of the latency, of which the first are not counted: the consumers learn that they have rivals.
 PINGS, LEARNING = 150, 30
 
@@ -74,26 +75,26 @@ class NoThreads:
 class Rival:
     """One consumer."""
 
-    def __init__(self, engine: Engine, until: float, seconds: float) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._until = until
-        self._seconds = seconds
         #: What its process had spent when the counting began.
-        self.began_cpu_s = time.process_time()
+        self.began_cpu_s = 0.0
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
         self._membership = Membership(engine, Options(), session, NoThreads(), SystemClock())
         self._standing = Standing(self._rung.set, time.monotonic, random.Random(), 1.0, Rivalry())
+        self._standing.rivalry.suspect(QUEUES)
         self._acks: list[Lease] = []
         self._services = 0
 
-    def run(self, tallies: list[Tally]) -> None:
-        """The first second is not counted: they learn that they have rivals by losing to them."""
+    def run(self, tallies: list[Tally], began_s: float, seconds: float) -> None:
+        """What it does before ``began_s`` is not counted."""
         claims = messages = 0
-        began_s, before = self._until - self._seconds, Tally()
-        while time.monotonic() < self._until:
-            if began_s and time.monotonic() >= began_s:
-                began_s, before = 0.0, Tally(claims, messages, self._engine.messages.lost_races, self._services)
+        before = Tally()
+        time.sleep(random.uniform(0, BEGINNING_S))
+        while time.monotonic() < began_s + seconds:
+            if not self.began_cpu_s and time.monotonic() >= began_s:
+                before = Tally(claims, messages, self._engine.messages.lost_races, self._services)
                 self.began_cpu_s = time.process_time()
             hand: list[Delivery] = []
             try:
@@ -143,12 +144,13 @@ def fill(engine: Engine, keys: int, messages: int) -> None:
         engine.publisher.publish([Publication("", "q", b"x" * 500, key=name) for name in names])
 
 
-def consume(cluster_file: str, namespace: str, consumers: int, seconds: float, results: Any) -> None:
-    """One process."""
+def consume(cluster_file: str, namespace: str, consumers: int, seconds: float, ready: Any, results: Any) -> None:
+    """One process. They begin when the last of them is ``ready``."""
     tallies: list[Tally] = []
-    until = time.monotonic() + WARM_UP_S + seconds
-    rivals = [Rival(open_engine(cluster_file, namespace), until, seconds) for _ in range(consumers)]
-    _run_threads([lambda rival=rival: rival.run(tallies) for rival in rivals])
+    rivals = [Rival(open_engine(cluster_file, namespace)) for _ in range(consumers)]
+    ready.wait()
+    began_s = time.monotonic() + BEGINNING_S + LEARNING_S
+    _run_threads([lambda rival=rival: rival.run(tallies, began_s, seconds) for rival in rivals])
     results.put(total([*tallies, Tally(cpu_s=time.process_time() - min(each.began_cpu_s for each in rivals))]))
 
 
@@ -173,8 +175,10 @@ def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: 
     """The consumers' results; they are spread over the processes."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    shares = [consumers // PROCESSES + (number < consumers % PROCESSES) for number in range(PROCESSES)]
-    processes = [context.Process(target=work, args=(*where, share, amount, results)) for share in shares if share]
+    spread = [consumers // PROCESSES + (number < consumers % PROCESSES) for number in range(PROCESSES)]
+    shares = [share for share in spread if share]
+    ready = context.Barrier(len(shares))
+    processes = [context.Process(target=work, args=(*where, share, amount, ready, results)) for share in shares]
     for process in processes:
         process.start()
     found = [results.get() for _ in processes]
@@ -186,7 +190,7 @@ def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: 
 # -- latency -----------------------------------------------------------------------------------------------------------
 
 
-def listen(url: str, queue: str, consumers: int, _amount: float, results: Any) -> None:
+def listen(url: str, queue: str, consumers: int, _amount: float, _ready: Any, results: Any) -> None:
     """One process: tells when each ping came, until it gets a farewell for each of its consumers."""
     found: list[tuple[int, float]] = []
     _run_threads([lambda: _listen_once(url, queue, found) for _ in range(consumers)])

@@ -129,9 +129,9 @@ class Conflict(StoreError):
 
 
 class Outrun(StoreError):
-    """A rival's claim was faster, and this one was told not to run after it. Nothing has happened."""
+    """A rival was faster, or stands in a line, and this claim was told to give way. Nothing has happened."""
 
-    text = "a rival's claim was faster"
+    text = "a rival was faster"
 
 
 class TransactionTooOld(StoreError):

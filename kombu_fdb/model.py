@@ -111,8 +111,8 @@ class ClaimTerms(NamedTuple):
 
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
-    caller who may have to recover this claim. ``gives_way``: to a rival who was faster, by raising ``Outrun``, instead
-    of trying again.
+    caller who may have to recover this claim. ``gives_way``: to rivals who stand in a line for the same queues, and to
+    one who was faster, by raising ``Outrun``.
     """
 
     no_ack: Collection[str] = ()

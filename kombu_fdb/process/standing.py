@@ -2,11 +2,14 @@
 
 Model. For each set of queues a consumer is
 
-* *alone*: it claims directly. So begins everybody, and on a store whose writers take turns it stays so.
-* *contested*: a rival's claim was faster than one of its own. It *joins* the line whenever it has room, before it knows
-  whether there is work: its demand stands while it is idle, too. There it *waits*, or is the *first*; only the first
-  one looks at the queues, arms their bells and claims. It is alone again when it has served :data:`LONELY` times with
-  nobody else in the line, and nobody else served it in between.
+* *alone*: it claims directly. On a store whose writers take turns everybody does.
+* *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
+  it has room, before it knows whether there is work: its demand stands while it is idle, too. There it *waits*, or is
+  the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
+  :data:`LONELY` times with nobody else in the line, and nobody else served it in between.
+
+A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once: of a
+whole deployment that starts, each one's first claim would be in the way of all others.
 
 Who moves it: its owner, one thread, by :meth:`Standing.attend` at each of its turns. It never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
@@ -72,17 +75,24 @@ class Rivalry:
 
     def contest(self, queues: Iterable[str]) -> None:
         """A rival was faster."""
-        if len(self._contested) >= MOST_LINES:
-            self._contested.clear()
-        self._contested[line.name([*queues])] = 0
+        self._note(line.name([*queues]), 0)
+
+    def suspect(self, queues: Iterable[str]) -> None:
+        """There may be rivals: stand in the line once, to see whether anybody else does."""
+        self._note(line.name([*queues]), LONELY - 1)
 
     def served(self, name: bytes, *, alone: bool) -> None:
         """Its first one has served the line, with or without a sign of somebody else."""
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
-            self._contested[name] = times
+            self._note(name, times)
         else:
             self._contested.pop(name, None)
+
+    def _note(self, name: bytes, times: int) -> None:
+        if len(self._contested) >= MOST_LINES:
+            self._contested.clear()
+        self._contested[name] = times
 
 
 class Standing:

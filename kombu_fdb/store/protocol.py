@@ -84,6 +84,8 @@ class Transaction(Protocol):
 class Database(Protocol):
     #: Whether ``commit`` can ever raise ``CommitUnknown``; if not, commit tokens are not written.
     commit_may_be_unknown: bool
+    #: Whether a writing transaction waits for the one before it; if not, one of the two may have to run again.
+    writers_take_turns: bool
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> Transaction:
         """``read_only``: a promise that allows a store to let it run beside a writer."""

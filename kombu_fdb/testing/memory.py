@@ -76,6 +76,7 @@ class MemoryDatabase:
     """A :class:`~kombu_fdb.store.protocol.Database` in this process's memory; see the module's text."""
 
     commit_may_be_unknown = True
+    writers_take_turns = False
 
     def __init__(
         self, *, clock: Clock | None = None, rng: random.Random | None = None, faults: Faults | None = None

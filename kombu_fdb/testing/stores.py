@@ -76,6 +76,8 @@ class MemoryStores:
 class OpenedMemory:
     """One opening of a store: closing it leaves the store as it is."""
 
+    writers_take_turns = False
+
     def __init__(self, store: MemoryDatabase, *, commit_may_be_unknown: bool = False) -> None:
         self.commit_may_be_unknown = commit_may_be_unknown
         self._store = store

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("django", reason="Django is not installed")
+django = pytest.importorskip("django", reason="Django is not installed")
+if django.VERSION < (5, 1):
+    pytest.skip("the example needs Django 5.1", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "django_shop"

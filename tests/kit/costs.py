@@ -51,6 +51,7 @@ class CountingDatabase:
     def __init__(self, inner: Database) -> None:
         self.inner = inner
         self.commit_may_be_unknown = inner.commit_may_be_unknown
+        self.writers_take_turns = inner.writers_take_turns
         self.transactions: list[Cost] = []
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> CountingTransaction:

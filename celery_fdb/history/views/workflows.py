@@ -94,6 +94,7 @@ class _Search:
         self._families: set[str] = set()
         self._steps: deque[tuple[str, str]] = deque()
         self._taken: set[tuple[str, str]] = set()
+        self._counted: set[tuple[str, int, int, int]] = set()
 
     def run(self, task_id: str) -> None:
         """Find what belongs to the task."""
@@ -141,11 +142,9 @@ class _Search:
 
     def _add_runs(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            node = self._node(run.id, run.task)
-            node.runs += 1
-            node.state, node.runtime_s, node.error = run.state, run.runtime_s, run.error
-            node.started, node.ended = run.start_ms / 1000 or None, run.end_ms / 1000 or None
             self._queues.add(run.queue)
+            if not self._count(run):
+                continue  # found by its id, and by its root or group
             self._relate(run.id, root=run.root, parent=run.parent, group=run.group)
             before = run.id
             for follower in run.followers:
@@ -153,6 +152,20 @@ class _Search:
                 self._parents.setdefault(follower.id, run.group if before == run.id and run.group else before)
                 self._look_for("task", follower.id)
                 before = follower.id
+
+    def _count(self, run: Run) -> bool:
+        """Once for each run. Of several, the newest tells the node's state, in whatever order they are found."""
+        mark = (run.id, run.start_ms, run.end_ms, run.retries)
+        if mark in self._counted:
+            return False
+        self._counted.add(mark)
+        node = self._node(run.id, run.task)
+        node.runs += 1
+        ended = run.end_ms / 1000 or None
+        if node.runs == 1 or ended is None or (node.state != ACTIVE and (node.ended or 0.0) <= ended):
+            node.state, node.runtime_s, node.error = run.state, run.runtime_s, run.error
+            node.started, node.ended = run.start_ms / 1000 or None, ended
+        return True
 
     def _add_message(self, message: Peeked) -> None:
         headers = _headers(message)

@@ -1,5 +1,5 @@
 "use strict";
-// Selecting messages, and moments in the reader's time zone.
+// Selecting messages, moments in the reader's time zone, and where one is in the bar.
 {
   const localise = (root) => {
     for (const each of root.querySelectorAll("time[datetime]")) {
@@ -24,6 +24,9 @@
     count();
   };
   const dress = (root) => { localise(root); select(root); };
-  document.addEventListener("DOMContentLoaded", () => dress(document));
+  document.addEventListener("DOMContentLoaded", () => {
+    dress(document);
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+  });
   document.addEventListener("htmx:afterSettle", () => dress(document));
 }

@@ -6,7 +6,6 @@ The two databases are files in ``SHOP_DIRECTORY`` (this folder if unset). ``CELE
 import os
 from pathlib import Path
 
-import django
 from kombu import Queue
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -54,7 +53,7 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": DATA / "shop.sqlite3",
         # The web server and several workers write: wait for each other instead of failing.
-        "OPTIONS": {"timeout": 20, **({"transaction_mode": "IMMEDIATE"} if django.VERSION >= (5, 1) else {})},
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -65,6 +65,7 @@ class Messages:
         def body(work: Work) -> list[Delivery]:
             nonlocal gives_way
             window = self._window(session_id, number, limit, terms.consumers)
+            window.gives_way = terms.gives_way and not doubt.is_open
             tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
             gives_way = terms.gives_way and not window.single  # a line would be served for one only: the active one
             return list(tried)

@@ -26,19 +26,30 @@ from typing import NamedTuple
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
 from kombu_fdb.engine.messages.message import Message, Opened, delete_rest, put_leased, read_all, take_row
-from kombu_fdb.engine.scheduling import ageing, fair, single
+from kombu_fdb.engine.scheduling import ageing, fair, line, single
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.effects import CLAIMED
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, Outrun
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.keyspace.layout import counted, has_key, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, Place, QueueControl
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Found", "choose", "claim", "delivery_of", "find", "head_ranges", "state_keys", "states_of", "take"]
+__all__ = [
+    "Found",
+    "choose",
+    "claim",
+    "delivery_of",
+    "find",
+    "head_ranges",
+    "is_single",
+    "state_keys",
+    "states_of",
+    "take",
+]
 
 #: Read at once from the head of a queue, and in all.
 ROWS_PER_READ = 1_000
@@ -50,7 +61,7 @@ HEAD_BYTES = 10_000_000
 def claim(
     work: Work, queues: Sequence[str], window: Window, *, no_ack: Collection[str], acks: Sequence[Lease] = ()
 ) -> list[Delivery]:
-    """Fill the window from the queues in turn; ``acks`` are settled first.
+    """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun``, as the window has it.
 
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
     holds a versionstamped key of the same transaction can't be read.
@@ -74,12 +85,16 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     a pause, or the first limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a
     key sets it again.
     """
-    leases, states = settle.lease_keys(work, acks), state_keys(work, queues)
-    heads = head_ranges(work, queues, window.limit)
-    values, rows = session.require(work, window.session, and_read=[*leases, *states], ranges=heads)
+    leases, keys = settle.lease_keys(work, acks), state_keys(work, queues)
+    rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
+    ranges = [*rivals, *head_ranges(work, queues, window.limit)]
+    values, rows = session.require(work, window.session, and_read=[*leases, *keys], ranges=ranges)
+    states = states_of(queues, values[len(leases) :], rows[len(rivals) :])
+    if any(rows[: len(rivals)]) and not is_single(states):  # a line would be served for one only: the active one
+        raise Outrun
     if acks:
         settle.ack(work, acks, values[: len(leases)])
-    return states_of(queues, values[len(leases) :], rows)
+    return states
 
 
 def states_of(
@@ -114,6 +129,11 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
         if wanted > 0 and not window.room.is_full:
             rows += [(queue, row) for row in _choose_from(work, queue, states[queue], wanted, window)]
     return rows
+
+
+def is_single(states: Mapping[str, QueueState]) -> bool:
+    """Whether one of the queues serves one consumer only."""
+    return any(state.control.single_active for state in states.values())
 
 
 def _open_to(work: Work, states: Mapping[str, QueueState], window: Window) -> list[str]:

@@ -22,7 +22,16 @@ from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
-from kombu_fdb.engine.messages.claim import choose, delivery_of, find, head_ranges, state_keys, states_of, take
+from kombu_fdb.engine.messages.claim import (
+    choose,
+    delivery_of,
+    find,
+    head_ranges,
+    is_single,
+    state_keys,
+    states_of,
+    take,
+)
 from kombu_fdb.engine.messages.message import Opened, open_record, read_all
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import QueueState, Window
@@ -109,8 +118,7 @@ def _read(
 def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Row], window: Window) -> list[_Seat]:
     """The server first; none if it waits no longer. One active consumer is served by itself only."""
     first = [row for row in waiting if row.demand == mine]
-    alone = any(state.control.single_active for state in states.values())
-    others = [] if alone else [row for row in waiting if row.demand != mine]
+    others = [] if is_single(states) else [row for row in waiting if row.demand != mine]
     seats: list[_Seat] = []
     left = window.limit
     for row in [*first, *others] if first else []:

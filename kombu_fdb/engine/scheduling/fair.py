@@ -56,7 +56,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
 
-#: Arrivals and bells admitted by one claim at most; the others wait for the next.
+#: Arrivals and bells admitted by one claim at most, or as many as it wants messages; the others wait for the next.
 ARRIVALS = 200
 #: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind those that are blocked.
 MOST_LOOKS = 2
@@ -102,15 +102,15 @@ class _Scheduler:
         self._sight: _Place | None = None
 
     def run(self, want: int, first_bucket: int) -> Chosen:
-        keys, queue = self._keys, self._queue
+        keys, queue, most = self._keys, self._queue, max(ARRIVALS, want)
         begin, end = keys.arrivals(queue)
         middle = keys.arrivals_from(queue, first_bucket)
         head = [(*range_of(keys.ready(queue)), 1)] if self._head is None else []
         arrivals, wrapped, freed, rounds, *rings = self._tr.get_ranges(
             [
-                (middle, end, ARRIVALS),
-                (begin, middle, ARRIVALS),
-                (*keys.all_freed(queue), ARRIVALS),
+                (middle, end, most),
+                (begin, middle, most),
+                (*keys.all_freed(queue), most),
                 (*keys.rounds(queue), 0),
                 *self._rings(want),
                 *head,
@@ -120,7 +120,7 @@ class _Scheduler:
         unkeyed = rings.pop() if self._head is None else self._head[:1]
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
         self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
-        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:ARRIVALS], freed, unkeyed))
+        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed, unkeyed))
         self._serve(turns, want, unread=any(len(ring) == want for ring in rings))
         self._end()
         return self._chosen

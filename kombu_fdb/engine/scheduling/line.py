@@ -73,6 +73,7 @@ __all__ = [
     "depose",
     "drop",
     "end",
+    "first_range",
     "forget",
     "grant",
     "granted",
@@ -138,6 +139,11 @@ def name(queues: Sequence[str]) -> bytes:
     return digest.digest()
 
 
+def first_range(work: Work, line: bytes) -> tuple[bytes, bytes, int]:
+    """Where the first one stands, if anybody does: a range and how many rows of it."""
+    return (*range_of(work.keys.line(line)), 1)
+
+
 def join(work: Work, demand: Demand, over: Iterable[int]) -> None:
     """Wait in the line. ``over``: the first leases of the session's earlier demands, which are cleared."""
     for first in over:
@@ -151,8 +157,8 @@ def look(work: Work, demand: Demand) -> Sight:
     """How the demand stands; if it waits and is not the first, watch for a change of that. Two round trips."""
     keys = work.keys
     own, served = keys.demand(demand.session, demand.first), keys.served(demand.line)
-    begin, end = range_of(keys.line(demand.line))
-    asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), (begin, end, 1)]
+    begin, end, _ = in_line = first_range(work, demand.line)
+    asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), in_line]
     found = work.tr.get_ranges(asked, snapshot=True)
     value, service = (rows[0][1] if rows else b"" for rows in found[:2])
     server, patience_s = service[:_SESSION], _seconds(service[_SESSION:])

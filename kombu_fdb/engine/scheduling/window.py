@@ -41,6 +41,8 @@ class Window:
     sightings: Sightings | None = None
     #: By queue, whose claim it is, where only one consumer is active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
+    #: To rivals who stand in a line for the same queues, before anything is done.
+    gives_way: bool = False
     #: Found out by the claim: one of its queues is such a queue.
     single: bool = False
     room: Room = field(default_factory=Room)

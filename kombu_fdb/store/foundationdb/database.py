@@ -51,6 +51,7 @@ class FoundationDatabase:
     """A :class:`~kombu_fdb.store.protocol.Database` on a cluster; safe for many threads."""
 
     commit_may_be_unknown = True
+    writers_take_turns = False
 
     def __init__(self, handle: Any, place: str) -> None:
         self._handle = handle

@@ -50,6 +50,7 @@ class SqliteDatabase:
 
     #: A commit here has happened, or has not, by the time it returns.
     commit_may_be_unknown = False
+    writers_take_turns = True
 
     def __init__(self, path: str, synchronous: str, clock: Clock) -> None:
         self.path = path

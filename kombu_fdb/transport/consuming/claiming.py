@@ -30,6 +30,8 @@ class Claiming:
         self.standing = standing
         self._client = client
         self._dispatch = dispatch
+        #: Whether it has begun to stand in the line that there may be.
+        self._began = False
 
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
@@ -37,6 +39,8 @@ class Claiming:
         Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
         """
         self.standing.belong_to(membership)
+        if not self._began:
+            self._begin()
         plan, standing = self._contested(now), self.standing
         queues = sorted(plan.queues)
         join = partial(standing.join, membership, queues, plan.limit)
@@ -49,6 +53,12 @@ class Claiming:
         if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
+
+    def _begin(self) -> None:
+        shared = self._dispatch.shared
+        self._began = bool(shared)
+        if shared and not self._client.engine.writers_take_turns:
+            self.standing.rivalry.suspect(shared)
 
     def _contested(self, now: float) -> Plan:
         shared = self._contested_queues()

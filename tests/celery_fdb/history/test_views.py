@@ -152,6 +152,14 @@ def test_what_a_task_called_waits_below_it(broker: Broker, app: Celery, keep: Ke
     assert shape(workflow_of(broker, "caller").roots) == [("a", SUCCESS, [("called", "ready", [])])]
 
 
+def test_a_run_that_is_found_in_two_ways_counts_once(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("root"), run("child", state=RETRY, root="root", parent="root", ago_s=5))
+    keep(run("child", root="root", parent="root", retries=1))
+    (root,) = workflow_of(broker, "child").roots
+    (child,) = root.children
+    assert (root.runs, child.runs, child.state) == (1, 2, SUCCESS)
+
+
 def test_parents_in_a_circle_end_nobodys_search(broker: Broker, keep: Keep, run: Make) -> None:
     keep(run("x", task="x", root="y", parent="y"), run("y", task="y", root="x", parent="x"))
     found = workflow_of(broker, "x")

@@ -300,6 +300,7 @@ def down(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> threading.Even
 
     class Database:
         commit_may_be_unknown = True
+        writers_take_turns = False
         begin = staticmethod(fail)
 
     monkeypatch.setattr(backend.store, "_retry", _retry_on(backend, Database()))

@@ -80,6 +80,7 @@ def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None
     assert "jobs.dead" in operator.see("/dead")
     page = operator.see("/dead", queue="jobs.dead")
     assert page.count("rejected") >= 3
+    assert page.count('value="replay_all"') == 4, "of each cause, and of the queue"
     link = re.search(r'href="(/messages\?[^"]*task1[^"]*)"', page)
     assert link is not None
     assert len(boxes(operator.see(html.unescape(link[1])))) == 1

@@ -12,10 +12,10 @@ from kombu_fdb.engine.messages.serve import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import SessionLost
+from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Delivery, Demand, KeyLimits, Lease
+from kombu_fdb.model import ClaimTerms, Delivery, Demand, KeyLimits, Lease
 from kombu_fdb.routing.tables import QueueDeclaration
 
 __all__ = ["LineConformance", "Rival"]
@@ -84,6 +84,33 @@ class LineConformance(OnBench):
         assert [payloads(each.collect()) for each in rivals[1:]] == [[b"1", b"4"], [b"2", b"5"]]
         assert [each.look().stands for each in rivals] == [GRANTED] * 3
         assert bench.counts() == (0, 0, 6)
+
+    def test_who_comes_along_stands_in_the_line_as_well(self, bench: Bench) -> None:
+        """Its claim finds the line before it finds any message, and leaves all as it is."""
+        bench.put(b"a", b"b", b"held")
+        (held,) = bench.take(1)
+        rival = Rival(bench)
+        terms = ClaimTerms(acks=[held.lease], gives_way=True)
+        with pytest.raises(Outrun):
+            bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)
+        assert bench.counts() == (2, 0, 1), "nor is anything settled"
+        rival.engine.messages.leave(rival.demand)
+        assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
+        assert bench.counts() == (1, 0, 1)
+
+    def test_a_line_for_other_queues_is_in_nobodys_way(self, bench: Bench) -> None:
+        bench.put(b"a")
+        Rival(bench, 1, "q", "other")
+        found = bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
+        assert payloads(found) == [b"a"]
+
+    def test_where_one_consumer_is_active_a_line_is_in_nobodys_way(self, bench: Bench) -> None:
+        """It would be served for that one only."""
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+        bench.put(b"a")
+        Rival(bench)
+        terms = ClaimTerms(consumers={"q": "tag"}, gives_way=True)
+        assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"a"]
 
     def test_they_own_what_they_were_granted(self, bench: Bench) -> None:
         """ONE-OWNER: each acks its own."""

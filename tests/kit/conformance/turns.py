@@ -169,6 +169,10 @@ class TurnsConformance(OnBench):
         served = [each.key for _ in range(3) for each in bench.take(5)]
         assert served[:2] == ["a", "z"]
 
+    def test_a_claim_admits_as_many_newcomers_as_it_wants_messages(self, bench: Bench) -> None:
+        put_one_each(bench, [f"k{number}" for number in range(3 * ARRIVALS)])
+        assert len({each.key for each in bench.take(2 * ARRIVALS)}) == 2 * ARRIVALS
+
     def test_of_more_newcomers_than_a_claim_admits_none_has_a_third_turn_before_each_had_one(
         self, bench: Bench
     ) -> None:

@@ -212,6 +212,7 @@ class Link:
     """A process's way to the store: can be cut, ends with its process, and tells whose each transaction is."""
 
     commit_may_be_unknown = True
+    writers_take_turns = False
 
     def __init__(self, database: MemoryDatabase, frames: list[Frame]) -> None:
         self._database = database

@@ -8,6 +8,8 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.errors import Outrun
+from kombu_fdb.model import ClaimTerms
 from kombu_fdb.testing.memory import MemoryDatabase
 
 TOKEN = 1
@@ -25,6 +27,30 @@ def bench(counted: CountingDatabase) -> Bench:
     bench.put(b"first use reads the queue's declaration, believed for a second")
     bench.engine.queues.purge("q")
     return bench
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(
+    bench: Bench, counted: CountingDatabase, key: str
+) -> None:
+    bench.put(*[b"a"] * 4, key=key)
+    bench.take(1)
+    regardless = cost(counted, lambda: bench.take(1))
+    terms = ClaimTerms(gives_way=True)
+    watchful = cost(counted, lambda: bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms))
+    assert watchful.range_reads == regardless.range_reads + 1
+    assert watchful.round_trips == regardless.round_trips
+
+
+def test_who_finds_rivals_has_done_nothing_else(bench: Bench, counted: CountingDatabase) -> None:
+    Rival(bench)
+
+    def claim() -> None:
+        with pytest.raises(Outrun):
+            bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
+
+    paid = cost(counted, claim)
+    assert (paid.round_trips, paid.commits, paid.writes) == (2, 0, 0)
 
 
 def test_joining_conflicts_with_nobody_but_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:

@@ -23,9 +23,12 @@ from django.tasks import TaskResultStatus, default_task_backend
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.utils import timezone
 
+import celery_fdb.contrib.django.tasks  # as Celery's autodiscover_tasks does
 from celery_fdb.contrib.django.conf import RUN
 from kombu_fdb import Broker
 from kombu_fdb.model import View
+
+assert celery_fdb.contrib.django.tasks
 
 SOURCE = """
 from django.tasks import task

@@ -51,8 +51,11 @@ def connect(world: World, process: Process) -> SimulatedTransport:
     transport.reception.attend_loop(registered=rng.random() < 0.7)
     for number, queue in enumerate(world.profile.queues):
         transport.consume(queue, f"{process.name}-{number}")
+    claiming = transport.reception._claiming
     if world.profile.contested:
-        transport.reception._claiming.standing.rivalry.contest(world.profile.queues)
+        claiming.standing.rivalry.contest(world.profile.queues)
+    elif rng.random() < 0.7:
+        claiming._began = True  # it has stood in the line before, and was alone
     return transport
 
 

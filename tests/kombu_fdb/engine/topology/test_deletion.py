@@ -36,6 +36,7 @@ class Interrupted:
     def __init__(self, inner: Database) -> None:
         self._inner = inner
         self.commit_may_be_unknown = inner.commit_may_be_unknown
+        self.writers_take_turns = inner.writers_take_turns
         self.before_begin: Callable[[], object] = bool
         self.before_commit: Callable[[], object] = bool
 
