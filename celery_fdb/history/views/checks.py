@@ -19,9 +19,8 @@ def check_history(broker: Broker) -> Finding:
     if settings is None:
         return Finding("ok", WHAT, "off; celery_fdb.install(app, history=True) turns it on")
     dropped = history.dropped()
-    found = (
-        f"{plural(history.kept(), 'run')} of at most {settings.get('runs', 0):,}, {plural(dropped, 'run')} dropped ever"
-    )
+    kept = plural(history.kept(), "run")
+    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped since ever"
     if not dropped:
         return Finding("ok", WHAT, found)
     fix = "The store did not answer in time. Watch celery_fdb_history_dropped_total: does the number grow?"
