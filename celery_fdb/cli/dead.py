@@ -1,4 +1,4 @@
-"""``dead list|show|replay|discard``: what failed for good, and why; bring it back, or let it go."""
+"""``dead list|show|causes|replay|edit|discard``: what failed for good, and why; bring it back, or let it go."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
+from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.moments import moment
 from celery_fdb.inspection.overview import look
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -216,5 +218,51 @@ def _find(run: Run, letters: DeadLetters, wanted: str) -> Peeked:
     return found
 
 
-for each in (list_, show, replay, discard):
+@command()
+@click.argument("queue")
+@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+@click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Dead letters to count.")
+def causes(run: Run, *, queue: str, in_queue: bool, most: int) -> Answer:
+    """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
+    found = group(run.broker, _letters(run, queue, in_queue=in_queue).dead_queue, most=most)
+    rows = [
+        (each.task, each.error, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
+    ]
+    names = ("task", "error", "reason", "count", "first", "last")
+    document = {
+        "causes": [dict(zip(names, row, strict=True)) for row in rows],
+        "counted": found.counted,
+        "total": found.total,
+    }
+    among = f"counted {found.counted:,} of {plural(found.total, 'dead letter')}"
+    return Answer(document, [table("task error reason >dead first last", rows), among])
+
+
+def _at(ms: int) -> str:
+    return moment(ms).isoformat(sep=" ", timespec="seconds")
+
+
+@command()
+@click.argument("queue")
+@click.argument("message_id", metavar="ID")
+@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+@click.option("--args", help="A JSON list; default: as they are.")
+@click.option("--kwargs", help="A JSON object; default: as they are.")
+def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None) -> Answer:
+    """Replay the dead letter ID with other arguments. It has to be a Celery task in JSON, not compressed."""
+    from celery_fdb.operations import editing  # imports much of Celery
+    from celery_fdb.operations.deed import Request
+
+    fields = _given({"args": args, "kwargs": kwargs})
+    if not fields:
+        raise click.UsageError("give --args or --kwargs")
+    letter = _find(run, _letters(run, queue, in_queue=in_queue), message_id)
+    found = [each.spot for each in run.broker.spots(letter.task_id) if each.message.message_id == letter.message_id]
+    if not found:
+        raise Refused("not a task that can be edited", id=message_id, fix="Replay it as it is, or discard it.")
+    outcome = editing.edit(run.broker, Request(letter.queue, found, fields=fields))
+    return Answer({"queue": queue, "id": message_id, "replayed": 1 - outcome.missed}, [outcome.text])
+
+
+for each in (list_, show, causes, replay, edit, discard):
     dead.add_command(each)

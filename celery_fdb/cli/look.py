@@ -8,6 +8,7 @@ import click
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, age, command, table
+from celery_fdb.inspection.keys import find_keys
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
 from kombu_fdb.primitives.plural import plural
@@ -121,11 +122,15 @@ def known(run: Run, queue: str) -> QueueView:
 
 @command()
 @click.argument("queue")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many, longest first.")
-def keys(run: Run, *, queue: str, limit: int) -> Answer:
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many.")
+@click.option("--prefix", help="Only keys that begin with this, by name.")
+def keys(run: Run, *, queue: str, limit: int, prefix: str | None) -> Answer:
     """List the fairness keys of QUEUE that have messages or limits, longest first."""
     known(run, queue)
-    found = look_at_keys(run.broker, queue, top=limit)
+    if prefix is None:
+        found = look_at_keys(run.broker, queue, top=limit)
+    else:
+        found = find_keys(run.broker, queue, limit, prefix=prefix).keys
     return Answer([dataclasses.asdict(each) for each in found], [key_table(found)])
 
 

@@ -12,7 +12,6 @@ from rich.console import RenderableType
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Refused, Run, age, clean, command, table
 from celery_fdb.inspection.message import describe
-from celery_fdb.inspection.overview import QueueView
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
@@ -137,26 +136,11 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
     known(run, source)
     if not new:
-        _check_room(known(run, target), known(run, source), limit)
+        from celery_fdb.operations.queues import check_room  # imports much of Celery
+
+        check_room(known(run, target), known(run, source), limit)
     count = run.broker.queue(source).move(target, limit, key=key)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])
-
-
-def _check_room(target: QueueView, source: QueueView, limit: int | None) -> None:
-    """Nothing may be trimmed away by the target's own maximum. Raises ``Refused``."""
-    coming = min(source.ready + source.delayed, limit or source.ready + source.delayed)
-    most = target.arguments.get("x-max-length")
-    most_bytes = target.arguments.get("x-max-length-bytes")
-    if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
-        raise Refused(
-            "the target's maximum leaves no room for these messages",
-            target=target.name,
-            coming=coming,
-            ready=target.ready,
-            max_length=most,
-            max_length_bytes=most_bytes,
-            fix="Declare it without its maximum, or move fewer messages with --limit.",
-        )
 
 
 @command()

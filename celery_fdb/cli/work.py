@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Run, command, table
+from celery_fdb.inspection.moments import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
+from kombu_fdb.primitives.ranges import MOST
 
 __all__ = ["DURATION", "RATE", "limit", "pause", "resume"]
 
-#: What the store's records hold, with room to spare: a hundred years, and whole numbers that JSON carries everywhere.
-LONGEST_S = 100 * 366 * 86_400
-SLOWEST, FASTEST = 1 / LONGEST_S, 2**53 - 1
-WHOLE = click.IntRange(-1, 2**53 - 1)
-
-UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+WHOLE = click.IntRange(-1, MOST)
 
 
 @command()
@@ -53,12 +48,8 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "rate"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number, _, unit = str(value).partition("/")
-        try:
-            rate = float(number) / UNITS_S[unit or "s"]
-        except (ValueError, KeyError):
-            rate = math.nan
-        if not SLOWEST <= rate <= FASTEST:  # nan is neither
+        rate = rate_of(str(value))
+        if rate is None:
             self.fail(f"{value!r} is not a rate such as 10, 100/m or 1000/h", param, ctx)
         return rate
 
@@ -69,9 +60,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic when i
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", str(value))
-        seconds = math.inf if found is None else float(found[1]) * UNITS_S[found[2] or "s"]
-        if seconds > LONGEST_S:
+        seconds = seconds_of(str(value))
+        if seconds is None:
             self.fail(f"{value!r} is not a duration such as 90 (seconds), 10m, 12h or 7d", param, ctx)
         return seconds
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from celery_fdb.history.run import STATES, Follower, Run
+from celery_fdb.history.run import ACTIVE, STATES, Follower, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.primitives.ranges import MOST, is_number, is_whole
 
@@ -147,7 +147,7 @@ def _check(run: Run) -> None:
                 _text(each.task)
         else:
             _text(value)
-    if run.state not in STATES:
+    if run.state not in STATES or (run.state == ACTIVE) != (run.end_ms == 0):
         raise ValueError("not a state")
 
 

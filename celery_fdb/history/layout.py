@@ -29,13 +29,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import pack, pack_int, pack_text, range_of, unpack_as
+from kombu_fdb.keyspace.tuples import pack, pack_int, pack_text, range_of, unpack, unpack_as
 
 __all__ = ["INDEXES", "GroupId", "HistoryKeys", "Range", "Spot"]
 
 Range = tuple[bytes, bytes]
 
 NONCE_BYTES = 12
+MOST_SEGMENT_NUMBERS = 2**62
 #: Indexes by group; those by run are "id" and "root".
 INDEXES = ("task", "state")
 
@@ -82,13 +83,10 @@ class HistoryKeys:
     def split_segment(self, key: bytes) -> tuple[int, bool]:
         """Its number, and whether this is the key of its number of runs."""
         packed = key[len(self.prefix) :]
-        try:
-            return unpack_as(packed, str, int)[1], False
-        except FormatError:
-            _tag, number, runs = unpack_as(packed, str, int, str)
-            if runs != "runs":
-                raise
-            return number, True
+        found = unpack(packed)
+        if len(found) == 3 and found[2] == "runs":
+            return _segment_number(found[1], packed), True
+        return _segment_number(unpack_as(packed, str, int)[1], packed), False
 
     def inside(self, number: int) -> Range:
         """Everything in a segment."""
@@ -169,6 +167,13 @@ class HistoryKeys:
     @property
     def everything(self) -> Range:
         return range_of(self.prefix)
+
+
+def _segment_number(number: object, packed: bytes) -> int:
+    """Counted up from 1, so that the next one is always a number that a key can hold."""
+    if not isinstance(number, int) or number > MOST_SEGMENT_NUMBERS:
+        raise FormatError("unreadable key", key=packed[:200])
+    return number
 
 
 def _checked(end_ms: int, nonce: bytes) -> GroupId:

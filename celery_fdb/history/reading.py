@@ -120,9 +120,10 @@ def _walk(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
 ) -> Iterator[tuple[int, GroupId, list[Run]]]:
     """The groups that may hold what is wanted, from the newest on."""
-    for number in segments.newest_first(tr, keys):
-        if after is not None and number > after.segment:
-            continue
+    numbers = [each for each in segments.newest_first(tr, keys) if after is None or each <= after.segment]
+    if wanted.task or wanted.state or wanted.until_ms:
+        numbers = _segments_with(tr, numbers, lambda number: _period(_prefix(keys, number, wanted), wanted))
+    for number in numbers:
         behind = after if after is not None and number == after.segment else None
         for group, value in _groups(tr, keys, number, wanted, behind):
             try:
@@ -144,7 +145,7 @@ def _groups(
     while begin < end:
         rows = tr.get_range(begin, end, limit=GROUPS_AT_ONCE, reverse=True, snapshot=True)
         groups = list(readable(rows, lambda key: keys.split_group(key[len(prefix) :])))
-        if is_index:
+        if is_index and groups:
             values = tr.get_many([keys.group(number, group) for group, _ in groups], snapshot=True)
             yield from ((group, value) for (group, _), value in zip(groups, values, strict=True) if value is not None)
         else:
@@ -178,8 +179,10 @@ def _period(prefix: bytes, wanted: Wanted) -> Range:
 def runs_of(tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: int) -> list[Run]:
     """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began."""
     spots: list[Spot] = []
-    for number in _segments_with(tr, keys, kind, id_text(id_)):
-        prefix = keys.index(number, kind, id_text(id_))
+    id_ = id_text(id_)
+    numbers = segments.newest_first(tr, keys)
+    for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
+        prefix = keys.index(number, kind, id_)
         rows = tr.get_range(*range_of(prefix), limit=limit - len(spots), reverse=True, snapshot=True)
         spots += [Spot(number, *place) for place, _ in readable(rows, _behind(prefix))]
         if len(spots) >= limit:
@@ -192,13 +195,14 @@ def _behind(prefix: bytes) -> Callable[[bytes], tuple[GroupId, int]]:
     return lambda key: HistoryKeys.split_run(key[len(prefix) :])
 
 
-def _segments_with(tr: Transaction, keys: HistoryKeys, kind: str, id_: str) -> Iterator[int]:
-    """The segments that have a run of it, the newest first. All are asked at once, a hundred at a time."""
-    numbers = segments.newest_first(tr, keys)
+def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], Range]) -> list[int]:
+    """The segments that have a row in their range; all are asked at once, a hundred at a time."""
+    having: list[int] = []
     for start in range(0, len(numbers), SEGMENTS_AT_ONCE):
         some = numbers[start : start + SEGMENTS_AT_ONCE]
-        found = tr.get_ranges([(*range_of(keys.index(each, kind, id_)), 1) for each in some], snapshot=True)
-        yield from (number for number, rows in zip(some, found, strict=True) if rows)
+        found = tr.get_ranges([(*range_in(each), 1) for each in some], snapshot=True)
+        having += [number for number, rows in zip(some, found, strict=True) if rows]
+    return having
 
 
 def _runs_at(tr: Transaction, keys: HistoryKeys, spots: Sequence[Spot]) -> list[Run]:

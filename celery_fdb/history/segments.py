@@ -13,18 +13,21 @@ A flush conflicts with a trim of the segment that it writes to, and then writes 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 from celery_fdb.history.counters import SLOTS
 from celery_fdb.history.layout import HistoryKeys
-from celery_fdb.history.options import History
-from kombu_fdb.errors import FormatError
+from celery_fdb.history.options import LARGEST_SEGMENT, History
+from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 __all__ = ["MOST_SEGMENTS", "TRIM_SEGMENTS", "Segment", "choose", "newest_first", "read", "trim"]
 
 #: Deleted in one transaction.
 TRIM_SEGMENTS = 4
+#: So many runs nobody flushes into one: a damaged counter must not have all the others cleared.
+MOST_COUNTED = 10 * LARGEST_SEGMENT
 #: Read at once: more than any bounds leave.
 MOST_SEGMENTS = 2_000
 
@@ -47,23 +50,18 @@ def newest_first(tr: Transaction, keys: HistoryKeys) -> list[int]:
 
 def _segments(keys: HistoryKeys, rows: Iterable[KeyValue]) -> list[Segment]:
     found: dict[int, Segment] = {}
-    for key, value in rows:
-        try:
-            number, is_runs = keys.split_segment(key)
-            amount = _number(value)
-        except FormatError:
-            continue
+    for (number, is_runs), value in readable(rows, keys.split_segment):
+        amount = _number(value)
         if not is_runs:
             found[number] = Segment(number, amount)
         elif number in found:
-            found[number] = found[number]._replace(runs=amount)
+            found[number] = found[number]._replace(runs=min(amount, MOST_COUNTED))
     return list(found.values())
 
 
 def _number(value: bytes) -> int:
-    if len(value) != 8:
-        raise FormatError("unreadable number", length=len(value))
-    return int.from_bytes(value, "little")
+    """One that can't be read is the largest: a segment with it is full, and nobody writes into it."""
+    return int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
 
 
 def choose(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> tuple[int, bool]:
@@ -84,9 +82,11 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
     found = read(tr, keys)
     too_many = sum(each.runs for each in found) - (bounds.runs - bounds.segment_runs)
     cleared = 0
-    for each in found[:TRIM_SEGMENTS]:
+    # Each was opened before the next one, whatever the clock of who opened it said.
+    opened_ms = [*accumulate((each.opened_ms for each in reversed(found)), min)][::-1]
+    for each, opened in zip(found[:TRIM_SEGMENTS], opened_ms, strict=False):
         is_closed = each is not found[-1]
-        if not (is_closed and too_many > 0) and now_ms - each.opened_ms < bounds.max_age * 1000:
+        if not (is_closed and too_many > 0) and now_ms - opened < bounds.max_age * 1000:
             break
         too_many -= each.runs
         tr.clear_range(*keys.inside(each.number))

@@ -1,13 +1,13 @@
-"""Moments and durations as people see and write them."""
+"""Moments, durations and rates as people see and write them."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
 
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
 
-__all__ = ["LETTERS_S", "age", "moment", "seconds_of"]
+__all__ = ["age", "moment", "rate_of", "seconds_of"]
 
 #: Two days before a ``datetime`` ends, as every time zone needs some hours more.
 LAST_MS = LATEST_MS + 1 - 2 * 86_400_000
@@ -40,3 +40,13 @@ def seconds_of(text: str) -> float | None:
         return None
     seconds = float(found[1]) * LETTERS_S[found[2] or "s"]
     return seconds if seconds <= LONGEST_S else None
+
+
+def rate_of(text: str) -> float | None:
+    """Messages a second, as Celery writes rates: 10, 10/s, 100/m, 1000/h. None for what is none, or out of range."""
+    number, _, unit = text.partition("/")
+    try:
+        rate = float(number) / LETTERS_S[unit or "s"]
+    except (ValueError, KeyError):
+        return None
+    return rate if SLOWEST <= rate <= MOST else None  # nan is not

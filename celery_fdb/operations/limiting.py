@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from celery_fdb.inspection.moments import LETTERS_S
+from celery_fdb.inspection.moments import rate_of
 from celery_fdb.operations.deed import Field, Outcome, Request
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits
-from kombu_fdb.primitives.ranges import MOST, SLOWEST, shown
+from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELDS", "limit", "limits", "rate_of", "unlimit"]
+__all__ = ["FIELDS", "limit", "limits", "read_rate", "unlimit"]
 
 FIELDS = (
     Field("weight", "Weight", "number", "Messages per turn."),
@@ -74,19 +73,15 @@ def _read(name: str, text: str) -> float | int | None:
         default: float | int | None = getattr(NO_LIMITS, name)
         return default
     if name == "rate":
-        return rate_of(text)
+        return read_rate(text)
     if not text.isdecimal() or len(text) > 16:
         raise InvalidArgument(f"{name} must be a whole number", given=shown(text), fix="Write digits only, or nothing.")
     return int(text)
 
 
-def rate_of(text: str) -> float:
-    """Messages a second, as Celery writes rates: 10/s, 100/m, 1000/h. Raises ``InvalidArgument``."""
-    number, _, unit = text.partition("/")
-    try:
-        rate = float(number) / LETTERS_S[unit or "s"]
-    except (ValueError, KeyError):
-        rate = math.nan
-    if not SLOWEST <= rate <= MOST:  # nan is neither
-        raise InvalidArgument(f"{text!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
+def read_rate(text: str) -> float:
+    """Messages a second. Raises ``InvalidArgument``."""
+    rate = rate_of(text)
+    if rate is None:
+        raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
     return rate

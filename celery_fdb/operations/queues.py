@@ -61,7 +61,7 @@ def check_room(target: QueueView, source: QueueView, limit: int | None = None) -
             ready=target.ready,
             max_length=most,
             max_length_bytes=most_bytes,
-            fix="Declare it without its maximum, or move fewer messages.",
+            fix="Declare it without its maximum, or move fewer messages (fdb move --limit).",
         )
 
 

@@ -105,7 +105,7 @@ def dashboard(
         url,
         options={**configured, **(options or {})},
         app=app,
-        token=token,
+        token=None if token is None else token.strip(),
         user=user,
         anonymous=anonymous,
         login_url=login_url,

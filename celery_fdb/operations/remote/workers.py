@@ -11,7 +11,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_fdb.operations.deed import Deed, Field, Outcome, Request
-from celery_fdb.operations.limiting import rate_of
+from celery_fdb.operations.limiting import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
 
@@ -46,7 +46,7 @@ def _limit(broker: Broker, request: Request) -> Outcome:
     if not task:
         raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
     if rate != "0":
-        rate_of(rate)
+        read_rate(rate)
     return _answered(
         request, lambda control, where: control.rate_limit(task, rate, where, reply=True, timeout=TIMEOUT_S)
     )

@@ -72,7 +72,7 @@ def test_keys_come_longest_first_and_over_many_pages(broker, monkeypatch):
     jobs.limit("idle", paused=True)
     page = broker._engine.inspect.key_page
     monkeypatch.setattr(
-        broker._engine.inspect, "key_page", lambda queue, after, limit: page(queue, after=after, limit=3)
+        broker._engine.inspect, "key_page", lambda queue, *, limit, **kept: page(queue, limit=min(limit, 3), **kept)
     )
     found = look_at_keys(broker, "jobs")
     assert [(each.key, each.ready) for each in found] == [*((f"k{n}", n + 1) for n in range(6, -1, -1)), ("idle", 0)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_fdb.history import counters
 from celery_fdb.history.counters import BOUNDS_S, Counters, delta_of
 from celery_fdb.history.groups import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
-from celery_fdb.history.run import STATES, Follower, Run, bounded
+from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
 from kombu_fdb.errors import FormatError
 
 LIMIT_OF_A_VALUE = 100_000
@@ -42,7 +42,7 @@ runs = st.builds(
     traceback=texts,
     group=texts,
     followers=st.lists(st.builds(Follower, texts, texts), max_size=3).map(tuple),
-)
+).map(lambda run: run._replace(end_ms=0 if run.state == ACTIVE else run.end_ms + 1))
 
 
 @settings(max_examples=200)
@@ -93,6 +93,8 @@ def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None
         b"\x01[[],[{}]]",
         b'\x01[["a"],[["i",0,0,0,0]]]',  # not a state
         b'\x01[["SUCCESS"],[["i",0,0,0,1]]]',
+        b'\x01[["SUCCESS"],[["i",0,0,0,0]]]',  # ended, and never
+        b'\x01[["STARTED"],[["i",0,0,0,0,5,6]]]',
         b'\x01[["SUCCESS"],[["i",0,0,0,-1]]]',
         b'\x01[["SUCCESS"],[[1,0,0,0,0]]]',
         b'\x01[["SUCCESS"],[["i",0,0,0,0,-1]]]',

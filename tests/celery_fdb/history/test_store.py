@@ -160,6 +160,20 @@ def test_nothing_older_than_the_bound(store: HistoryStore, keep: Keep, run: Make
     assert all_of(store) == []
 
 
+def test_a_worker_with_a_clock_ahead_keeps_nothing_alive(
+    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
+) -> None:
+    bounds = History(runs=1_000, max_age=100)
+    clock.jump_wall(86_400)
+    keep(run("ahead", ago_s=-86_400), bounds=bounds)
+    clock.jump_wall(-86_400)
+    keep(*[run() for _ in range(bounds.segment_runs)], bounds=bounds)
+    keep(run("newer"), bounds=bounds)
+    clock.advance(101)
+    store.trim(bounds, parts=5)
+    assert all_of(store) == []
+
+
 def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
     bounds = History(runs=1_000, max_age=100)
     keep(run("t", root="r", group="g", key="k"), run(state=FAILURE), bounds=bounds)

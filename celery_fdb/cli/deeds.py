@@ -1,0 +1,144 @@
+"""``search``, ``run-now``, ``reschedule``, ``publish`` and ``delete``: what the pages do, from a terminal."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from celery_fdb.cli.look import known
+from celery_fdb.cli.messages import body_option, message_table
+from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command
+from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.moments import moment, seconds_of
+from celery_fdb.inspection.search import Scope
+from celery_fdb.inspection.search import search as search_page
+from celery_fdb.operations import queues, rescheduling
+from celery_fdb.operations.deed import Outcome, Request
+from kombu_fdb.api.arguments import State
+from kombu_fdb.model import Listed
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.plural import plural
+
+__all__ = ["delete", "publish", "reschedule", "run_now", "search"]
+
+
+def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--task", default="", help="A Celery task's name; shop.* for all that begin so."),
+        click.option("--key", help="The fairness key."),
+        click.option("--error", default="", help="The class of the exception of the last death."),
+        click.option("--reason", default="", help="Why it died last."),
+        click.option("--text", default="", help="A part of the task's id, or of the message's."),
+        click.option(
+            "--since",
+            default="",
+            metavar="TIME",
+            help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago.",
+        ),
+        click.option("--until", default="", metavar="TIME", help="Before then."),
+    )
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+@command()
+@click.argument("queue")
+@_filters
+@click.option(
+    "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
+)
+@click.option("--newest", is_flag=True, help="From the end of the queue.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option("--most", type=click.IntRange(1), default=100_000, show_default=True, help="Messages to look through.")
+@body_option
+def search(
+    run: Run, *, queue: str, state: State, newest: bool, limit: int, most: int, body: bool, **given: str | None
+) -> Answer:
+    """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
+    known(run, queue)
+    wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
+    found, looked_at, is_whole = _search(run, Scope(queue, state, newest), wanted, limit, most)
+    described = [_described(run, each, body=body) for each in found]
+    through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
+    return Answer(described, [message_table(described), through])
+
+
+def _moment(name: str, text: str) -> str:
+    """``since`` and ``until`` may be so long ago."""
+    ago_s = seconds_of(text) if name in {"since", "until"} else None
+    return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
+
+
+def _search(run: Run, scope: Scope, wanted: Filter, limit: int, most: int) -> tuple[list[Listed], int, bool]:
+    """Up to ``limit`` messages, how many were looked at, and whether those are all."""
+    found: list[Listed] = []
+    looked_at, following = 0, b""
+    while True:
+        page = search_page(run.broker, scope, wanted, limit - len(found), following)
+        found += page.messages
+        looked_at += page.looked_at
+        if page.following is None or len(found) >= limit or looked_at >= most:
+            return found, looked_at, page.following is None
+        following = page.following
+
+
+def _described(run: Run, listed: Listed, *, body: bool) -> dict[str, Any]:
+    whole = run.broker.queue(listed.message.queue).at(listed.spot) if body else None
+    return {**describe((whole or listed).message, body=body), "size": listed.size}
+
+
+@command("run-now")
+@click.argument("task_id")
+def run_now(run: Run, *, task_id: str) -> Answer:
+    """Make the delayed messages of the task TASK_ID ready now."""
+    return _each(run, task_id, rescheduling.run_now, ("delayed",))
+
+
+@command()
+@click.argument("task_id")
+@click.argument("due")
+def reschedule(run: Run, *, task_id: str, due: str) -> Answer:
+    """Make the waiting messages of the task TASK_ID due at DUE: 2031-12-31T23:59, in UTC, or in 90s, 10m, 2h, 7d."""
+    return _each(run, task_id, rescheduling.reschedule, ("ready", "delayed"), due=due)
+
+
+def _each(
+    run: Run, task_id: str, deed: Callable[[Any, Request], Outcome], states: tuple[str, ...], **fields: str
+) -> Answer:
+    """Raises ``Refused`` if the task has no message in such a state."""
+    found = [each for each in run.broker.spots(task_id) if each.message.state in states and not each.message.deaths]
+    if not found:
+        fix = "`find` shows where its messages are."
+        raise Refused(f"the task has no {' or '.join(states)} message", task_id=task_id, fix=fix)
+    done = [deed(run.broker, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
+    number = sum(1 - each.missed for each in done)
+    return Answer({"task_id": task_id, "changed": number}, [each.text for each in done])
+
+
+@command()
+@click.argument("queue")
+@click.argument("task")
+@click.option("--args", default="[]", help="A JSON list.")
+@click.option("--kwargs", default="{}", help="A JSON object.")
+@click.option("--key", "fair_key", default="", help="The fairness key.")
+@click.option("--delay", default="", help="Seconds; 10m, 12h or 7d also work.")
+@click.option("--priority", default="", help="0 to 9.")
+def publish(run: Run, *, queue: str, **fields: str) -> Answer:
+    """Publish a task named TASK to QUEUE, as Celery would: to try a worker out."""
+    outcome = queues.publish(run.broker, Request(queue, fields=fields))
+    return Answer({"queue": queue, "task": fields["task"], "task_id": outcome.text.split()[2]}, [outcome.text])
+
+
+@command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+def delete(run: Run, *, queue: str, yes: bool) -> Answer:
+    """Delete QUEUE with its bindings, limits and waiting messages. Refused while anybody uses it."""
+    view = known(run, queue)
+    number = view.ready + view.delayed
+    run.confirm(f"Delete {clean(queue)} with {plural(number, 'message')} for good?", yes=yes)
+    outcome = queues.delete(run.broker, Request(queue))
+    return Answer({"queue": queue, "deleted": number}, [outcome.text])

@@ -1,0 +1,112 @@
+"""The commands for what the pages do: found, due at another moment, edited, published, deleted."""
+
+import json
+
+import pytest
+from celery import Celery
+
+from celery_fdb.inspection import search as search_module
+
+
+@pytest.fixture
+def app(url):
+    app = Celery("cli", broker=url, set_as_current=False)
+    yield app
+    app.pool.force_close_all()
+    app.close()
+
+
+def bury(broker, **details):
+    while jobs := broker.queue("celery").take_many(100, 0):
+        broker._engine.messages.reject([each._delivery.lease for each in jobs], **details)
+
+
+def test_search(run, app, broker, monkeypatch):
+    monkeypatch.setattr(search_module, "PART", 2)
+    monkeypatch.setattr(search_module, "MOST_LOOKED_AT", 4)
+    ids = [app.send_task("shop.pay" if number % 10 == 9 else "shop.mail").id for number in range(40)]
+    found = run("search", "celery", "--task", "shop.pay", "--json").json
+    assert [each["task_id"] for each in found] == ids[9::10]
+    assert found[0]["size"] == run("find", ids[9], "--json").json[0]["size"]
+    newest = run("search", "celery", "--task", "shop.*", "--newest", "--limit", "1", "--json").json
+    assert newest[0]["task_id"] == ids[39]
+    assert "looked through 40 messages, all there are" in run("search", "celery", "--task", "nobody").out
+    assert "all there are" not in run("search", "celery", "--task", "nobody", "--most", "5").out
+    shown = run("search", "celery", "--text", ids[3][:13], "--body", "--json").json
+    assert [each["content"]["body"][0] for each in shown] == [[]]
+    assert run("search", "celery", "--until", "2001-01-01", "--json").json == []
+    assert len(run("search", "celery", "--since", "1h", "--limit", "9", "--json").json) == 9
+    assert run("search", "celery", "--until", "1h", "--json").json == []
+    assert run("search", "celery", "--since", "yesterday").code == 2
+    assert run("search", "nowhere").code == 1
+
+
+def test_a_task_runs_now_and_later(run, app, broker):
+    task_id = app.send_task("shop.pay", countdown=3600).id
+    assert run("reschedule", task_id, "2h", "--json").json == {"task_id": task_id, "changed": 1}
+    assert 7000 < run("find", task_id, "--json").json[0]["due_in_s"] < 7300
+    assert "Made 1 message of celery ready" in run("run-now", task_id).out
+    assert broker.queue("celery").count() == 1
+    result = run("run-now", task_id)
+    assert (result.code, "no delayed message" in result.err) == (1, True)
+    assert run("reschedule", task_id, "2001-01-01").code == 2
+    assert run("reschedule", task_id, "2031-12-31T23:59").code == 0
+    assert broker.queue("celery").stats().delayed == 1
+    assert run("reschedule", "nobody", "2h").code == 1
+
+
+@pytest.mark.parametrize("by", ["task", "message"])
+def test_dead_edit(run, app, broker, by):
+    task_id = app.send_task("shop.pay", (1,), {"a": 2}).id
+    bury(broker)
+    (letter,) = broker.queue("celery.dead").each()
+    letter_id = task_id if by == "task" else letter.message_id.hex()
+    assert run("dead", "edit", "celery", letter_id).code == 2
+    assert run("dead", "edit", "celery", letter_id, "--args", "{}").code == 2
+    assert run("dead", "edit", "celery", "00" * 16, "--args", "[3]").code == 1
+    assert run("dead", "edit", "celery", letter_id, "--args", "[3]", "--json").json["replayed"] == 1
+    assert run("peek", "celery", "--body", "--json").json[0]["content"]["body"][:2] == [[3], {"a": 2}]
+    assert broker.queue("celery.dead").count() == 0
+
+
+def test_a_stranger_is_not_edited(run, broker):
+    message_id = broker.queue("celery").put(b"x")
+    bury(broker)
+    result = run("dead", "edit", "celery", message_id.hex(), "--args", "[3]")
+    assert (result.code, "Replay it as it is" in result.err) == (1, True)
+
+
+def test_dead_causes(run, app, broker):
+    for task, error in (("shop.pay", "KeyError"), ("shop.pay", "KeyError"), ("shop.mail", "")):
+        app.send_task(task)
+        bury(broker, error_class=error)
+    found = run("dead", "causes", "celery", "--json").json
+    assert [(each["task"], each["error"], each["count"]) for each in found["causes"]] == [
+        ("shop.pay", "KeyError", 2),
+        ("shop.mail", "", 1),
+    ]
+    assert "counted 1 of 3 dead letters" in run("dead", "causes", "celery.dead", "--most", "1").out
+
+
+def test_publish_and_delete(run, broker):
+    broker.declare("celery")
+    published = run("publish", "celery", "shop.pay", "--args", "[1]", "--key", "acme", "--json").json
+    (found,) = run("find", published["task_id"], "--body", "--json").json
+    assert (found["key"], found["task"], found["content"]["body"][0]) == ("acme", "shop.pay", [1])
+    assert run("publish", "nowhere", "shop.pay").code == 1
+    assert run("publish", "celery", "shop.pay", "--kwargs", "[]").code == 2
+    assert run("delete", "celery", given="n\n").code == 1
+    assert run("delete", "celery", "--yes", "--json").json == {"queue": "celery", "deleted": 1}
+    assert run("delete", "celery", "--yes").code == 1
+
+
+def test_keys_by_their_beginning(run, broker):
+    for key in ("acme-1", "acme-2", "zoo"):
+        broker.queue("celery").put("x", key=key)
+    assert [each["key"] for each in run("keys", "celery", "--prefix", "acme", "--json").json] == ["acme-1", "acme-2"]
+    assert len(run("keys", "celery", "--prefix", "acme", "--limit", "1", "--json").json) == 1
+
+
+def test_a_document_has_no_secret_of_a_task(run, app, broker):
+    app.send_task("shop.pay", kwargs={"token": "hunter2"})
+    assert "hunter2" not in json.dumps(run("search", "celery", "--json").json)

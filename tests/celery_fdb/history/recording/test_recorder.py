@@ -1,0 +1,286 @@
+"""The buffer: nothing waits for it, nothing is written twice, and what can't be kept is counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kit.processes import in_child
+
+from celery_fdb.history.options import History
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.recording import recorder as module
+from celery_fdb.history.recording.recorder import Noted, Recorder, Source
+from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import ActiveKey, HistoryStore
+from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.testing.clock import ManualClock
+
+Make = Callable[..., Run]
+
+
+class Request:
+    """What Celery counts as active."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.active_key: ActiveKey | None = None
+        self.recorded = False
+
+    def end(self, recorder: Recorder, weight: int = 0) -> None:
+        self.recorded = True
+        recorder.note(Noted(lambda: self.run, weight, self))
+
+
+@pytest.fixture
+def running() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def session() -> list[bytes]:
+    return [b"session"]
+
+
+@pytest.fixture
+def source(running: list[Any], session: list[bytes]) -> Source:
+    return Source(lambda: running, lambda request: request.run._replace(state="STARTED", end_ms=0), lambda: session[0])
+
+
+@pytest.fixture
+def recorder(store: HistoryStore, source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """Open; its thread waits until it is woken."""
+    monkeypatch.setattr(module, "FLUSH_S", 3600.0)
+    recorder = Recorder(History())
+    recorder.open(store, source)
+    yield recorder
+    recorder.close()
+
+
+def kept(store: HistoryStore) -> list[str]:
+    return [run.id for run in store.page(Wanted(), limit=500).runs]
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise StoreUnavailable("the store does not answer")
+
+
+def test_what_ended_is_written_by_a_flush(recorder: Recorder, store: HistoryStore, run: Make) -> None:
+    Request(run("t")).end(recorder)
+    assert (recorder.waiting, kept(store)) == (1, [])
+    recorder.flush()
+    assert (recorder.waiting, kept(store)) == (0, ["t"])
+
+
+def test_many_runs_wake_the_thread(
+    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = threading.Event()
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda *given: (write(*given), flushed.set())[0])
+    for _ in range(module.FLUSH_RUNS):
+        Request(run()).end(recorder)
+    assert flushed.wait(30)
+
+
+def test_closing_flushes_the_rest(recorder: Recorder, store: HistoryStore, run: Make) -> None:
+    Request(run("t")).end(recorder)
+    recorder.close()
+    recorder.close()
+    assert kept(store) == ["t"]
+    Request(run("late")).end(recorder)
+    assert recorder.waiting == 0
+
+
+def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
+    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 10 * module.RUN_WEIGHT)
+    with monkeypatch.context() as down:
+        down.setattr(store, "write", broken)
+        for number in range(15):
+            Request(run(f"t{number:02d}", ago_s=100 - number)).end(recorder)
+        for _ in range(3):
+            recorder._flush_safely()
+        for number in range(15, 30):
+            Request(run(f"t{number:02d}", ago_s=100 - number)).end(recorder)
+        assert (recorder.waiting, recorder.dropped) == (20, 10)
+    assert caplog.text.count("the history can't be written now") == 1
+    recorder.flush()
+    assert kept(store)[::-1] == [f"t{number:02d}" for number in (*range(10), *range(15, 25))]
+    assert (recorder.waiting, store.dropped()) == (0, 10)
+    recorder.flush()
+    assert store.dropped() == 10
+
+
+def test_a_heavy_run_takes_more_room(recorder: Recorder, run: Make) -> None:
+    Request(run()).end(recorder, weight=module.MOST_BYTES)
+    assert (recorder.waiting, recorder.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_an_answer_that_was_lost(
+    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    """The group is stored once, whether the commit has happened or not."""
+    write = store.write
+
+    def lost(unwritten: Any, bounds: History) -> bool:
+        if happened:
+            write(unwritten, bounds)
+        raise CommitUnknown("no answer")
+
+    Request(run("t")).end(recorder)
+    with monkeypatch.context() as silent:
+        silent.setattr(store, "write", lost)
+        with pytest.raises(CommitUnknown):
+            recorder.flush()
+    recorder.flush()
+    assert (kept(store), store.kept(), store.totals()["shop.pay"].runs) == (["t"], 1, 1)
+
+
+def test_a_run_that_can_not_be_made_keeps_no_other_out(
+    recorder: Recorder, store: HistoryStore, run: Make, caplog: Any
+) -> None:
+    def impossible() -> Run:
+        raise RecursionError
+
+    for _ in range(3):
+        recorder.note(Noted(impossible, 0, Request(run())))
+    Request(run("t")).end(recorder)
+    recorder.flush()
+    assert (kept(store), store.dropped()) == (["t"], 3)
+    assert caplog.text.count("is not kept") == 1
+
+
+def test_a_child_never_writes_what_its_parent_has_buffered(
+    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Request(run("t")).end(recorder)
+    monkeypatch.setattr(store, "write", lambda *_: os._exit(9))
+
+    def child() -> None:
+        assert not recorder.is_open
+        recorder.flush()
+        recorder.close()
+
+    in_child(child)
+    monkeypatch.undo()
+    recorder.flush()
+    assert kept(store) == ["t"]
+
+
+# -- active runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_active_from_one_flush_to_another(
+    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any]
+) -> None:
+    request = Request(run("t"))
+    running.append(request)
+    for _ in range(2):
+        recorder.flush()
+        assert [(session, each.id, each.state) for session, each in store.active()] == [(b"session", "t", "STARTED")]
+    running.remove(request)
+    request.end(recorder)
+    recorder.flush()
+    assert (store.active(), kept(store)) == ([], ["t"])
+
+
+def test_one_that_ended_before_the_flush_has_no_row(
+    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any]
+) -> None:
+    request = Request(run("t"))
+    running.append(request)  # Celery still counts it
+    request.end(recorder)
+    recorder.flush()
+    assert (store.active(), request.active_key) == ([], None)
+
+
+def test_one_that_ends_while_its_row_is_written(
+    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(run("t"))
+    running.append(request)
+    activity = store.activity
+
+    def ends_meanwhile(*given: Any, **named: Any) -> None:
+        request.end(recorder)
+        activity(*given, **named)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(store, "activity", ends_meanwhile)
+        recorder.flush()
+    recorder.flush()
+    assert (store.active(), kept(store)) == ([], ["t"])
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_row_whose_answer_was_lost_is_not_left_behind(
+    recorder: Recorder,
+    store: HistoryStore,
+    run: Make,
+    running: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    happened: bool,
+) -> None:
+    request = Request(run("t"))
+    running.append(request)
+    activity = store.activity
+
+    def lost(*given: Any, **named: Any) -> None:
+        if happened:
+            activity(*given, **named)
+        raise CommitUnknown("no answer")
+
+    with monkeypatch.context() as silent:
+        silent.setattr(store, "activity", lost)
+        with pytest.raises(CommitUnknown):
+            recorder.flush()
+    recorder.flush()
+    assert len(store.active()) == 1
+    request.end(recorder)
+    recorder.flush()
+    assert store.active() == []
+
+
+def test_active_runs_move_to_the_next_session(
+    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], session: list[bytes]
+) -> None:
+    running.append(Request(run("t")))
+    recorder.flush()
+    session[0] = b"next"
+    recorder.flush()
+    recorder.flush()
+    assert [each for each, _ in store.active()] == [b"next"]
+
+
+# -- upkeep ------------------------------------------------------------------------------------------------------------
+
+
+def test_upkeep_now_and_then_and_when_a_segment_was_opened(
+    store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = {b"alive"}
+    trims: list[int] = []
+    trim = store.trim
+    monkeypatch.setattr(store, "trim", lambda *given, **named: (trims.append(1), trim(*given, **named))[1])
+    upkeep = Upkeep(store, History(), lambda: open_, clock=clock)
+    for session in (b"alive", b"dead"):
+        store.activity(session, {1: run(session.decode(), state="STARTED", end_ms=0)})
+    upkeep(opened=False)
+    assert [each.id for _, each in store.active()] == ["alive"]
+    assert kept(store) == ["dead"]
+    open_.clear()
+    upkeep(opened=False)  # not yet
+    assert (len(store.active()), len(trims)) == (1, 1)
+    upkeep(opened=True)
+    assert (len(store.active()), len(trims)) == (1, 2)
+    clock.advance(2 * INTERVAL_S)
+    upkeep(opened=False)
+    assert (len(store.active()), len(trims)) == (0, 3)
+    assert set(kept(store)) == {"alive", "dead"}

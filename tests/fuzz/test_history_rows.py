@@ -1,0 +1,136 @@
+"""One row of the history is damaged, in its key or its value: everything else is shown, written and trimmed as ever.
+
+The oracle. Nothing that is shown raises anything, whatever is asked for; a flush, a trim and the end of a lost run do
+what they do; and what a worker writes afterwards is found by every way.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+
+from celery.states import FAILURE, STARTED, SUCCESS
+from prometheus_client import CollectorRegistry, generate_latest
+from store_rows import mutated
+
+from celery_fdb.history.counters import SLOTS
+from celery_fdb.history.options import History
+from celery_fdb.history.reading import Wanted
+from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.lives import TaskUnknown, life_of
+from celery_fdb.history.views.metrics import TaskCollector
+from celery_fdb.history.views.opening import HistoryOff, history_of
+from celery_fdb.history.views.runs import active_runs, page_of_runs
+from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.workflows import workflow_of
+from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.testing.stores import MemoryStores
+
+BOUNDS = History(runs=100, max_age=86_400)
+URL = "fdb+memory://fuzz"
+
+
+def test_a_damaged_row_of_the_history_stops_nobody(fuzz: Callable[..., None]) -> None:
+    def target(rng: random.Random) -> None:
+        with MemoryStores(), Broker.open(URL) as broker:
+            store = history_of(broker)
+            load(store, rows())
+            row = rng.choice(rows())
+            key, value = mutated(rng, row, store.keys.prefix)
+            damage(store, row, (key, value), beside=rng.random() < 0.3)
+            try:
+                look_around(broker)
+                go_on(broker, store, is_counted=b"segment" not in row[0])
+                look_around(broker)
+            except Exception as error:
+                error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
+                raise
+
+    fuzz(target)
+
+
+@cache
+def rows() -> list[KeyValue]:
+    """A history with a row of every kind."""
+    with MemoryStores(), Broker.open(URL) as broker:
+        store = history_of(broker)
+        store.set_settings(BOUNDS)
+        for number in range(6):
+            keep(store, run(f"t{number}"), run(f"t{number}", state=FAILURE, root="t0", group="g", parent="t1"))
+        keep(store, run("first", followers=(Follower("second", "b"),)))
+        store.activity(b"s" * 16, {1: run("active", state=STARTED, end_ms=0)}, dropped=2)
+        return store._read(lambda tr: tr.get_range(*store.keys.everything))
+
+
+def run(id_: str, **fields: object) -> Run:
+    now_ms = SystemClock().wall_ms()
+    told = {"state": SUCCESS, "start_ms": now_ms - 10, "end_ms": now_ms, "runtime_s": 0.01, **fields}
+    return Run(id_, "shop.pay", "q", "w@h", **told)  # type: ignore[arg-type]  # of a test's own making
+
+
+def keep(store: HistoryStore, *runs: Run) -> None:
+    for unwritten in store.packed(runs):
+        store.write(unwritten, BOUNDS)
+
+
+def load(store: HistoryStore, found: list[KeyValue]) -> None:
+    def body(tr) -> None:
+        for key, value in found:
+            tr.set(key, value)
+
+    store._write(body)
+
+
+def damage(store: HistoryStore, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
+    def body(tr) -> None:
+        if not beside:
+            tr.clear(row[0])
+        tr.set(*damaged)
+
+    store._write(body)
+
+
+def look_around(broker: Broker) -> None:
+    """Every way to look at it."""
+    for wanted in (Wanted(), Wanted(task="shop.pay"), Wanted(state=FAILURE), Wanted(key="k", since_ms=1, until_ms=2)):
+        with suppress(HistoryOff):  # the row that says so was it
+            cursor = None
+            for _ in range(5):
+                page = page_of_runs(broker, wanted, limit=3, cursor=cursor)
+                json.dumps(asdict(page)).encode()
+                cursor = page.cursor
+            active_runs(broker)
+            for period_s in (HOUR_S, DAY_S):
+                json.dumps(asdict(look_at_tasks(broker, period_s=period_s)))
+    for task_id in ("t0", "first", "active", "g"):
+        for ask in (life_of, workflow_of):
+            with suppress(TaskUnknown):
+                json.dumps(asdict(ask(broker, task_id))).encode()
+    registry = CollectorRegistry()
+    registry.register(TaskCollector(lambda: broker))
+    generate_latest(registry)
+
+
+def go_on(broker: Broker, store: HistoryStore, *, is_counted: bool) -> None:
+    """A worker starts, writes, trims and ends. ``is_counted``: else a trim may take more than it has to."""
+    store.set_settings(BOUNDS)
+    keep(store, run("new", root="r"))
+    assert [each.id for each in store.runs_of_task("new")] == ["new"]
+    assert [each.id for each in store.runs_of_workflow("r")] == ["new"]
+    assert "new" in [each.id for each in page_of_runs(broker, limit=100).runs]
+    store.activity(b"z" * 16, {7: run("begun", state=STARTED, end_ms=0)})
+    assert "begun" in [each.id for _, each in store.active()]
+    assert store.lose(b"z" * 16, BOUNDS) == 1
+    store.lose(b"s" * 16, BOUNDS)
+    store.trim(BOUNDS, parts=5)
+    assert [each.id for each in store.runs_of_task("new")] == ["new"] or not is_counted
+    counted = look_at_tasks(broker, task="shop.pay")
+    assert counted.slot_s in SLOTS
+    assert sum(each.runs for each in counted.tasks) >= 2
