@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
@@ -43,7 +43,7 @@ class Feed:
     def is_watching(self) -> bool:
         return self._watch is not None
 
-    async def events(self, welcome: str = "") -> AsyncIterator[str]:
+    async def events(self, welcome: str = "") -> AsyncGenerator[str]:
         """What a client is sent, until it goes. ``welcome``: before anything else."""
         inbox: asyncio.Queue[str] = asyncio.Queue(1)
         self._inboxes.add(inbox)

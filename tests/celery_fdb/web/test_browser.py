@@ -110,6 +110,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         shop.stop()
         shop.tasks.app.pool.force_close_all()
         shop.tasks.app.close()
+        del os.environ["SHOP_BROKER"]
 
 
 @pytest.fixture(scope="module")
@@ -224,17 +225,24 @@ def test_each_page_is_accessible_and_fits(window: Window, size: tuple[int, int],
         window.open(path, **query)
         assert window.run("return document.documentElement.scrollWidth") <= size[0], (path, query)
         window.run(AXE.read_text())
-        found = window.browser.execute_async_script(
-            "const done = arguments[arguments.length - 1];"
-            "axe.run(document, {resultTypes: ['violations']}).then((each) => done(each.violations));"
-        )
-        bad = [
-            (each["id"], [node["html"][:200] for node in each["nodes"]])
-            for each in found
-            if each["impact"] in {"serious", "critical"}
-        ]
+        bad = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations(window)]
         assert not bad, (path, query)
     assert not [each for each in window.complaints() if "/nowhere" not in each["message"]]
+
+
+def test_axe_finds_what_is_wrong(window: Window) -> None:
+    window.open("/nowhere")
+    window.run("document.querySelector('main').innerHTML += '<img src=x><button></button>'")
+    window.run(AXE.read_text())
+    assert {"image-alt", "button-name"} <= {each["id"] for each in violations(window)}
+
+
+def violations(window: Window) -> list[Any]:
+    found = window.browser.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {resultTypes: ['violations']}).then((each) => done(each.violations));"
+    )
+    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def test_the_overview_is_live(window: Window, shop: Shop) -> None:
