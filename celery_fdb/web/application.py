@@ -37,7 +37,7 @@ from celery_fdb.web.rendering import HERE
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
-from celery_fdb.web.settings import Login, settings_of
+from celery_fdb.web.settings import Login, Settings, settings_of
 
 __all__ = ["dashboard"]
 
@@ -96,16 +96,12 @@ def dashboard(
 
     Raises ``OptionError``.
     """
-    if isinstance(broker, Celery):
-        url, configured = broker_of(broker)
-        app = app or broker
-    else:
-        url, configured = broker, {}
+    url, configured = broker_of(broker) if isinstance(broker, Celery) else (broker, {})
     settings = settings_of(
         url,
         options={**configured, **(options or {})},
-        app=app,
-        token=token,
+        app=app or (broker if isinstance(broker, Celery) else None),
+        token=None if token is None else token.strip(),
         user=user,
         anonymous=anonymous,
         login_url=login_url,
@@ -114,10 +110,13 @@ def dashboard(
         hosts=None if hosts is None else tuple(hosts),
         **further,
     )
+    return Guard(_assembled(settings), settings.hosts)
+
+
+def _assembled(settings: Settings) -> Starlette:
     reception, opening = Reception(settings), Opening(settings)
     threads = Threads(settings.threads, settings.timeout_s)
     pages = Pages(reception, opening, threads)
-    stream = Stream(settings, reception, opening, threads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -133,9 +132,8 @@ def dashboard(
         """A mistake of ours: the server logs it."""
         return await pages.broken(request)
 
-    handlers = {404: nowhere, 405: nowhere, 500: broken}
-    made = Starlette(routes=_routes(pages, reception, stream), lifespan=lifespan, exception_handlers=handlers)
-    return Guard(made, settings.hosts)
+    routes = _routes(pages, reception, Stream(settings, reception, opening, threads))
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: nowhere, 500: broken})
 
 
 def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRoute]:

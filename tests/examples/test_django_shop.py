@@ -258,6 +258,85 @@ celery_app.send_task(name, (1,), queue={LONG_QUEUE!r}, headers={{"fair_key": "a-
 """
 
 
+#: Dead letters of two causes, as workers would leave them, and none runs.
+BURY = """
+from celery_fdb.contrib.django.pages import store
+broker = store.broker()
+jobs = broker.queue("payments").take_many(5, 0)
+for number, job in enumerate(jobs):
+    job.bury(error=ValueError("no such order") if number < 3 else KeyError("card"))
+"""
+
+
+@pytest.mark.parametrize("width", [1180, 400])
+def test_a_person_searches_edits_and_limits_in_the_browser(shop: Shop, browser: Any, width: int) -> None:
+    """By keyboard and mouse, on a wide and a narrow screen; no worker runs, so each thing stays where it is put."""
+    shop.manage("open_shop")
+    shop.manage("shell", "-c", BURY)
+    person = Person(browser, shop.start_server())
+    metrics = {"width": width, "height": 820, "deviceScaleFactor": 1, "mobile": width < 800}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    queues = f"{person.address}admin/celery_fdb/queue/"
+
+    def fits() -> None:
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+    def confirm(pattern: str) -> None:
+        person.expect("Are you sure[?]")
+        fits()
+        person.press("Yes, I’m sure")  # noqa: RUF001 - as Django writes it
+        person.expect(pattern)
+
+    browser.get(queues)
+    person.write("username", "admin")
+    person.write("password", "admin")
+    browser.find_element("css selector", "input[type=submit]").click()
+    person.expect("Queues")
+
+    browser.get(f"{queues}payments.dead/groups/")
+    person.expect(r"ValueError rejected 3 .*KeyError rejected 2 ")
+    fits()
+    browser.find_element("xpath", "//tr[contains(., 'KeyError')]//a[.='shop.tasks.charge']").click()
+    person.expect(r"Filter: task=shop\.tasks\.charge, error=builtins\.KeyError, reason=rejected")
+    assert len(browser.find_elements("css selector", "#result_list tbody tr")) == 2
+    fits()
+    person.press("Discard all that match")
+    confirm(r"Discarded 2 dead letters of payments\.dead")
+
+    browser.get(f"{queues}payments.dead/messages/")
+    person.follow("shop.tasks.charge")
+    person.press("Edit and replay")
+    person.expect("Are you sure[?]")
+    arguments = browser.find_element("name", "args")
+    assert "aria-describedby" in browser.execute_script("return arguments[0].outerHTML", arguments)
+    arguments.clear()
+    arguments.send_keys("[4711")
+    person.press("Yes, I’m sure")  # noqa: RUF001 - likewise
+    person.expect("args must be JSON")
+    browser.find_element("name", "args").send_keys("]")
+    confirm("Replayed 1 dead letter to payments with other arguments")
+
+    browser.get(f"{queues}reminders/messages/?state=delayed")
+    browser.find_element("css selector", "details.filter summary").click()
+    person.write("task", "shop.tasks.*")
+    browser.find_element("xpath", "//form[contains(@class, 'filter')]//button").click()
+    person.expect(r"Looked through \d+ messages for this page")
+    browser.find_element("css selector", "input.action-select").click()
+    browser.find_element("xpath", "//select[@name='action']/option[@value='run_now']").click()
+    person.press("Go")
+    confirm("Made 1 message of reminders ready")
+
+    browser.get(f"{queues}payments/keys/?prefix=Ac")
+    person.press("Set limits")
+    person.expect("Messages per turn")
+    person.write("rate", "30/m")
+    confirm("Set the limits of key .Acme.*rate 0.5")
+    person.expect("0.5/s, burst 1")
+    fits()
+    errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [each for each in errors if "favicon.ico" not in each and "422" not in each] == []
+
+
 def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: Any) -> None:
     shop.manage("open_shop")
     shop.start_worker()

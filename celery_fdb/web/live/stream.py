@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -69,9 +70,11 @@ class Stream:
             raise
 
 
-async def _bounded(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    ends = asyncio.get_running_loop().time() + LONGEST_S
-    async for each in events:
-        yield each
-        if asyncio.get_running_loop().time() > ends:
-            return
+async def _bounded(events: AsyncGenerator[str]) -> AsyncIterator[str]:
+    clock = asyncio.get_running_loop().time
+    ends = clock() + LONGEST_S
+    async with aclosing(events):
+        async for each in events:
+            yield each
+            if clock() > ends:
+                return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from celery_fdb.inspection.overview import Overview, QueueView, rates
@@ -33,14 +34,19 @@ class Moment:
 
 
 class Vitals:
-    """Told of one look after the other. One thread at a time."""
+    """Told of one look after the other. Thread-safe: a look that came too late may overlap with the next one."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._looks: deque[Overview] = deque(maxlen=REMEMBERED)
         self._moments: deque[Moment] = deque(maxlen=REMEMBERED)
 
     def told(self, look: Overview) -> dict[str, Any]:
         """The event for the pages that are open, ready for JSON."""
+        with self._lock:
+            return self._told(look)
+
+    def _told(self, look: Overview) -> dict[str, Any]:
         before = next((each for each in self._looks if look.taken_ms - each.taken_ms <= WINDOW_MS), look)
         self._looks.append(look)
         speeds = rates(before, look)
@@ -54,7 +60,8 @@ class Vitals:
 
     def points(self) -> list[list[float | None]]:
         """What was so far, for a page that was opened just now: time in seconds, backlog, published, acked."""
-        return [_point(each) for each in self._moments]
+        with self._lock:
+            return [_point(each) for each in self._moments]
 
 
 def shown(look: Overview) -> list[QueueView]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,16 +54,20 @@ def behind_a_proxy(inner: Any) -> Any:
 
 
 def django_site() -> Any:
-    from django.conf import settings
-
-    if not settings.configured:
-        settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
-        import django
-
-        django.setup()
     from django.core.asgi import get_asgi_application
 
     return get_asgi_application()
+
+
+if find_spec("django") is not None:
+    # Django is set up once per process, for all tests in the same way.
+    _HERE = Path(__file__).parents[1] / "contrib" / "django" / "conftest.py"
+    _spec = spec_from_file_location("django_conftest", _HERE)
+    assert _spec is not None
+    assert _spec.loader is not None
+    _shared = module_from_spec(_spec)
+    _spec.loader.exec_module(_shared)
+    _django = _shared._django
 
 
 @pytest.fixture(params=[starlette, fastapi, behind_a_proxy, django], ids=lambda made: made.__name__)
@@ -113,6 +119,14 @@ def test_a_deed_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> 
     deed = {**fields, "deed": "pause", "queue": "jobs", "back": "/ops/fdb/queue?queue=jobs"}
     assert "Paused jobs." in mounted.post("/ops/fdb/act", data=deed, headers=mounted.origin()).text
     assert broker.queue("jobs").control().paused
+
+
+def test_djangos_own_pages_stay_as_they_are(url: str) -> None:
+    with Person(django(dashboard(url, anonymous=True))) as person:
+        answer = person.get("/admin/", headers={"host": "localhost"}, follow_redirects=False)
+        assert answer.headers["location"] == "/admin/login/?next=/admin/"
+        assert "default-src 'none'" not in answer.headers.get("content-security-policy", "")
+        assert person.get("/ops/fdb/login", headers={"host": "localhost"}).status_code == 200
 
 
 @pytest.mark.parametrize("mounted", [starlette, fastapi, behind_a_proxy], indirect=True, ids=lambda made: made.__name__)

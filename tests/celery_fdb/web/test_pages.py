@@ -8,9 +8,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from kit.costs import CountingDatabase
 
 from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.pages import queues
+from celery_fdb.web.serving import opening
 from kombu_fdb import Broker
+from kombu_fdb.model import Publication
 
 NAMES = ["q", "", ".", "..", "/", "a/b?c#%2F&x=1", "\u00fc\x00\n", "<b>x</b>", "n" * 255, "\u202e", "%00"]
 SHOWN = [name for name in PATHS if name not in {"events", "login", "logout", "static"}]
@@ -41,6 +45,16 @@ def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -
     assert "orders" not in viewer.see("/queues", q="MAIL")
     assert "pidbox" in viewer.see("/queues", all="1")
     assert "No such queue" in viewer.see("/queues", q="<script>")
+
+
+def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "MOST_SHOWN", 2)
+    for number in range(5):
+        broker.queue(f"jobs{number}").put("x")
+    page = viewer.see("/queues")
+    assert page.count("<tr data-queue") == 2
+    assert "and 3 more" in page
+    assert "jobs4" in viewer.see("/queues", q="s4")
 
 
 def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Broker) -> None:
@@ -138,3 +152,49 @@ def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
 
     broker._engine.transactions.write(spoil)
     assert viewer.get("/queue?queue=q").status_code in {200, 404, 422}
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> CountingDatabase:
+    """Counts what the dashboard does: it uses the test's own broker."""
+    monkeypatch.setattr(opening, "open_existing", lambda *_, **__: broker)
+    retry = broker._engine.transactions.retry
+    counting = retry.database = CountingDatabase(retry.database)
+    return counting
+
+
+def cost(counted: CountingDatabase, person: Any, addresses: list[str]) -> tuple[int, int, int]:
+    """Of these pages; the least of some tries, as a read that was repeated counts twice."""
+
+    def once() -> tuple[int, int, int]:
+        counted.reset()
+        for each in addresses:
+            person.see(each)
+        return counted.total().rows, counted.total().point_reads, len(counted.transactions)
+
+    return min(once() for _ in range(5))
+
+
+def test_a_page_costs_the_same_in_a_queue_of_any_length(viewer: Any, broker: Broker, counted: CountingDatabase) -> None:
+    addresses = ["/", "/queues", "/queue?queue=q", "/messages?queue=q", "/messages?queue=q&order=newest", "/dead"]
+    costs = []
+    for number in (200, 10_000):
+        while (missing := number - broker.queue("q").count()) > 0:
+            broker._engine.publisher.publish([Publication("", "q", b"x")] * min(missing, 2_000))
+        broker._engine.metrics.flush()  # rows that come about a second later otherwise
+        costs.append(cost(counted, viewer, addresses))
+    assert costs[0] == costs[1]
+
+
+def test_a_page_of_keys_costs_the_same_among_any_number(viewer: Any, broker: Broker, counted: CountingDatabase) -> None:
+    costs = []
+    for begin, end in ((0, 200), (200, 5_000)):
+        keyed = [Publication("", "q", b"x", key=f"k{each:05}") for each in range(begin, end)]
+        for start in range(0, len(keyed), 1_000):
+            broker._engine.publisher.publish(keyed[start : start + 1_000])
+        broker._engine.metrics.flush()
+        costs.append(cost(counted, viewer, ["/keys?queue=q", "/keys?queue=q&prefix=k001", "/queues"]))
+    assert costs[0] == costs[1]

@@ -306,4 +306,12 @@ PROFILES: Mapping[str, Profile] = {
         connected=True,
         contested=True,
     ),
+    "rescheduling": Profile(
+        {"publish": 14, "claim": 10, "ack": 5, "release": 4, "reschedule": 16, "duties": 6, "pass": 6, "tick": 6}
+        | {"cancel": 2, "purge": 1, "move": 1, "die": 1, "start": 1},
+        {"plain": {}, "fair": {}},
+        rivals={"reschedule": 6, "claim": 6, "promote": 5, "cancel": 2, "delete": 2, "move": 1},
+        meanwhile=0.5,
+        delayed=0.5,
+    ),
 }

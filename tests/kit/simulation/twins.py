@@ -15,7 +15,7 @@ from kit.simulation import wrong
 from kombu_fdb.engine.dead_letters import replay, trim
 from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.inspection import cancel
+from kombu_fdb.engine.inspection import cancel, reschedule
 from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import fair, line, rates, relimit, single
@@ -226,6 +226,9 @@ TWINS: dict[str, Twin] = {
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take")),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
+    "a rescheduling does not conflict with claims": Twin(
+        "ONE-PLACE", "rescheduling", *_blind(reschedule, "reschedule")
+    ),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),

@@ -19,7 +19,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_stamp
-from kombu_fdb.model import Lease, Publication
+from kombu_fdb.model import Lease, Publication, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -128,9 +128,20 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "sweep": lambda bench: bench.duties().sweep(),
     "facts": lambda bench: bench.engine.inspect.facts(["q", "fair"]),
     "page of keys": lambda bench: bench.engine.inspect.key_page("fair", after="customer-1", limit=10),
+    "keys that begin so": lambda bench: bench.engine.inspect.key_page("fair", prefix="customer-12", limit=10),
+    "page of messages": lambda bench: bench.engine.inspect.page("q", View("delayed"), 200),
+    "reschedule": lambda bench: reschedule(bench, LATER_MS + 1),
+    "run now": lambda bench: reschedule(bench, 0),
     "delayed": lambda bench: bench.engine.inspect.delayed("q", 10),
     "move": lambda bench: bench.engine.messages.move("q", "elsewhere", 5),
+    "part of a purge": lambda bench: bench.engine.queues.purge_some("q"),
 }
+
+
+def reschedule(bench: Bench, due_ms: int) -> None:
+    """The first one on a page."""
+    (listed,) = bench.engine.inspect.page("q", View("delayed"), 1).messages
+    assert bench.engine.messages.reschedule("q", listed.spot, due_ms, payload=b"b")
 
 
 def test_a_million_messages_and_keys_change_no_cost(benches: tuple[Bench, Bench], subtests: pytest.Subtests) -> None:
@@ -161,7 +172,7 @@ def check_keys(benches: tuple[Bench, Bench]) -> None:
 
 def check_size(benches: tuple[Bench, Bench]) -> None:
     engine: Engine = benches[1].engine
-    assert engine.inspect.counts("q").delayed >= MILLION
+    assert engine.inspect.counts("q").delayed >= MILLION - 1_000  # a part was purged
     assert engine.inspect.counts("fair").ready >= MILLION - KEYS
     assert [found.state for found in engine.inspect.find_task("task-999999")] == ["ready"]
     assert engine.inspect.peek("q", 1)[0].payload == b"a"

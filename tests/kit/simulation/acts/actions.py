@@ -30,6 +30,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
             *(owners.start, owners.die, owners.consume, owners.leave, owners.resign),
             *(operators.limit, operators.pause, operators.purge, operators.delete, operators.replay, operators.garble),
             *(operators.drop, operators.cancel, operators.move, operators.walk, operators.discard),
+            operators.reschedule,
         )
     },
     **{each.__name__: ("duties", each) for each in (owners.duties, owners.sweep, owners.promote, owners.tidy)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from kit.simulation.process import Frame
 from kit.simulation.world import World
@@ -10,9 +11,10 @@ from kombu_fdb.engine.dead_letters.replay import Moved
 from kombu_fdb.engine.dead_letters.scan import Walk
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.model import KeyLimits, QueueControl, View
 
 
 def limit(world: World, frame: Frame) -> None:
@@ -102,6 +104,18 @@ def move(world: World, frame: Frame) -> None:
     source, target = frame.rng.sample([*world.profile.queues], 2)
     moved = frame.actor.engine.messages.move(source, target, frame.rng.choice([1, 3, None]))
     world.note(f"move {moved} from {source} to {target}")
+
+
+def reschedule(world: World, frame: Frame) -> None:
+    """A message that waits, as a page shows it, becomes due at another moment, or now."""
+    engine, rng = frame.actor.engine, frame.rng
+    queue, state = rng.choice([*world.profile.queues]), rng.choice(["ready", "delayed"])
+    seen = engine.inspect.page(queue, View(state), 5).messages
+    if seen:
+        listed, due_ms = rng.choice(seen), rng.choice([0, engine.transactions.now() + rng.randrange(1, 20_000)])
+        with suppress(QueueError, FormatError):  # it expires before that; malformed bytes
+            done = engine.messages.reschedule(queue, listed.spot, due_ms)
+            world.note(f"reschedule {listed.message.message_id.hex()[:6]} of {queue} to {due_ms}: {done}")
 
 
 def walk(world: World, frame: Frame) -> None:

@@ -27,7 +27,10 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("ready", "leased"): CLAIMS,
     ("ready", "gone"): frozenset({"publish", "repeat", "duties"}) | REMOVERS | MOVERS | CLAIMS,
     ("ready", "moved"): frozenset({"publish", "repeat", "duties"}) | MOVERS | CLAIMS,
-    ("delayed", "ready"): frozenset({"duties", "promote"}),
+    ("ready", "ready"): frozenset({"reschedule"}),
+    ("ready", "delayed"): frozenset({"reschedule"}),
+    ("delayed", "delayed"): frozenset({"reschedule"}),
+    ("delayed", "ready"): frozenset({"duties", "promote", "reschedule"}),
     ("delayed", "gone"): frozenset({"duties"}) | REMOVERS,
     ("delayed", "moved"): frozenset({"move"}),
     ("leased", "gone"): frozenset({"ack", "claim", "delete", "reject", "release", "duties"}),
@@ -104,7 +107,7 @@ class Judge:
             self._published(author, name, after)
         if before is not None and before.state == "leased":
             self._settled(author, name, before, after, sessions)
-        if step == ("delayed", "ready"):
+        if step == ("delayed", "ready") and author.verb != "reschedule":  # a person may
             self._not_early(author, name, before.due_ms if before else 0)
         if before is not None and step[1] == "moved" and author.verb not in MOVERS:
             self._buried(author, name, before, after, appeared)
