@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.celery_versions import since_celery
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -144,6 +145,7 @@ def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, until: Any) -
 # -- pools -------------------------------------------------------------------------------------------------------------
 
 
+@since_celery(5, 7)
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_prefork_children_publish_however_they_are_started(
     broker: Any, app: Any, start: Any, until: Any, method: str

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from kit.celery_versions import CELERY
 from kombu.exceptions import OperationalError
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -138,7 +139,8 @@ def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: A
     until(lambda: frozen.said("declared dead"), say=frozen.log.read_text)
     broker.allow("long")
     until(lambda: len(broker.marks("end", "long")) == 2)
-    until(lambda: frozen.said("too late"), say=frozen.log.read_text)
+    if CELERY >= (5, 7):  # an older one does not ack what it had from a connection that is lost
+        until(lambda: frozen.said("too late"), say=frozen.log.read_text)
     assert not other.said("too late")
     until(lambda: engine.inspect.counts("celery").leased == 0)
     other.stop()

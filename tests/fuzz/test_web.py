@@ -20,12 +20,17 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 pytest.importorskip("django", reason="the generators stand beside the admin's pages")
 
 from starlette.testclient import TestClient
-from test_admin import ADDRESSES, NAMES, STATES, clear, fill
+from test_admin import ADDRESSES, NAMES, STATES, clear, fill, mutated
 
+from celery_fdb.history.options import History
+from celery_fdb.history.run import ENDED, Run
+from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.remote.workers import WORKER_DEEDS
 from celery_fdb.web import dashboard
 from celery_fdb.web.addresses import PATHS
 from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.stores import MemoryStores
 
 pytestmark = pytest.mark.timeout(0)
@@ -80,14 +85,49 @@ def asked(chance: random.Random, known: list[str]) -> str:
 def deed(chance: random.Random, pages: list[str]) -> dict[str, Any]:
     spots = re.findall(r'name="selected" value="([^"]+)"', chance.choice(pages)) if pages else []
     fields: dict[str, Any] = {
-        "deed": chance.choice([*DEEDS, "nonsense"]),
+        "deed": chance.choice([*DEEDS, *WORKER_DEEDS, "nonsense"]),
         "queue": chance.choice(NAMES),
         "back": chance.choice(["/", "//x", *TEXTS]),
         "selected": chance.sample(spots, chance.randrange(len(spots) + 1)) or ["ready.00.00"],
     }
-    for name in chance.sample(["key", "delay", "rate", "target", "body", "confirmed", "task", "since"], 4):
-        fields[name] = chance.choice(TEXTS)
-    return fields
+    for name in chance.sample(
+        ["key", "delay", "rate", "target", "args", "kwargs", "due", "by", "mark", "weight", "task", "since"], 5
+    ):
+        fields[name] = chance.choice([*TEXTS, "[1]", '{"a": 1}', "10m", "3"])
+    return fields | chance.choice([{}, {"confirmed": "yes"}])
+
+
+def remember(broker: Broker, chance: random.Random) -> None:
+    """A history of runs, some of whose rows are damaged."""
+    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    forget(broker, store)
+    if chance.randrange(3):
+        store.set_settings(History())
+    names = ["t", "a", "b", "\x00", "<b>", "n" * 200]
+    for _ in range(chance.randrange(4)):
+        told = {name: chance.choice(["", *names]) for name in ("root", "parent", "group", "error", "key", "args")}
+        run = Run(chance.choice(names), chance.choice(names), state=chance.choice(ENDED), end_ms=2**40, **told)
+        for unwritten in store.packed([run]):
+            store.write(unwritten, History())
+    if not chance.randrange(3):
+        damage(broker, store, chance)
+
+
+def damage(broker: Broker, store: HistoryStore, chance: random.Random) -> None:
+    """Other bytes in some rows of the history."""
+
+    def change(work: Any) -> None:
+        begin, end = store.keys.prefix, store.keys.prefix + b"\xff"
+        rows = work.tr.get_range(begin, end)
+        for key, old in chance.sample(rows, min(3, len(rows))):
+            work.tr.set(key, mutated(chance, old))
+
+    broker._engine.transactions.write(change)
+
+
+def forget(broker: Broker, store: HistoryStore) -> None:
+    begin, end = store.keys.prefix, store.keys.prefix + b"\xff"
+    broker._engine.transactions.write(lambda work: work.tr.clear_range(begin, end))
 
 
 def test_no_page_answers_over_499_but_that_the_store_is_away(
@@ -99,6 +139,7 @@ def test_no_page_answers_over_499_but_that_the_store_is_away(
     def target(chance: random.Random) -> None:
         clear(broker)
         fill(broker, chance)
+        remember(broker, chance)
         caplog.clear()
         known, pages = [path for path in PAGES if path != "/login"], []
         for _ in range(12):

@@ -1,8 +1,9 @@
 """One look at the broker for all pages that are open.
 
-Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds; the last one to go
-ends it. Each client has room for one event: one that is too slow misses events and gets the newest. If the store is
-away, clients are told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time.
+Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
+look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
+client has room for one event: one that is too slow misses events and gets the newest. If the store is away, clients are
+told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time.
 
 A feed belongs to one event loop.
 """
@@ -23,15 +24,24 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without an event after which a comment shows that the stream lives.
 QUIET_S = 15.0
+#: A look is followed by a pause of at least so many times its own length.
+IDLE_SHARE = 4
 
 
 class Feed:
     """See the module."""
 
-    def __init__(self, look: Callable[[], Awaitable[dict[str, Any]]], interval_s: float, most: int) -> None:
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[dict[str, Any]]],
+        interval_s: float,
+        most: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._look = look
         self._interval_s = interval_s
         self._most = most
+        self._pause = pause
         self._inboxes: set[asyncio.Queue[str]] = set()
         self._watch: asyncio.Task[None] | None = None
 
@@ -63,13 +73,15 @@ class Feed:
             self._watch = None
 
     async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             text = await self._told()
             for inbox in self._inboxes:
                 if inbox.full():
                     inbox.get_nowait()
                 inbox.put_nowait(text)
-            await asyncio.sleep(self._interval_s)
+            await self._pause(max(self._interval_s, IDLE_SHARE * (clock() - began)))
 
     async def _told(self) -> str:
         try:

@@ -18,6 +18,8 @@ __all__ = ["queue", "queues"]
 
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
+#: Queues on one page; the others are found by their names.
+MOST_SHOWN = 500
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
@@ -28,7 +30,10 @@ def queues(visit: Visit, broker: Broker) -> Response:
     views = [*seen.live_queues] if shows_all else shown(seen)
     views = [each for each in views if name in each.name.casefold()]
     hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
-    return visit.page("queues", queues=views, hidden=hidden, shows_all=shows_all, q=visit.asked("q"))
+    more = max(len(views) - MOST_SHOWN, 0)
+    return visit.page(
+        "queues", queues=views[:MOST_SHOWN], more=more, hidden=hidden, shows_all=shows_all, q=visit.asked("q")
+    )
 
 
 def queue(visit: Visit, broker: Broker) -> Response:

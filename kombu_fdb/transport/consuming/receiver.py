@@ -132,7 +132,8 @@ def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
     try:
         while not lookout.stopped:
             pause_s = _turn(reference)
-            if pause_s != 0:
+            # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
+            if pause_s != 0 and not lookout.stopped:
                 lookout.bell.wait(pause_s)
     except _Ended:
         return  # its bell stays: the receiver may be restarted

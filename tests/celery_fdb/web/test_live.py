@@ -76,6 +76,31 @@ def test_a_slow_client_gets_the_newest() -> None:
     asyncio.run(scenario())
 
 
+def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once() -> None:
+    async def scenario() -> None:
+        took: list[float] = []
+        pauses: list[float] = []
+
+        async def look() -> dict[str, Any]:
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            await asyncio.sleep(0.05)
+            took.append(clock() - began)
+            return {}
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            await asyncio.sleep(0)
+
+        feed = Feed(look, 0.001, 10, pause)
+        async with aclosing(feed.events()) as events:
+            await data(events, "look")
+            await data(events, "look")
+        assert pauses[0] >= 4 * took[0]
+
+    asyncio.run(scenario())
+
+
 def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> None:
     async def scenario() -> None:
         looks = Looks()

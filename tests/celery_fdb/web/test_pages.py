@@ -11,6 +11,7 @@ import pytest
 from kit.costs import CountingDatabase
 
 from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.pages import queues
 from celery_fdb.web.serving import opening
 from kombu_fdb import Broker
 from kombu_fdb.model import Publication
@@ -44,6 +45,16 @@ def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -
     assert "orders" not in viewer.see("/queues", q="MAIL")
     assert "pidbox" in viewer.see("/queues", all="1")
     assert "No such queue" in viewer.see("/queues", q="<script>")
+
+
+def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "MOST_SHOWN", 2)
+    for number in range(5):
+        broker.queue(f"jobs{number}").put("x")
+    page = viewer.see("/queues")
+    assert page.count("<tr data-queue") == 2
+    assert "and 3 more" in page
+    assert "jobs4" in viewer.see("/queues", q="s4")
 
 
 def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Broker) -> None:
