@@ -46,6 +46,8 @@ class Stream:
         _, refusal = await self._reception.visit(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
+        if request.method == "HEAD":
+            return PlainTextResponse("", media_type="text/event-stream")
         feed, vitals = self.feed()
         if feed.is_full:
             return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})

@@ -212,6 +212,10 @@ def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker:
     asyncio.run(scenario())
 
 
+def test_who_only_asks_for_the_head_gets_it(viewer: Any) -> None:
+    assert viewer.head("/events").headers["content-type"].startswith("text/event-stream")
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
