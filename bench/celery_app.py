@@ -21,7 +21,7 @@ app.conf.update(
 if os.environ.get("BENCH_HISTORY"):
     from celery_fdb import install
 
-    install(app, history=True)
+    install(app, history=os.environ["BENCH_HISTORY"] == "with")
 
 _files: dict[int, int] = {}
 

@@ -57,7 +57,7 @@ def one(url: str, count: int) -> Figures:
 
 def measure(url: str, count: int, mode: str) -> Figures:
     command = [sys.executable, __file__, "--one", "--url", url, "--count", str(count)]
-    env = {**os.environ, "BENCH_HISTORY": "1" if mode == "with" else ""}
+    env = {**os.environ, "BENCH_HISTORY": mode}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     if done.returncode:
         raise SystemExit(f"{mode} a history: failed\n{done.stdout[-1000:]}{done.stderr[-3000:]}")

@@ -22,6 +22,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.checks import check_history
 from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.opening import HistoryOff, history_of
@@ -113,6 +114,7 @@ def look_around(broker: Broker) -> None:
         for ask in (life_of, workflow_of):
             with suppress(TaskUnknown):
                 json.dumps(asdict(ask(broker, task_id))).encode()
+    check_history(broker)
     registry = CollectorRegistry()
     registry.register(TaskCollector(lambda: broker))
     generate_latest(registry)

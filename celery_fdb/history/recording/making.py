@@ -6,7 +6,6 @@ form. What is held until the flush is cut at once, so that a hostile message cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Retry
@@ -27,67 +26,61 @@ from celery_fdb.inspection.masking import masked_text
 from celery_fdb.tasks.failures import details_of
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
 
-__all__ = ["Facts", "run_of"]
+__all__ = ["Error", "Facts", "error_of", "facts_of", "run_of", "weight_of"]
 
 #: A text without any of these, in small letters, names no secret (``inspection/masking.py``).
 HINTS = ("auth", "pass", "secret", "token", "cookie", "credential", "key", "://")
 
 
-@dataclass(slots=True)
-class Facts:
-    """What is taken from a request when a run ends."""
-
-    headers: dict[str, Any]
-    task: Any
-    queue: Any
-    worker: Any
-    state: str
-    started_s: Any
-    end_ms: int
-    runtime: Any
-    args: Any
-    kwargs: Any
-    followers: tuple[Follower, ...]
-    error_class: str = ""
-    error: str = ""
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, request: Any, state: str, end_ms: int, runtime: float | None) -> Facts:
-        found = request._request_dict
-        info = request._message.delivery_info or {}
-        return cls(
-            {name: found[name] for name in _HEADERS if name in found},
-            request._type,
-            info.get("queue"),
-            request._hostname,
-            state,
-            request.time_start,
-            end_ms,
-            runtime,
-            _cut(request._argsrepr),
-            _cut(request._kwargsrepr),
-            _followers(request),
-        )
-
-    def fail(self, exc: Any, traceback: Any) -> None:
-        """``exc``: an exception, or a text."""
-        if exc is None:
-            return
-        if not isinstance(exc, BaseException):
-            self.error = bounded(exc, ERROR_LENGTH)
-            return
-        details = details_of(_cause(exc), traceback)
-        self.error_class, self.error = details["error_class"], details["error"]
-        self.traceback = details["traceback"]
-
-    @property
-    def weight(self) -> int:
-        """Characters, about."""
-        return len(self.error) + len(self.traceback) + len(self.args) + len(self.kwargs) + 200 * len(self.followers)
+#: What is taken from a request when a run ends: bounded texts, numbers, and tuples of them, in the order of
+#: :func:`facts_of`. A plain tuple, so that the garbage collector has nothing to do with what waits.
+Facts = tuple[Any, ...]
+#: Class of the error, its text, the end of the traceback.
+Error = tuple[str, str, str]
+NO_ERROR: Error = ("", "", "")
 
 
-_HEADERS = ("id", "root_id", "parent_id", "group", "fair_key", "retries", "x-delivery-count")
+def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error: Error = NO_ERROR) -> Facts:
+    """Called in the worker's event loop, for each run."""
+    get = request._request_dict.get
+    info = request._message.delivery_info
+    task_id, root = _name(get("id")), get("root_id")
+    return (
+        task_id,
+        _name(request._type),
+        _name(info.get("queue")) if info else "",
+        _name(request._hostname),
+        state,
+        request.time_start,
+        end_ms,
+        runtime,
+        _cut(request._argsrepr),
+        _cut(request._kwargsrepr),
+        "" if root is None or root == task_id else _name(root),
+        _name(get("parent_id")),
+        _name(get("group")),
+        _name(get("fair_key")),
+        _whole(get("retries")),
+        _whole(get("x-delivery-count")),
+        _followers(request),
+        error,
+    )
+
+
+def error_of(exc: Any, traceback: Any) -> Error:
+    """``exc``: an exception, or a text, or None."""
+    if exc is None:
+        return NO_ERROR
+    if not isinstance(exc, BaseException):
+        return "", bounded(exc, ERROR_LENGTH), ""
+    details = details_of(_cause(exc), traceback)
+    return bounded(details["error_class"]), details["error"], details["traceback"]
+
+
+def weight_of(facts: Facts) -> int:
+    """Characters, about."""
+    _error_class, error, traceback = facts[-1]
+    return len(facts[8]) + len(facts[9]) + len(error) + len(traceback) + 200 * len(facts[-2])
 
 
 def _cause(exc: BaseException) -> BaseException:
@@ -126,34 +119,33 @@ def _follower(signature: Any) -> Follower | None:
 
 def run_of(facts: Facts, options: History) -> Run:
     """As it is stored. Called for each run, so what most runs don't have costs nothing."""
-    found = facts.headers
-    start_ms, end_ms, runtime_s = _moment(facts.started_s), facts.end_ms, _runtime(facts)
+    task_id, task, queue, worker, state, started_s, end_ms, runtime, args, kwargs, *rest = facts
+    root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = rest
+    start_ms = _moment(started_s)
+    runtime_s = _runtime(runtime, start_ms, end_ms)
     if start_ms and runtime_s:  # not when the main process heard of it, which may be a moment later
         end_ms = min(end_ms, start_ms + int(runtime_s * 1000))
-    given_id, given_root = found.get("id"), found.get("root_id")
-    task_id = _name(given_id)
-    root = "" if given_root is None or given_root == given_id else id_text(given_root)
     return Run(  # by their places: names take a microsecond more
         task_id,
-        _name(facts.task),
-        _name(facts.queue),
-        _name(facts.worker),
-        facts.state,
+        task,
+        queue,
+        worker,
+        state,
         start_ms,
         end_ms,
         runtime_s,
-        _argument(facts.args, options),
-        _argument(facts.kwargs, options),
-        _name(found.get("fair_key")),
-        _whole(found.get("retries")),
-        _whole(found.get("x-delivery-count")),
-        "" if root == task_id else root,
-        _name(found.get("parent_id")),
-        bounded(facts.error_class, NAME_LENGTH),
-        _shown(facts.error, ERROR_LENGTH),
-        _shown(facts.traceback, TRACEBACK_LENGTH, end=True) if options.tracebacks else "",
-        _name(found.get("group")),
-        facts.followers,
+        _argument(args, options),
+        _argument(kwargs, options),
+        key,
+        retries,
+        redeliveries,
+        root,
+        parent,
+        error_class,
+        _shown(error, ERROR_LENGTH),
+        _shown(traceback, TRACEBACK_LENGTH, end=True) if options.tracebacks else "",
+        group,
+        followers,
     )
 
 
@@ -185,12 +177,11 @@ def _moment(seconds: Any) -> int:
     return int(seconds * 1000) if is_number(seconds, 0, LATEST_MS // 1000) else 0
 
 
-def _runtime(facts: Facts) -> float | None:
+def _runtime(runtime: Any, start_ms: int, end_ms: int) -> float | None:
     """As the process that ran it measured it, else since it was accepted."""
-    if is_number(facts.runtime, 0, LONGEST_S):
-        return round(float(facts.runtime), 6)
-    start_ms = _moment(facts.started_s)
-    return max(facts.end_ms - start_ms, 0) / 1000 if start_ms and facts.end_ms else None
+    if is_number(runtime, 0, LONGEST_S):
+        return round(float(runtime), 6)
+    return max(end_ms - start_ms, 0) / 1000 if start_ms and end_ms else None
 
 
 def _whole(value: Any) -> int:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery.utils.log import get_logger
 
@@ -37,7 +37,7 @@ from celery_fdb.history.store import ActiveKey, HistoryStore, Unwritten
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.threads import start
 
-__all__ = ["CLOSING_S", "FLUSH_RUNS", "FLUSH_S", "MOST_BYTES", "Care", "Noted", "Recorder", "Running", "Source"]
+__all__ = ["CLOSING_S", "FLUSH_RUNS", "FLUSH_S", "MOST_BYTES", "Care", "Recorder", "Running", "Source"]
 
 logger = get_logger(__name__)
 
@@ -65,16 +65,10 @@ class Source(NamedTuple):
 
     running: Callable[[], Collection[Running]]
     run_of: Callable[[Running], Run]
+    #: Of what was noted the run that is stored.
+    make: Callable[[Any], Run]
     #: Of the process, for the rows of active runs. Raises a ``StoreError``.
     session: Callable[[], bytes]
-
-
-class Noted(NamedTuple):
-    """A run that has ended. ``make``: called by the flush, as it takes time. ``weight``: the length of its texts."""
-
-    make: Callable[[], Run]
-    weight: int
-    request: Running
 
 
 class Care(Protocol):
@@ -97,7 +91,7 @@ class Recorder:
         self._upkeep: Care | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._waiting: list[Noted] = []
+        self._waiting: list[Any] = []
         self._weight = 0
         self._unwritten: list[Unwritten] = []
         self._numbers = 0
@@ -165,17 +159,23 @@ class Recorder:
         """Runs that are not in the store yet."""
         return len(self._waiting) + sum(len(each.group.runs) for each in self._unwritten)
 
-    def note(self, noted: Noted) -> None:
-        """A run has ended. Never blocks, raises nothing."""
+    def note(self, facts: Any, weight: int, active_key: ActiveKey | None) -> None:
+        """A run has ended. Never blocks, raises nothing.
+
+        ``facts``: what :attr:`Source.make` makes a run of, later, as it takes time; best a plain tuple of texts and
+        numbers, which Python's garbage collector need not look at while it waits. ``weight``: the length of the texts.
+        """
         if self._stopped:
             return
-        weight = RUN_WEIGHT + noted.weight
+        weight += RUN_WEIGHT
         with self._lock:
+            if active_key is not None:
+                self._ended.append(active_key)
             if self._weight + weight > MOST_BYTES:
                 self._drop(1)
                 return
             self._weight += weight
-            self._waiting.append(noted)
+            self._waiting.append(facts)
             enough = len(self._waiting) == FLUSH_RUNS
         if enough:
             self._wake.set()
@@ -203,21 +203,20 @@ class Recorder:
             return
         try:
             self._write_groups(store)  # of a flush that failed
-            self._pack(store)
+            self._pack(store, source)
             self._write_groups(store)
             self._write_activity(store, source)
         finally:
             self._flushing.release()
 
-    def _pack(self, store: HistoryStore) -> None:
+    def _pack(self, store: HistoryStore, source: Source) -> None:
         with self._lock:
             noted, self._waiting, self._weight = self._waiting, [], 0
-        self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
-        self._ended += [key for each in noted if (key := each.request.active_key) is not None]
+        self._unwritten = store.packed([run for each in noted if (run := self._made(each, source)) is not None])
 
-    def _made(self, noted: Noted) -> Run | None:
+    def _made(self, facts: Any, source: Source) -> Run | None:
         try:
-            return noted.make()
+            return source.make(facts)
         except Exception as error:  # noqa: BLE001 - a hostile message must not keep others out of the history
             self.failed(error)
             return None
@@ -241,8 +240,8 @@ class Recorder:
             for each in begun.values():  # written or not, its row is cleared, and it gets another one
                 self._forget(each)
             raise
-        del self._ended[: len(ended)]
         with self._lock:
+            del self._ended[: len(ended)]
             self._untold -= untold
 
     def _begun(self, running: Sequence[Running], session: bytes) -> Iterator[tuple[int, Running]]:

@@ -19,7 +19,7 @@ class is made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -32,8 +32,8 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
 from celery_fdb.history.options import History
-from celery_fdb.history.recording.making import Facts, run_of
-from celery_fdb.history.recording.recorder import Noted, Recorder, Source
+from celery_fdb.history.recording.making import error_of, facts_of, run_of, weight_of
+from celery_fdb.history.recording.recorder import Recorder, Source
 from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb import Broker
@@ -71,9 +71,9 @@ class HistoryRequest:
             return
         self.recorded = True
         try:
-            facts = Facts.of(self, state, CLOCK.wall_ms(), self._runtime if runtime is None else runtime)
-            facts.fail(exc, traceback)
-            self.recorder.note(Noted(partial(run_of, facts, self.recorder.bounds), facts.weight, self))
+            runtime = self._runtime if runtime is None else runtime
+            facts = facts_of(self, state, CLOCK.wall_ms(), runtime, error_of(exc, traceback))
+            self.recorder.note(facts, weight_of(facts), self.active_key)
         except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on
             self.recorder.failed(error)
 
@@ -179,7 +179,11 @@ class Keeper(bootsteps.StartStopStep):
             client.database, client.location.namespace, clock=CLOCK, timeout_s=options.operation_timeout
         )
         store.set_settings(self.recorder.bounds)
-        self.recorder.open(store, _source(client), Upkeep(store, self.recorder.bounds, _sessions(client), clock=CLOCK))
+        self.recorder.open(
+            store,
+            _source(client, self.recorder.bounds),
+            Upkeep(store, self.recorder.bounds, _sessions(client), clock=CLOCK),
+        )
         self._client = client
 
     def stop(self, consumer: Any) -> None:
@@ -199,16 +203,17 @@ def step(bounds: History) -> type[Keeper]:
     return type("Keeper", (Keeper,), {"recorder": Recorder(bounds)})
 
 
-def _source(client: Client) -> Source:
-    return Source(_running, _run_of_active, lambda: bytes(client.membership().session_id))
+def _source(client: Client, bounds: History) -> Source:
+    return Source(
+        running=_running,
+        run_of=lambda request: run_of(facts_of(request, states.STARTED, 0, None), bounds),
+        make=lambda facts: run_of(facts, bounds),
+        session=lambda: bytes(client.membership().session_id),
+    )
 
 
 def _running() -> list[Any]:
     return [each for each in list(worker_state.active_requests) if isinstance(each, HistoryRequest)]
-
-
-def _run_of_active(request: Any) -> Any:
-    return run_of(Facts.of(request, states.STARTED, 0, None), request.recorder.bounds)
 
 
 def _sessions(client: Client) -> Callable[[], set[bytes]]:

@@ -18,6 +18,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics
+from celery_fdb.history.views.checks import check_history
 from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.opening import HistoryOff
@@ -215,6 +216,18 @@ def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypa
     assert 'celery_fdb_task_runtime_seconds_sum{task="a"} 0.28' in text
     assert "celery_fdb_history_dropped_total 0.0" in text
     assert 'task="b"' not in text
+
+
+def test_what_doctor_says(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+    keep(run())
+    found = check_history(broker)
+    assert (found.level, found.found) == ("ok", "1 run of at most 100000; 0 runs dropped since ever")
+    store.activity(b"s", {}, dropped=2)
+    found = check_history(broker)
+    assert (found.level, "2 runs dropped" in found.found) == ("warn", True)
+    assert "celery_fdb_history_dropped_total" in found.fix
+    store._write(lambda tr: tr.clear(store.keys.settings))
+    assert "history=True" in check_history(broker).found
 
 
 def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> None:

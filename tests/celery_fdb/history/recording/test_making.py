@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_fdb import History, install
 from celery_fdb.history.groups import decode, pack_groups
-from celery_fdb.history.recording.making import HINTS, Facts, run_of
+from celery_fdb.history.recording.making import HINTS, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.recording.requests import HistoryRequest, Keeper
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.inspection.masking import MASK, masked_text
@@ -37,9 +37,9 @@ def made(
         time_start=NOW_MS / 1000 - 2,
     )
     vars(request).update(given_facts)
-    facts = Facts.of(request, state, NOW_MS, 0.5)
-    facts.fail(exc, traceback)
-    assert facts.weight < 20_000, "what waits is bounded"
+    facts = facts_of(request, state, NOW_MS, 0.5, error_of(exc, traceback))
+    assert weight_of(facts) < 20_000, "what waits is bounded"
+    assert len(repr(facts)) < 200_000
     return run_of(facts, options or History())
 
 

@@ -13,7 +13,7 @@ from kit.processes import in_child
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording import recorder as module
-from celery_fdb.history.recording.recorder import Noted, Recorder, Source
+from celery_fdb.history.recording.recorder import Recorder, Source
 from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
@@ -33,7 +33,7 @@ class Request:
 
     def end(self, recorder: Recorder, weight: int = 0) -> None:
         self.recorded = True
-        recorder.note(Noted(lambda: self.run, weight, self))
+        recorder.note(self.run, weight, self.active_key)
 
 
 @pytest.fixture
@@ -48,7 +48,12 @@ def session() -> list[bytes]:
 
 @pytest.fixture
 def source(running: list[Any], session: list[bytes]) -> Source:
-    return Source(lambda: running, lambda request: request.run._replace(state="STARTED", end_ms=0), lambda: session[0])
+    return Source(
+        running=lambda: running,
+        run_of=lambda request: request.run._replace(state="STARTED", end_ms=0),
+        make=lambda facts: facts() if callable(facts) else facts,
+        session=lambda: session[0],
+    )
 
 
 @pytest.fixture
@@ -150,7 +155,7 @@ def test_a_run_that_can_not_be_made_keeps_no_other_out(
         raise RecursionError
 
     for _ in range(3):
-        recorder.note(Noted(impossible, 0, Request(run())))
+        recorder.note(impossible, 0, None)
     Request(run("t")).end(recorder)
     recorder.flush()
     assert (kept(store), store.dropped()) == (["t"], 3)

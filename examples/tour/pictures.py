@@ -1,0 +1,84 @@
+"""Pictures of the dashboard, taken by a headless Chromium while the tour runs: those in the documentation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from processes import TourFailed, wait
+
+PHONE = (390, 800)
+Size = tuple[int, int]
+
+
+class Camera:
+    """Nothing is taken without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        #: The dashboard's.
+        self.address = ""
+        self._browser: Any = None if folder is None else _browser()
+
+    def close(self) -> None:
+        if self._browser is not None:
+            self._browser.quit()
+
+    def watch(self, page: str) -> None:
+        """Leave it open in a window of its own: its charts have a past when its picture is taken."""
+        if self._browser is not None:
+            self._browser.get(self.address + page)
+            self._browser.switch_to.new_window("window")
+
+    def take_watched(self, name: str, shows: str, *, size: Size) -> None:
+        """The page that was left open, once it says that."""
+        if self._browser is not None:
+            watched, other = self._browser.window_handles
+            self._browser.switch_to.window(watched)
+            self._look("light", size)
+            wait(f"{shows!r} to be seen", lambda: shows in self._text())
+            self._save(name)
+            self._browser.switch_to.window(other)
+
+    def take(self, name: str, page: str, shows: str, *, dark: bool = False, size: Size) -> None:
+        """``shows``: what the page says when all of it is there; it is opened until it does."""
+        if self._browser is not None:
+            self._look("dark" if dark else "light", size)
+            wait(f"{shows!r} on {page}", lambda: shows in self._open(page))
+            self._save(name)
+
+    def _save(self, name: str) -> None:
+        assert self._folder is not None, "there is a browser"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._browser.save_screenshot(str(self._folder / f"{name}.png"))
+
+    def _open(self, page: str) -> str:
+        self._browser.get(self.address + page)
+        return self._text()
+
+    def _text(self) -> str:
+        return str(self._browser.find_element("tag name", "main").text)
+
+    def _look(self, scheme: str, size: Size) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+        self._browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def _browser() -> Any:
+    try:
+        from selenium import webdriver
+    except ImportError:
+        raise TourFailed("pictures need selenium. Run: pip install selenium") from None
+    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    if chromium is None:
+        raise TourFailed("pictures need Chromium on the PATH.")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(argument)
+    driver = shutil.which("chromedriver")
+    service = webdriver.ChromeService(driver) if driver else webdriver.ChromeService()
+    return webdriver.Chrome(options=options, service=service)
