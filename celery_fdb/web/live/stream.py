@@ -9,16 +9,19 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery.states import FAILURE
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from celery_fdb.history.views.opening import history_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.web.live.feed import Feed, event
-from celery_fdb.web.live.vitals import Vitals
+from celery_fdb.web.live.vitals import Runs, Vitals
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Settings
+from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 
 __all__ = ["Stream"]
@@ -43,6 +46,8 @@ class Stream:
         _, refusal = await self._reception.visit(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
+        if request.method == "HEAD":
+            return PlainTextResponse("", media_type="text/event-stream")
         feed, vitals = self.feed()
         if feed.is_full:
             return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
@@ -64,10 +69,19 @@ class Stream:
     async def _look(self, vitals: Vitals) -> dict[str, Any]:
         """Raises ``KombuFDBError``."""
         try:
-            return await self._threads.run(lambda: vitals.told(look(self._opening.broker())))
+            return await self._threads.run(lambda: _told(vitals, self._opening.broker()))
         except KombuFDBError:
             self._opening.forget()
             raise
+
+
+def _told(vitals: Vitals, broker: Broker) -> dict[str, Any]:
+    history = history_of(broker)
+    runs = None
+    if history.settings() is not None:
+        counted = history.totals().values()
+        runs = Runs(sum(each.runs for each in counted), sum(each.of(FAILURE) for each in counted))
+    return vitals.told(look(broker), runs)
 
 
 async def _bounded(events: AsyncGenerator[str]) -> AsyncIterator[str]:

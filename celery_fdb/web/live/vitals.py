@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_fdb.inspection.overview import Overview, QueueView, rates
 
-__all__ = ["MOST_QUEUES", "Vitals", "counts_of"]
+__all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of", "shown"]
 
 #: Queues that are told of in each event; the others are on their pages.
 MOST_QUEUES = 500
@@ -33,25 +33,36 @@ class Moment:
     acked: float | None
 
 
+class Runs(NamedTuple):
+    """Of tasks, ever, as the history counts them."""
+
+    ended: int
+    failed: int
+
+
 class Vitals:
     """Told of one look after the other. Thread-safe: a look that came too late may overlap with the next one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._looks: deque[Overview] = deque(maxlen=REMEMBERED)
+        self._looks: deque[tuple[Overview, Runs | None]] = deque(maxlen=REMEMBERED)
         self._moments: deque[Moment] = deque(maxlen=REMEMBERED)
 
-    def told(self, look: Overview) -> dict[str, Any]:
-        """The event for the pages that are open, ready for JSON."""
+    def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
+        """The event for the pages that are open, ready for JSON. ``runs``: if there is a history."""
         with self._lock:
-            return self._told(look)
+            return self._told(look, runs)
 
-    def _told(self, look: Overview) -> dict[str, Any]:
-        before = next((each for each in self._looks if look.taken_ms - each.taken_ms <= WINDOW_MS), look)
-        self._looks.append(look)
+    def _told(self, look: Overview, runs: Runs | None) -> dict[str, Any]:
+        recent = (each for each in self._looks if look.taken_ms - each[0].taken_ms <= WINDOW_MS)
+        before, runs_before = next(recent, (look, runs))
+        self._looks.append((look, runs))
         speeds = rates(before, look)
         live = shown(look)
         summary = _summary(look, live, speeds)
+        if runs is not None and runs_before is not None:
+            ended = runs.ended - runs_before.ended
+            summary["failures"] = (runs.failed - runs_before.failed) / ended if ended > 0 else None
         self._moments.append(
             Moment(look.taken_ms, summary["ready"] + summary["delayed"], summary["published"], summary["acked"])
         )
@@ -80,7 +91,10 @@ def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float 
 
 
 def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """``wait``: seconds that a message published now would wait, at the present speed (Little's law)."""
+    """``wait``: seconds that a message published now would wait, at the present speed (Little's law).
+
+    ``failures``: which share of the messages that ended became dead letters; with a history, of the runs that failed.
+    """
     names = {each.name for each in live}
     totals: dict[str, float | None] = {
         event: sum(found.get(event, 0.0) for name, found in speeds.items() if name in names) if speeds else None

@@ -6,6 +6,7 @@ length; a search looks at a bounded number of messages and says how far it came.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 from starlette.responses import Response
@@ -78,9 +79,9 @@ def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:
     return [each for each in deeds if visit.may_see_bodies or not each.shows_body]
 
 
-def wanted_of(fields: object) -> Filter:
+def wanted_of(fields: Mapping[str, str]) -> Filter:
     """The filter of an address or a form; what was left empty does not matter."""
-    given = {name: value for name in FIELDS if (value := fields.get(name))}  # type: ignore[attr-defined]  # a mapping
+    given = {name: value for name in FIELDS if (value := fields.get(name))}
     return Filter.of(given)
 
 

@@ -55,9 +55,7 @@ def concerns(seen: Overview) -> list[Concern]:
         if each.dead:
             found.append(Concern(f"{plural(each.dead, 'dead letter')} of {each.name}", "queue", each.name))
         if each.paused and each.ready:
-            found.append(
-                Concern(f"{each.name} is paused, and {plural(each.ready, 'message')} wait", "queue", each.name)
-            )
+            found.append(Concern(f"{each.name} is paused with {plural(each.ready, 'message')}", "queue", each.name))
         elif each.ready and not each.consumers:
             found.append(Concern(f"nobody consumes {each.name}, where {each.ready:,} wait", "queue", each.name))
         elif each.oldest_age_s is not None and each.oldest_age_s > LATE_S:

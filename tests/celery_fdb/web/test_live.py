@@ -8,15 +8,20 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from celery.states import FAILURE, SUCCESS
 
+from celery_fdb.history.options import History
+from celery_fdb.history.run import Run
+from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web import dashboard
 from celery_fdb.web.live.feed import Feed
 from celery_fdb.web.live.trend import points
-from celery_fdb.web.live.vitals import Vitals
+from celery_fdb.web.live.vitals import Runs, Vitals
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives.clock import SystemClock
 
 DEADLINE_S = 60.0
 
@@ -207,6 +212,10 @@ def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker:
     asyncio.run(scenario())
 
 
+def test_who_only_asks_for_the_head_gets_it(viewer: Any) -> None:
+    assert viewer.head("/events").headers["content-type"].startswith("text/event-stream")
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +236,30 @@ def test_rates_and_what_follows_from_them() -> None:
     assert event["summary"]["ready"] == 60, "without Celery's own"
     assert event["queues"]["q"]["dead"] == 0, "how many there are, not how fast they die"
     assert vitals.points() == [[0.0, 60, None, None], [2.0, 60, 20, 7.5]]
+
+
+def test_with_a_history_failures_are_those_of_runs() -> None:
+    vitals = Vitals()
+    assert vitals.told(seen(0), Runs(100, 50))["summary"]["failures"] is None
+    assert vitals.told(seen(2_000, acked=40), Runs(140, 60))["summary"]["failures"] == pytest.approx(0.25)
+    assert vitals.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
+
+
+def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
+    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store.set_settings(History())
+
+    async def scenario() -> None:
+        client = Client(dashboard(url, anonymous=True, interval_s=0.2))
+        assert await client.begin() == 200
+        await client.event("look")
+        for unwritten in store.packed([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
+            store.write(unwritten, History())
+        while (await client.event("look"))["summary"]["failures"] != 0.5:
+            pass
+        await client.go()
+
+    asyncio.run(scenario())
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:

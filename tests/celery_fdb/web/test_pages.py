@@ -34,7 +34,7 @@ def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) ->
     broker.queue("idle").pause()
     page = viewer.see("/")
     assert "1 dead letter of jobs" in page
-    assert "idle is paused, and 1 message wait" in page
+    assert "idle is paused with 1 message" in page
     assert 'data-summary="ready" data-kind="number">3<' in page
 
 
