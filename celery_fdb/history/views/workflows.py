@@ -179,7 +179,7 @@ class _Search:
 
     def _relate(self, task_id: str, *, root: str, parent: str, group: str) -> None:
         if group:
-            self._node(group, "", kind="group")
+            self._node(group, "").kind = "group"  # it may be known as what follows a task in a chain
             self._groups[task_id] = group
             if parent:
                 self._parents.setdefault(group, parent)
@@ -188,8 +188,8 @@ class _Search:
         for kind, id_ in (("family", root), ("family", group), ("task", root)):
             self._look_for(kind, id_)
 
-    def _node(self, id_: str, task: str, kind: str = "task") -> Node:
-        node = self.nodes.setdefault(id_, Node(id_, kind=kind))
+    def _node(self, id_: str, task: str) -> Node:
+        node = self.nodes.setdefault(id_, Node(id_))
         node.task = node.task or task
         return node
 

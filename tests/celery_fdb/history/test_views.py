@@ -146,6 +146,15 @@ def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
         assert sorted(children) == sorted([*members, ("sum", PENDING, [])])
 
 
+def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("a", task="pay", followers=(Follower("g", "celery.group"),), queue="q"))
+    keep(*[run(each, task=each, root="a", parent="a", group="g", queue="q") for each in ("pack", "mail")])
+    ((task, state, ((kind, of_group, members),)),) = shape(workflow_of(broker, "a").roots)
+    assert (task, state, of_group) == ("pay", SUCCESS, SUCCESS)
+    assert kind == "celery.group"
+    assert sorted(members) == [("mail", SUCCESS, []), ("pack", SUCCESS, [])]
+
+
 def test_what_a_task_called_waits_below_it(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
     keep(run("caller", task="a", queue="q"))
     app.send_task("called", task_id="x", root_id="caller", parent_id="caller")

@@ -580,8 +580,8 @@ PAIRS = [
     (migration.Migration, administration.Migration),
     (topology.Topology, administration.Topology),
 ]
-#: Of the sync face: what the other one is made of.
-INNER = {"connection", "lease", "of", "on"}
+#: Of the sync face: what the other one is made of, and the store, which nobody awaits.
+INNER = {"connection", "database", "lease", "of", "on"}
 
 
 def verbs(cls):
