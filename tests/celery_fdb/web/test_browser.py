@@ -261,6 +261,7 @@ def test_the_overview_is_live(window: Window, shop: Shop) -> None:
         until(lambda: not window.find('tr[data-queue="mails"] .tag').is_displayed())
         broker.queue("mails").pause()
     assert window.run("return document.body.dataset.mine") == "1", "without loading the page again"
+    window.wait_for('tr[data-queue="mails"] [data-field="consumers"]', "^1$")
     window.find('button[data-span="hour"]').click()
     assert window.find('button[data-span="hour"]').get_attribute("aria-pressed") == "true"
     assert not window.complaints()
@@ -351,6 +352,7 @@ def test_pictures(window: Window, shop: Shop) -> None:
         broker.queue("reports").pause()
         window.look((1280, 1000))
         window.open("/")
+        window.wait_for('tr[data-queue="mails"] [data-field="consumers"]', "^1$")
         time.sleep(80)
         take(window, folder / "dashboard-overview.png")
         window.open("/workflows")
