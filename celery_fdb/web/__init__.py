@@ -15,7 +15,7 @@ try:
     from celery_fdb.web.access.user import User
     from celery_fdb.web.application import dashboard
 except ModuleNotFoundError as error:
-    if error.name not in {"starlette", "jinja2"}:
+    if (error.name or "").partition(".")[0] not in {"starlette", "jinja2"}:
         raise
     text = f"the dashboard needs {error.name}, which is not installed. Run: pip install 'celery-fdb[web]'"
     raise ModuleNotFoundError(text, name=error.name) from error

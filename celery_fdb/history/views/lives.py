@@ -7,7 +7,6 @@ state in its result backend. Of a message that is gone, only its runs tell.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,7 +119,8 @@ def _without_pickle(backend: Any) -> Any:
     accept = getattr(backend, "accept", None)
     if not accept:
         return backend
-    careful = copy(backend)
+    careful = object.__new__(type(backend))  # copy() would make one of whatever application is current
+    careful.__dict__.update(backend.__dict__)
     careful.accept = frozenset(accept) - prepare_accept_content(["pickle"])
     careful._cache = {}  # of what was read with less care
     return careful

@@ -104,7 +104,8 @@ class Trap:
 def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
     """Also of an application that accepts them: who looks at a page is no worker."""
     app = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
-    app.conf.update(result_serializer="pickle", result_accept_content=["json", "pickle"])
+    app.conf.result_serializer = "pickle"
+    app.conf.result_accept_content = ["json", "pickle"]
     app.backend.set(app.backend.get_key_for_task("t"), pickle.dumps(Trap(tmp_path / "sprung")))
     assert life_of(broker, "t", app).state == "unknown: ContentDisallowed"
     assert not (tmp_path / "sprung").exists()
