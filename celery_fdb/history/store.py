@@ -160,6 +160,10 @@ class HistoryStore:
         """Runs that have not ended, each with the session of its worker."""
         return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
 
+    def holders(self, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
+        """Sessions that have active runs, by parts; see ``reading.py``."""
+        return self._read(lambda tr: reading.holders(tr, self.keys, limit=limit, cursor=cursor))
+
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
         """Counters of the slots of this length that begin in ``begin_s <= t < end_s``."""
         return self._read(lambda tr: reading.slots(tr, self.keys, length_s, begin_s, end_s))

@@ -96,6 +96,8 @@ class Recorder:
         self._unwritten: list[Unwritten] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
+        #: Keys of runs that have not ended, whose rows are written or not: nobody knows.
+        self._doubtful: set[ActiveKey] = set()
         self._opened = False
         self._wake = threading.Event()
         self._stopped = True
@@ -125,19 +127,21 @@ class Recorder:
             return
         self._stopped = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(CLOSING_S)
-        self._flush_safely()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(CLOSING_S)  # not longer, whatever deadline the store's calls have
+        else:
+            self._flush_safely()
         left = self.waiting
         if left:
             logger.warning("the history of the last %d runs is not kept: the store does not answer", left)
 
     def _run(self) -> None:
-        while not self._stopped:
+        stopped = False
+        while not stopped:
             self._wake.wait(FLUSH_S)
+            stopped = self._stopped  # what was noted before is flushed below
             self._wake.clear()
-            if not self._stopped:
-                self._flush_safely()
+            self._flush_safely()
 
     def _flush_safely(self) -> None:
         try:
@@ -234,15 +238,13 @@ class Recorder:
         if not (begun or ended or untold):
             return
         runs = {number: source.run_of(each) for number, each in begun.items()}
-        try:
-            store.activity(session, runs, ended, dropped=untold)
-        except BaseException:
-            for each in begun.values():  # written or not, its row is cleared, and it gets another one
-                self._forget(each)
-            raise
+        keys = {(session, number) for number in begun}
+        self._doubtful |= keys  # until it has answered; if it does not, they are written again under the same keys
+        store.activity(session, runs, ended, dropped=untold)
         with self._lock:
             del self._ended[: len(ended)]
             self._untold -= untold
+        self._doubtful -= keys.union(ended)
 
     def _begun(self, running: Sequence[Running], session: bytes) -> Iterator[tuple[int, Running]]:
         """Those without a row under the session that the process has now.
@@ -250,15 +252,23 @@ class Recorder:
         A request gets its key before it is asked whether it has ended. So either who notes its end sees the key, and
         the row is cleared later, or its end is seen here, and no row is written.
         """
-        fresh = [each for each in running if each.active_key is None or each.active_key[0] != session]
-        for each in fresh[:MOST_BEGUN]:
-            self._forget(each)
-            self._numbers += 1
-            each.active_key = (session, self._numbers)
+        doubtful = self._doubtful
+        fresh = [
+            (key, each) for each in running if (key := each.active_key) is None or key[0] != session or key in doubtful
+        ]
+        for old, each in fresh[:MOST_BEGUN]:
+            key = old if old is not None and old[0] == session else self._new_key(each, session)
             if not each.recorded:
-                yield self._numbers, each
+                yield key[1], each
+
+    def _new_key(self, request: Running, session: bytes) -> ActiveKey:
+        self._forget(request)
+        self._numbers += 1
+        request.active_key = key = (session, self._numbers)
+        return key
 
     def _forget(self, request: Running) -> None:
         if request.active_key is not None:
+            self._doubtful.discard(request.active_key)
             self._ended.append(request.active_key)
             request.active_key = None
