@@ -82,7 +82,8 @@ def shown(look: Overview) -> list[QueueView]:
 
 
 def counts_of(view: QueueView) -> dict[str, Any]:
-    return {**{state: getattr(view, state) for state in STATES}, "oldest": view.oldest_age_s, "paused": view.paused}
+    facts = {"oldest": view.oldest_age_s, "paused": view.paused, "consumers": view.consumers}
+    return {**{state: getattr(view, state) for state in STATES}, **facts}
 
 
 def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float | None]:

@@ -63,6 +63,9 @@
 
   const writeQueue = (element, facts) => {
     for (const cell of element.querySelectorAll("[data-field]")) { write(cell, facts[cell.dataset.field]); }
+    for (const cell of element.querySelectorAll("[data-field=consumers]")) {
+      cell.classList.toggle("bad", facts.ready > 0 && facts.consumers === 0);
+    }
     for (const cell of element.querySelectorAll("[data-trend]")) {
       draw(cell, trends.get(`queue ${element.dataset.queue}`) ?? [], "ready");
     }

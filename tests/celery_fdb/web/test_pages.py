@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -98,6 +100,27 @@ def test_an_address_nobody_gave_out_is_a_page_too(viewer: Any, page: str, name: 
 @pytest.mark.parametrize("method", ["put", "delete", "patch", "options"])
 def test_what_no_page_takes_is_no_error(viewer: Any, method: str) -> None:
     assert viewer.request(method, "/queues").status_code in {404, 405}
+
+
+@pytest.mark.foundationdb
+def test_every_page_over_a_cluster(cluster: Any, visit: Any) -> None:
+    url = f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+    with Broker.open(url) as broker:
+        jobs = broker.queue("jobs")
+        jobs.put_many("abc", key="k")
+        jobs.take(0).bury()  # type: ignore[union-attr]  # there is one
+        person = visit(url, read_only=False)
+        seen, todo = set(), {"/"}
+        while todo:
+            address = todo.pop()
+            seen.add(address)
+            answer = person.get(address, headers={"accept": "text/html"})
+            assert answer.status_code == 200, address
+            if "text/html" in answer.headers["content-type"]:
+                todo |= {html.unescape(each) for each in re.findall(r'href="(/[^"#]*)"', answer.text)} - seen
+        assert len({each.partition("?")[0] for each in seen} & set(PATHS.values())) >= 12
+        assert "Paused" in person.submit("/act", deed="pause", queue="jobs", back="/queue?queue=jobs")
+        assert jobs.control().paused
 
 
 # -- a store that fails ------------------------------------------------------------------------------------------------
