@@ -16,7 +16,8 @@ What happens at each failure:
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
   finds that their session has ended (:mod:`celery_fdb.history.recording.upkeep`).
-* the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S` if the store does not answer.
+* the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
+  patient with a store that does not answer (``kombu_fdb/store/patience.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
 * the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
 * something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.
@@ -121,14 +122,14 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="celery-fdb-history", daemon=True)
         start(self._thread)
 
-    def close(self) -> None:
-        """Flush the rest. Idempotent; does nothing in a forked child. Raises nothing."""
+    def close(self, timeout_s: float = CLOSING_S) -> None:
+        """Flush the rest, for at most so long. Idempotent; does nothing in a forked child. Raises nothing."""
         if not self.is_open:
             return
         self._stopped = True
         self._wake.set()
         if self._thread is not None and self._thread.is_alive():
-            self._thread.join(CLOSING_S)  # not longer, whatever deadline the store's calls have
+            self._thread.join(timeout_s)  # whatever deadline the store's calls have
         else:
             self._flush_safely()
         left = self.waiting

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from kit.processes import in_child
+from kombu import Connection
 
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording import recorder as module
 from celery_fdb.history.recording import upkeep as upkeep_module
 from celery_fdb.history.recording.recorder import Recorder, Source
+from celery_fdb.history.recording.requests import step
 from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.store.patience import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
 
 Make = Callable[..., Run]
@@ -113,14 +118,34 @@ def test_closing_does_not_wait_for_a_call_that_lasts(
         answered.set()
         raise StoreUnavailable("the store does not answer")
 
-    monkeypatch.setattr(module, "CLOSING_S", 0.1)
     monkeypatch.setattr(store, "write", lasting)
     Request(run("t")).end(recorder)
-    recorder.close()
+    recorder.close(0.1)
     assert not answered.is_set()
     assert "the history of the last 1 runs is not kept" in caplog.text
     answer.set()
     assert answered.wait(30)
+
+
+def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its connections have waited in vain, the history does not wait again (``store/patience.py``)."""
+    given: list[float] = []
+    with Connection(any_store) as connection:
+        channel = connection.default_channel
+        consumer = SimpleNamespace(
+            app=Celery("x", set_as_current=False), task_consumer=SimpleNamespace(channel=channel)
+        )
+        keeper = step(History())(consumer)
+        keeper.start(consumer)
+        patience = channel.client.patience
+        assert keeper.recorder._store is not None
+        assert keeper.recorder._store.patience is patience
+        close = keeper.recorder.close
+        monkeypatch.setattr(keeper.recorder, "close", lambda timeout_s: (given.append(timeout_s), close(timeout_s)))
+        with patience.ending():
+            patience.wasted(ENDING_S - 1)
+        keeper._on_shutdown()
+    assert given == [1.0]
 
 
 def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
