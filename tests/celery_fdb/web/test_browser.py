@@ -1,24 +1,17 @@
-"""The dashboard in a real browser, over a shop with a real worker: what a person sees, and how they get around.
-
-``DASHBOARD_PICTURES=docs pytest -n 0 tests/celery_fdb/web/test_browser.py -k pictures`` takes the documentation's
-pictures anew.
-"""
+"""The dashboard in a real browser, over a shop with a real worker: what a person sees, and how they get around."""
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -341,62 +334,3 @@ def test_the_theme_is_chosen_and_kept(window: Window) -> None:
     window.open("/queues")
     assert window.run("return getComputedStyle(document.body).backgroundColor") == dark
     window.run("localStorage.clear()")
-
-
-@pytest.mark.skipif("DASHBOARD_PICTURES" not in os.environ, reason="takes the pictures of the documentation")
-def test_pictures(window: Window, shop: Shop) -> None:
-    folder = Path(os.environ["DASHBOARD_PICTURES"])
-    with Broker.open(shop.url) as broker, customers(shop):
-        broker.queue("mails").resume()
-        broker.queue("reports").put("x")
-        broker.queue("reports").pause()
-        window.look((1280, 1000))
-        window.open("/")
-        window.wait_for('tr[data-queue="mails"] [data-field="consumers"]', "^1$")
-        time.sleep(80)
-        take(window, folder / "dashboard-overview.png")
-        window.open("/workflows")
-        root = window.run("return [...document.querySelectorAll('tbody tr')].at(-1).querySelector('a').href")
-        for name, address, size, theme in (
-            ("tasks", "/tasks", (1280, 380), "light"),
-            ("causes", "/dead?queue=payments.dead", (1280, 330), "light"),
-            ("workflow", root.removeprefix(window.address), (1280, 480), "dark"),
-            ("phone", "/", (390, 800), "dark"),
-        ):
-            window.look(size, theme)
-            window.open(address)
-            time.sleep(10 if name == "phone" else 1)
-            take(window, folder / f"dashboard-{name}.png")
-
-
-@contextmanager
-def customers(shop: Shop) -> Iterator[None]:
-    """They order more and less in turns, until the end."""
-    ended = threading.Event()
-
-    def order() -> None:
-        for number in itertools.count(100):
-            shop.tasks.order(number)
-            if number % 30 == 0:
-                shop.tasks.catalogue(5)
-            if ended.wait(0.03 + 0.02 * math.sin(number / 60)):
-                return
-
-    thread = threading.Thread(target=order)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def take(window: Window, file: Path) -> None:
-    """Without what is this machine's only."""
-    broker = "fdb+sqlite:////var/lib/shop/broker.db"
-    window.run(
-        "for (const each of document.querySelectorAll('.heading p')) {"
-        "if (each.textContent.startsWith('fdb')) { each.textContent = arguments[0]; } }",
-        broker,
-    )
-    window.browser.save_screenshot(str(file))
