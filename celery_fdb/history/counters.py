@@ -2,7 +2,7 @@
 
 A row is one integer that is added to atomically: its 64-bit fields, the lowest first, are counters that never become
 negative, so none carries into the next one. First come the states of :data:`~celery_fdb.history.run.ENDED`, then the
-sum of the runtimes in milliseconds, then how many runs took up to each of :data:`BOUNDS_S`, and longer. Runtimes are
+sum of the runtimes in microseconds, then how many runs took up to each of :data:`BOUNDS_S`, and longer. Runtimes are
 counted of runs that succeeded or failed.
 """
 
@@ -21,7 +21,10 @@ from kombu_fdb.errors import FormatError
 __all__ = ["BOUNDS_S", "SLOTS", "WIDTH", "Counters", "delta_of", "unpack"]
 
 #: Upper bounds of the histogram's buckets, in seconds; behind the last one there is one without.
-BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
 
 #: Length of a slot in seconds, and for how long it is kept: one to show an hour by, and one for days.
 SLOTS = {300: 2 * 3600, 3600: 8 * 86_400}
@@ -35,14 +38,14 @@ WIDTH = _STRUCT.size
 _TIMED = (states.SUCCESS, states.FAILURE)
 _AT = {state: at for at, state in enumerate(ENDED)}
 #: A year: more is a clock that jumped.
-_LONGEST_MS = 366 * 86_400_000
+_LONGEST_S = 366 * 86_400
 
 
 class Counters(NamedTuple):
     """Of some runs. ``states``: in the order of ``ENDED``; ``buckets``: by runtime, not cumulative."""
 
     states: tuple[int, ...] = (0,) * len(ENDED)
-    runtime_ms: int = 0
+    runtime_us: int = 0
     buckets: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
 
     def of(self, state: str) -> int:
@@ -52,7 +55,7 @@ class Counters(NamedTuple):
     def plus(self, other: Self) -> Self:
         return type(self)(
             tuple(map(sum, zip(self.states, other.states, strict=True))),
-            self.runtime_ms + other.runtime_ms,
+            self.runtime_us + other.runtime_us,
             tuple(map(sum, zip(self.buckets, other.buckets, strict=True))),
         )
 
@@ -81,7 +84,7 @@ def delta_of(runs: Iterable[Run]) -> int:
     for run in runs:
         fields[_AT[run.state]] += 1
         if run.runtime_s is not None and run.state in _TIMED:
-            fields[_SUM] += min(max(int(run.runtime_s * 1000), 0), _LONGEST_MS)
+            fields[_SUM] += int(min(max(run.runtime_s, 0.0), _LONGEST_S) * 1e6)
             fields[_BUCKETS + bisect_left(BOUNDS_S, run.runtime_s)] += 1
     return int.from_bytes(_STRUCT.pack(*fields), "little")
 

@@ -129,5 +129,5 @@ def _runtimes(by_task: Mapping[str, Counters]) -> Metric:
         for bound, number in zip((*map(str, BOUNDS_S), "+Inf"), counted.buckets, strict=True):
             below += number
             buckets.append((bound, below))
-        metric.add_metric([task], buckets, sum_value=counted.runtime_ms / 1000)
+        metric.add_metric([task], buckets, sum_value=counted.runtime_us / 1e6)
     return metric

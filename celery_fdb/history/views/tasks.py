@@ -96,4 +96,4 @@ def _failures(counted: Counters) -> int:
 
 def _mean(counted: Counters) -> float | None:
     timed = sum(counted.buckets)
-    return counted.runtime_ms / 1000 / timed if timed else None
+    return counted.runtime_us / 1e6 / timed if timed else None

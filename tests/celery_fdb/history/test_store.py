@@ -227,7 +227,7 @@ def test_counters_by_task(store: HistoryStore, keep: Keep, run: Make, clock: Man
     slots = {task: counted for _, task, counted in store.slots(300, now_s - 600, now_s + 1)}
     assert slots == store.totals()
     counted = slots["a"]
-    assert (counted.runs, counted.of(SUCCESS), counted.of(FAILURE), counted.runtime_ms) == (3, 2, 1, 2400)
+    assert (counted.runs, counted.of(SUCCESS), counted.of(FAILURE), counted.runtime_us) == (3, 2, 1, 2_400_000)
     assert slots["b"].of(RETRY) == 1
     assert slots["b"].quantile_s(0.5) is None  # a retry says nothing of how long the task takes
 
