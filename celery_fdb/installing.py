@@ -9,6 +9,7 @@ from celery_fdb.history.options import History, as_options
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.ranges import shown
 
 __all__ = ["install"]
 
@@ -33,6 +34,9 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
     ``history``: workers keep in the broker's store what ran, when, how long and with what result (docs/history.md).
     True, or a :class:`~celery_fdb.history.options.History` with bounds. Raises ``OptionError`` for anything else.
     """
+    if not isinstance(app, Celery):
+        fix = 'Pass the app itself: app = Celery("shop", ...), then celery_fdb.install(app).'
+        raise OptionError("not a Celery app", given=shown(app), fix=fix)
     bounds = as_options(history)
     early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
     if early:

@@ -29,7 +29,7 @@ MOVES = (
 #: What users import or run by name; everything else has a room of its own.
 PUBLIC = {
     "kombu_fdb": {"doctor", "errors", "model"},
-    "celery_fdb": {"beat", "control", "installing"},
+    "celery_fdb": {"apps", "beat", "control", "installing"},
 }
 
 

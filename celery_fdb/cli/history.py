@@ -28,7 +28,7 @@ SECONDS = "SECONDS"
 
 @command()
 @click.option("--task", "name", help="Only runs of this task.")
-@click.option("--state", type=click.Choice(STATES), help="STARTED: those that run now.")
+@click.option("--state", type=click.Choice(STATES, case_sensitive=False), help="STARTED: those that run now.")
 @click.option("--key", help="Only with this fairness key.")
 @click.option("--queue", help="Only from this queue.")
 @click.option("--worker", help="Only by this worker, such as celery@web-1.")

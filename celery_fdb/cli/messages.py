@@ -70,11 +70,11 @@ def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
 
 def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
     return table(
-        "id queue state key task task_id >age >due_in >tries >size note",
+        "id queue state key task task_id >age >due_in >redelivered >size note",
         [
             (
                 *(each["id"], each["queue"], each["state"], each["key"], each["task"], each["task_id"]),
-                *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"] + 1, each["size"]),
+                *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"], each["size"]),
                 _note(each),
             )
             for each in described

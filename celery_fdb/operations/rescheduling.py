@@ -63,7 +63,7 @@ def _due_ms(request: Request, now_ms: int) -> int:
         aware = found if found.tzinfo else found.replace(tzinfo=request.zone)
         due_ms = int(aware.astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise InvalidArgument("no moment to be due at", given=shown(text), fix=FIELDS[0].help) from None
+        raise InvalidArgument("no moment to be due at", given=shown(text), fix=f"Write a{FIELDS[0].help[1:]}") from None
     if due_ms <= now_ms:
         raise InvalidArgument("the moment has passed", given=shown(text), fix="Choose a later one, or run it now.")
     return due_ms

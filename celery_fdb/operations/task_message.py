@@ -117,13 +117,14 @@ def _headers(opened: Envelope, arguments: Arguments) -> dict[str, Any]:
 
 def read_json(name: str, text: str, kind: type) -> Any:
     """A JSON list or object that a person has written. Raises ``InvalidArgument``."""
-    wanted = "list, such as [1, 2]" if kind is list else 'object, such as {"order": 42}'
+    wanted = "a JSON list, such as [1, 2]" if kind is list else 'a JSON object, such as {"order": 42}'
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{name} must be JSON", reason=str(error), fix=f"Write a {wanted}.") from None
+        raise InvalidArgument(f"{name} must be JSON", reason=str(error), fix=f"Write {wanted}.") from None
     if not isinstance(found, kind):
-        raise InvalidArgument(f"{name} must be a JSON {wanted}", fix=f"Write a {wanted}.")  # the audit tells of errors
+        text = f"{name} must be {wanted.partition(',')[0]}"
+        raise InvalidArgument(text, fix=f"Write {wanted}.")  # not what was given: the audit tells of errors
     return found
 
 

@@ -7,9 +7,10 @@ keeps these in step with the values they stand for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
+from kombu_fdb.engine.topology.arguments import KINDS
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8_bytes
@@ -23,6 +24,7 @@ __all__ = [
     "Named",
     "Span",
     "State",
+    "check_declaration",
     "check_limit",
     "check_name",
     "known_span",
@@ -130,6 +132,15 @@ def check_name(what: str, given: Any) -> str:
     return str(given)
 
 
+def check_declaration(given: Collection[str]) -> None:
+    """Raises ``InvalidArgument`` for one that there isn't: AMQP's own stand in ``arguments``, with their names."""
+    known = Declaration.__optional_keys__
+    for name in sorted(set(given) - known):
+        amqp = f"x-{name.replace('_', '-')}"
+        fix = f'Pass arguments={{"{amqp}": ...}}.' if amqp in KINDS else f"Known: {', '.join(sorted(known))}."
+        raise InvalidArgument("a queue is declared with no such argument", name=name, fix=fix)
+
+
 def check_limit(given: int | None, least: int = 0) -> None:
     """How many at most; None for as many as there are. Raises ``InvalidArgument``."""
     if given is not None and not is_whole(given, least):
@@ -141,5 +152,5 @@ def check_limit(given: int | None, least: int = 0) -> None:
 def seconds(what: str, given: float) -> float:
     """At most a hundred years, which is for ever; negative ones too. Raises ``InvalidArgument``."""
     if not is_number(given, -math.inf, math.inf):
-        raise InvalidArgument(f"{what} is a number of seconds", given=shown(given))
+        raise InvalidArgument(f"{what} is a number of seconds", given=shown(given), fix="Pass a number, such as 2.5.")
     return float(max(min(given, LONGEST_S), -LONGEST_S))

@@ -28,7 +28,7 @@ from typing import Any, Self, Unpack
 from kombu_fdb.api.administration.inspection import Inspection
 from kombu_fdb.api.administration.migration import Migration
 from kombu_fdb.api.administration.topology import Topology
-from kombu_fdb.api.arguments import Declaration, Named, check_name, names_of
+from kombu_fdb.api.arguments import Declaration, Named, check_declaration, check_name, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -135,6 +135,7 @@ class Broker:
         Raises ``InvalidArgument`` for a senseless one. Of a queue with ``x-single-active-consumer`` one broker is
         served, from its first ``take`` until it is closed.
         """
+        check_declaration(declaration)
         self._engine.queues.declare(QueueDeclaration(name, **declaration))
         return self.queue(name)
 

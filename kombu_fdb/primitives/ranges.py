@@ -244,9 +244,18 @@ def _check_flag(name: str, value: object) -> None:
         raise InvalidArgument(f"{name} is true or false", given=shown(value))
 
 
-def shown(value: object) -> str:
+class Shown(str):
+    """What was given, as an error's attribute: a text that is quoted already, and not once more when it is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def shown(value: object) -> Shown:
     """Short, whatever it is: a number of a million digits can't even be printed."""
     try:
-        return repr(value)[:80]
+        return Shown(repr(value)[:80])
     except Exception:  # noqa: BLE001 - somebody else's __repr__
-        return f"<{type(value).__name__}>"
+        return Shown(f"<{type(value).__name__}>")

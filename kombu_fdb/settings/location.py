@@ -130,6 +130,7 @@ Location = SqliteLocation | ClusterLocation | MemoryLocation
 
 def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
+    url = str(url)  # a path is no URL: said below, with what is one
     if not url.isascii():
         utf8_bytes("URL", masked(url))
     scheme, separator, _ = url.partition("://")

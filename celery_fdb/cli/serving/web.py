@@ -91,6 +91,12 @@ def _listen(address: str, port: int) -> socket.socket:
         ) from error
 
 
+def _prefix(path: str) -> str:
+    """As ASGI has it: a slash before it and none behind it, whatever was written."""
+    inner = path.strip("/")
+    return f"/{inner}" if inner else ""
+
+
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
@@ -98,7 +104,7 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
         application,
         log_level="warning",
         server_header=False,
-        root_path=given["root_path"].rstrip("/"),
+        root_path=_prefix(given["root_path"]),
         timeout_graceful_shutdown=GRACE_S,
     )
     host, port = listener.getsockname()[:2]

@@ -19,6 +19,7 @@ id                     when        what
 ``celery_fdb.W012``    --deploy    ``ATOMIC_REQUESTS`` is on: send tasks when their request commits
 ``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
 ``celery_fdb.W014``                ``TASKS`` names that backend, and this Django ignores ``TASKS``
+``celery_fdb.W015``                ``INSTALLED_APPS`` names ``celery_fdb``, which is no app (``celery_fdb/apps.py``)
 =====================  ==========  ====================================================================================
 """
 

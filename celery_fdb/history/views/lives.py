@@ -85,8 +85,10 @@ def life_of(broker: Broker, task_id: str, app: Any = None) -> Life:
 
 
 def _of_message(message: dict[str, Any]) -> Iterator[Event]:
-    where = f"in {message['queue']}" + (f", key {message['key']}" if message["key"] else "")
-    yield Event(message["published"], "published", where)
+    key = f", key {message['key']}" if message["key"] else ""
+    where = f"in {message['queue']}{key}"
+    deaths = message["deaths"]  # newest first; a dead letter was published to the queue of its first
+    yield Event(message["published"], "published", f"in {deaths[-1]['queue']}{key}" if deaths else where)
     if message["due"]:
         yield Event(message["due"], "due", where)
     for death in message["deaths"]:

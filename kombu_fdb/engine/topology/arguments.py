@@ -18,7 +18,7 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import MOST, is_whole, shown
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["check", "check_flags", "for_claims"]
+__all__ = ["KINDS", "check", "check_flags", "for_claims"]
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: Ours begin with it.

@@ -164,6 +164,12 @@ def test_peek_at_delayed_and_leased_ones(run, broker):
     assert run("peek", "jobs", "--state", "delayed", "--key", "other", "--json").json == []
 
 
+def test_a_message_that_was_never_taken_was_never_redelivered(run, broker):
+    broker.queue("jobs").put("a")
+    heading, row = run("peek", "jobs").out.splitlines()[:2]
+    assert row[: heading.index("redelivered") + len("redelivered")].split()[-1] == "0"
+
+
 def test_a_name_can_not_command_the_terminal(run, broker):
     broker.queue("evil\x1b[2Jqueue").put("a", key="\x07[bold]key")
     result = run("status")

@@ -124,6 +124,16 @@ def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, ru
     json.dumps(asdict(life))
 
 
+def test_a_dead_letter_was_published_to_the_queue_in_which_it_died(broker: Broker, app: Celery) -> None:
+    task_id = app.send_task("shop.pay").id
+    (sent,) = broker.spots(task_id)
+    for job in broker.queue(sent.message.queue).consume(limit=1):
+        job.bury()
+    published, died = life_of(broker, task_id).events
+    assert (published.what, published.about) == ("published", f"in {sent.message.queue}")
+    assert died.about == f"in {sent.message.queue}: rejected"
+
+
 def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: HistoryStore) -> None:
     keep(run("t", state=RETRY, ago_s=5), run("t", retries=1, redeliveries=1, ago_s=1))
     life = life_of(broker, "t")

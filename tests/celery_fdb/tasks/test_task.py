@@ -283,6 +283,11 @@ def test_install_after_the_first_task_is_an_error():
         install(app)
 
 
+def test_install_of_what_is_no_app_is_an_error():
+    with pytest.raises(InvalidArgument, match=r"not a Celery app \(given='shop'\).*Pass the app itself"):
+        install("shop")
+
+
 def test_one_line_in_the_decorator_is_enough(url):
     app = Celery(broker=url, set_as_current=False)
     task = define(app, base=FdbTask, fair_key="customer_id")

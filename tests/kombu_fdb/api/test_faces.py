@@ -334,6 +334,20 @@ def test_declare_and_drop(broker):
         broker.declare("jobs", arguments={"x-max-lenght": 5})
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("max_length", r'arguments=\{"x-max-length": \.\.\.\}'), ("lenght", "Known: arguments, auto_delete")],
+)
+def test_a_declaration_with_an_unknown_argument(broker, name, fix):
+    with pytest.raises(InvalidArgument, match=fix):
+        broker.declare("new", **{name: 3})
+
+
+def test_a_time_to_wait_that_is_no_number(jobs):
+    with pytest.raises(InvalidArgument, match=r"given='x'\)\. Pass a number"):
+        jobs.take(timeout="x")
+
+
 def test_tasks_by_their_ids(broker, jobs):
     jobs.put("a", task_id="t")
     assert [each.payload for each in broker.find("t")] == [b"a"]

@@ -119,9 +119,10 @@ def test_it_serves_until_it_is_told_to_end_also_to_pages_that_are_live(url: str,
 
 
 @pytest.mark.process
-def test_behind_a_proxy_that_removes_the_prefix(url: str, broker: Broker) -> None:
+@pytest.mark.parametrize("prefix", ["/fdb/", "fdb"])
+def test_behind_a_proxy_that_removes_the_prefix(url: str, broker: Broker, prefix: str) -> None:
     broker.queue("jobs").put("a")
-    with serving(url, "--root-path", "/fdb/") as (address, _):
+    with serving(url, "--root-path", prefix) as (address, _):
         with urllib.request.urlopen(f"{address}/queues", timeout=DEADLINE_S) as answer:
             page = answer.read().decode()
         assert 'href="/fdb/queue?queue=jobs"' in page

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from django.core import checks as django_checks
+from django.test import modify_settings
 
 from celery_fdb.contrib.django import checks
 
@@ -29,6 +30,15 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
     app = Celery("shop", broker=f"fdb+sqlite:///{tmp_path}/broker.db", set_as_current=False)
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
     return app
+
+
+@pytest.mark.parametrize(
+    ("without", "hint"),
+    [("celery_fdb.contrib.django", "Write celery_fdb.contrib.django instead"), ("", "Remove it")],
+)
+def test_the_package_is_not_the_app(without: str, hint: str) -> None:
+    with modify_settings(INSTALLED_APPS={"append": "celery_fdb", "remove": without}):
+        assert hint in messages()["W015"].hint
 
 
 def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -> None:
@@ -180,7 +190,8 @@ def test_a_project_without_default_auto_field_is_not_warned_of_our_models() -> N
 
 
 def test_every_id_is_in_the_table_and_made_somewhere() -> None:
-    source = "".join(Path(checks.__file__).with_name(name).read_text() for name in ("checks.py", "backend.py"))
+    names = ("checks.py", "backend.py", "../../apps.py")
+    source = "".join(Path(checks.__file__).parent.joinpath(name).read_text() for name in names)
     listed = re.findall(r"^``celery_fdb\.(\w\d+)``", checks.__doc__ or "", re.MULTILINE)
     made = set(re.findall(r'"(?:celery_fdb\.)?([EW]\d{3})"', source))
     assert len(listed) == len(set(listed))
