@@ -30,6 +30,7 @@ __all__ = [
     "Found",
     "Wanted",
     "active",
+    "holders",
     "page",
     "runs_of",
     "slots",
@@ -230,6 +231,14 @@ def active(tr: Transaction, keys: HistoryKeys, *, limit: int) -> list[tuple[byte
     """Active runs, each with the session of its worker."""
     rows = tr.get_range(*keys.all_active, limit=limit, snapshot=True)
     return [(session, run) for session, value in readable(rows, keys.split_active) for run in _readable(value)]
+
+
+def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
+    """The sessions that ``limit`` rows of active runs are of, and the cursor to go on with; b"" at the end."""
+    begin, end = keys.all_active
+    rows = tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
+    found = {session for session, _ in readable(rows, keys.split_active)}
+    return found, rows[-1][0] + b"\x00" if len(rows) == limit else b""
 
 
 def slots(

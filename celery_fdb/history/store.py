@@ -15,6 +15,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Found, Wanted
 from celery_fdb.history.run import Run
 from kombu_fdb.primitives.clock import Clock, IdSource, random_id
+from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
@@ -41,17 +42,25 @@ class HistoryStore:
     """The history of one namespace. Thread-safe.
 
     ``timeout_s``: deadline of each call. Every method raises ``StoreUnavailable`` when it passes, and ``CommitUnknown``
-    if it passed in the commit: call again.
+    if it passed in the commit: call again. ``patience``: of the process, by which it becomes shorter when that ends.
     """
 
     def __init__(
-        self, database: Database, namespace: str, *, clock: Clock, timeout_s: float = 5.0, ids: IdSource = random_id
+        self,
+        database: Database,
+        namespace: str,
+        *,
+        clock: Clock,
+        timeout_s: float = 5.0,
+        ids: IdSource = random_id,
+        patience: Patience | None = None,
     ) -> None:
         self.keys = HistoryKeys(namespace)
         self._clock = clock
         self._timeout_s = timeout_s
         self._ids = ids
-        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random())
+        self.patience = patience or Patience()
+        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random(), patience=self.patience)
 
     @staticmethod
     def _no_token(slot: int) -> bytes:
@@ -159,6 +168,10 @@ class HistoryStore:
     def active(self, *, limit: int = 1_000) -> list[tuple[bytes, Run]]:
         """Runs that have not ended, each with the session of its worker."""
         return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
+
+    def holders(self, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
+        """Sessions that have active runs, by parts; see ``reading.py``."""
+        return self._read(lambda tr: reading.holders(tr, self.keys, limit=limit, cursor=cursor))
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
         """Counters of the slots of this length that begin in ``begin_s <= t < end_s``."""

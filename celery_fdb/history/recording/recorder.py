@@ -16,7 +16,8 @@ What happens at each failure:
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
   finds that their session has ended (:mod:`celery_fdb.history.recording.upkeep`).
-* the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S` if the store does not answer.
+* the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
+  patient with a store that does not answer (``kombu_fdb/store/patience.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
 * the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
 * something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.
@@ -96,6 +97,8 @@ class Recorder:
         self._unwritten: list[Unwritten] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
+        #: Keys of runs that have not ended, whose rows are written or not: nobody knows.
+        self._doubtful: set[ActiveKey] = set()
         self._opened = False
         self._wake = threading.Event()
         self._stopped = True
@@ -119,25 +122,27 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="celery-fdb-history", daemon=True)
         start(self._thread)
 
-    def close(self) -> None:
-        """Flush the rest. Idempotent; does nothing in a forked child. Raises nothing."""
+    def close(self, timeout_s: float = CLOSING_S) -> None:
+        """Flush the rest, for at most so long. Idempotent; does nothing in a forked child. Raises nothing."""
         if not self.is_open:
             return
         self._stopped = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(CLOSING_S)
-        self._flush_safely()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout_s)  # whatever deadline the store's calls have
+        else:
+            self._flush_safely()
         left = self.waiting
         if left:
             logger.warning("the history of the last %d runs is not kept: the store does not answer", left)
 
     def _run(self) -> None:
-        while not self._stopped:
+        stopped = False
+        while not stopped:
             self._wake.wait(FLUSH_S)
+            stopped = self._stopped  # what was noted before is flushed below
             self._wake.clear()
-            if not self._stopped:
-                self._flush_safely()
+            self._flush_safely()
 
     def _flush_safely(self) -> None:
         try:
@@ -234,15 +239,13 @@ class Recorder:
         if not (begun or ended or untold):
             return
         runs = {number: source.run_of(each) for number, each in begun.items()}
-        try:
-            store.activity(session, runs, ended, dropped=untold)
-        except BaseException:
-            for each in begun.values():  # written or not, its row is cleared, and it gets another one
-                self._forget(each)
-            raise
+        keys = {(session, number) for number in begun}
+        self._doubtful |= keys  # until it has answered; if it does not, they are written again under the same keys
+        store.activity(session, runs, ended, dropped=untold)
         with self._lock:
             del self._ended[: len(ended)]
             self._untold -= untold
+        self._doubtful -= keys.union(ended)
 
     def _begun(self, running: Sequence[Running], session: bytes) -> Iterator[tuple[int, Running]]:
         """Those without a row under the session that the process has now.
@@ -250,15 +253,23 @@ class Recorder:
         A request gets its key before it is asked whether it has ended. So either who notes its end sees the key, and
         the row is cleared later, or its end is seen here, and no row is written.
         """
-        fresh = [each for each in running if each.active_key is None or each.active_key[0] != session]
-        for each in fresh[:MOST_BEGUN]:
-            self._forget(each)
-            self._numbers += 1
-            each.active_key = (session, self._numbers)
+        doubtful = self._doubtful
+        fresh = [
+            (key, each) for each in running if (key := each.active_key) is None or key[0] != session or key in doubtful
+        ]
+        for old, each in fresh[:MOST_BEGUN]:
+            key = old if old is not None and old[0] == session else self._new_key(each, session)
             if not each.recorded:
-                yield self._numbers, each
+                yield key[1], each
+
+    def _new_key(self, request: Running, session: bytes) -> ActiveKey:
+        self._forget(request)
+        self._numbers += 1
+        request.active_key = key = (session, self._numbers)
+        return key
 
     def _forget(self, request: Running) -> None:
         if request.active_key is not None:
+            self._doubtful.discard(request.active_key)
             self._ended.append(request.active_key)
             request.active_key = None

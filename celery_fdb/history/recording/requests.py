@@ -33,7 +33,7 @@ from celery.worker import state as worker_state
 
 from celery_fdb.history.options import History
 from celery_fdb.history.recording.making import error_of, facts_of, run_of, weight_of
-from celery_fdb.history.recording.recorder import Recorder, Source
+from celery_fdb.history.recording.recorder import CLOSING_S, Recorder, Source
 from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb import Broker
@@ -176,7 +176,11 @@ class Keeper(bootsteps.StartStopStep):
         options = client.options
         client.attach(self.recorder, timeout_s=options.connect_timeout)  # stays open when the connection is closed
         store = HistoryStore(
-            client.database, client.location.namespace, clock=CLOCK, timeout_s=options.operation_timeout
+            client.database,
+            client.location.namespace,
+            clock=CLOCK,
+            timeout_s=options.operation_timeout,
+            patience=client.patience,
         )
         store.set_settings(self.recorder.bounds)
         self.recorder.open(
@@ -194,7 +198,9 @@ class Keeper(bootsteps.StartStopStep):
     def _on_shutdown(self, **_: Any) -> None:
         if self._client is None or not self.recorder.is_open:
             return
-        self.recorder.close()
+        patience = self._client.patience
+        with patience.ending():
+            self.recorder.close(patience.allow(CLOSING_S))
         self._client.detach(self.recorder)
 
 

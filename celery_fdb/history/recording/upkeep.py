@@ -23,7 +23,7 @@ __all__ = ["INTERVAL_S", "TRIM_PARTS", "Upkeep"]
 INTERVAL_S = 30.0
 #: Transactions of one trim.
 TRIM_PARTS = 5
-#: Active runs that are looked at for lost ones.
+#: Active runs of which one look sees the sessions; the next one goes on behind them.
 MOST_ACTIVE = 1_000
 
 
@@ -40,6 +40,7 @@ class Upkeep:
         self._clock = clock
         self._random = random.Random()
         self._next = clock.monotonic()
+        self._cursor = b""
 
     def __call__(self, *, opened: bool) -> None:
         """Do what is due. Raises a ``StoreError``."""
@@ -51,8 +52,8 @@ class Upkeep:
             self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
 
     def find_lost(self) -> int:
-        """End active runs whose session has ended. Returns how many."""
-        holders = {session for session, _ in self._store.active(limit=MOST_ACTIVE)}
+        """End active runs whose session has ended, of the next :data:`MOST_ACTIVE`. Returns how many."""
+        holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
         if not holders:
             return 0
         ended = holders - set(self._sessions())  # asked after the rows were read: a session opens before it has one

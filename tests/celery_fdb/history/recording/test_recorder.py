@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from kit.processes import in_child
+from kombu import Connection
 
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording import recorder as module
+from celery_fdb.history.recording import upkeep as upkeep_module
 from celery_fdb.history.recording.recorder import Recorder, Source
+from celery_fdb.history.recording.requests import step
 from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.store.patience import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
 
 Make = Callable[..., Run]
@@ -99,6 +105,47 @@ def test_closing_flushes_the_rest(recorder: Recorder, store: HistoryStore, run: 
     assert kept(store) == ["t"]
     Request(run("late")).end(recorder)
     assert recorder.waiting == 0
+
+
+def test_closing_does_not_wait_for_a_call_that_lasts(
+    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The store's calls have deadlines of their own, which a user may have made long."""
+    answer, answered = threading.Event(), threading.Event()
+
+    def lasting(*_: Any) -> bool:
+        answer.wait(30)
+        answered.set()
+        raise StoreUnavailable("the store does not answer")
+
+    monkeypatch.setattr(store, "write", lasting)
+    Request(run("t")).end(recorder)
+    recorder.close(0.1)
+    assert not answered.is_set()
+    assert "the history of the last 1 runs is not kept" in caplog.text
+    answer.set()
+    assert answered.wait(30)
+
+
+def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its connections have waited in vain, the history does not wait again (``store/patience.py``)."""
+    given: list[float] = []
+    with Connection(any_store) as connection:
+        channel = connection.default_channel
+        consumer = SimpleNamespace(
+            app=Celery("x", set_as_current=False), task_consumer=SimpleNamespace(channel=channel)
+        )
+        keeper = step(History())(consumer)
+        keeper.start(consumer)
+        patience = channel.client.patience
+        assert keeper.recorder._store is not None
+        assert keeper.recorder._store.patience is patience
+        close = keeper.recorder.close
+        monkeypatch.setattr(keeper.recorder, "close", lambda timeout_s: (given.append(timeout_s), close(timeout_s)))
+        with patience.ending():
+            patience.wasted(ENDING_S - 1)
+        keeper._on_shutdown()
+    assert given == [1.0]
 
 
 def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
@@ -253,6 +300,22 @@ def test_a_row_whose_answer_was_lost_is_not_left_behind(
     assert store.active() == []
 
 
+def test_a_long_outage_costs_no_memory_for_runs_that_last(
+    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request(run(f"t{number}")) for number in range(3)]
+    running += requests
+    with monkeypatch.context() as down:
+        down.setattr(store, "activity", broken)
+        for _ in range(5):
+            recorder._flush_safely()
+    assert (recorder._ended, len(recorder._doubtful)) == ([], 3)
+    requests[0].end(recorder)
+    recorder.flush()
+    assert sorted(each.id for _, each in store.active()) == ["t1", "t2"]
+    assert (recorder._ended, recorder._doubtful) == ([], set())
+
+
 def test_active_runs_move_to_the_next_session(
     recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], session: list[bytes]
 ) -> None:
@@ -289,3 +352,16 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     upkeep(opened=False)
     assert (len(store.active()), len(trims)) == (0, 3)
     assert set(kept(store)) == {"alive", "dead"}
+
+
+def test_lost_runs_are_found_behind_any_number_of_others(
+    store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "MOST_ACTIVE", 2)
+    upkeep = Upkeep(store, History(), lambda: {b"alive"}, clock=clock)
+    for session, runs in ((b"alive", 5), (b"dead", 1)):
+        store.activity(session, {number: run(state="STARTED", end_ms=0) for number in range(runs)})
+    assert [upkeep.find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
+    store.activity(b"dead", {1: run(state="STARTED", end_ms=0)})
+    assert sum(upkeep.find_lost() for _ in range(4)) == 1
+    assert {session for session, _ in store.active()} == {b"alive"}
