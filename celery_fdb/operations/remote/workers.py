@@ -1,4 +1,4 @@
-"""What a person asks of a running worker by Celery's remote control: to shut down, resize its pool, limit a task's rate.
+"""What a person asks of a running worker by Celery's remote control: to shut down, resize its pool, or limit a rate.
 
 The request's ``queue`` is the worker's name, as ``worker1@host``. A worker that does not answer in time is reported.
 """
