@@ -1,6 +1,6 @@
 """What all pages have in common: who may see them, the store, and what is shown if something fails.
 
-Model of a request. It is known who asks, or they are asked to log in (401 for what is no page). A form's origin is
+Model of a request. Whoever is not known is asked to log in (401 for what is no page). A form's origin is
 checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
 a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
 
