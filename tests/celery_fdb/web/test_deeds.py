@@ -330,3 +330,17 @@ def test_the_audit_does_not_repeat_arguments_that_were_refused(
             operator.submit("/act", status=422, deed="publish", queue="jobs", task="t", args=args, confirmed="yes")
     assert sum("args must be" in each for each in caplog.messages) == 3
     assert "4111" not in caplog.text
+
+
+def test_a_name_does_not_turn_the_question_around(operator: Any, broker: Broker) -> None:
+    """Written from right to left, a question would ask for something else than what is done."""
+    name = "jobs\u202e\u2066x"
+    broker.queue(name).put("a")
+    question = operator.submit("/act", deed="purge", queue=name)
+    asked = re.findall("<p>(.*?)</p>", question)
+    assert asked[0].startswith("Delete all ready and delayed messages of jobs\\u202e\\u2066x for good?")
+    assert (
+        "\u202e"
+        not in re.findall("<p class=.notice.*?</p>", operator.submit("/act", **fields(question), deed="purge"))[0]
+    )
+    assert broker.queue(name).count() == 0
