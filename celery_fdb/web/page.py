@@ -20,6 +20,7 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from celery_fdb.inspection.masking import masked_text
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -154,7 +155,7 @@ def _view(view: View, visit: Visit, opening: Opening) -> Response:
         return _unreadable(visit, str(error))
     except UNREADABLE as error:
         logger.exception("a page of the broker can't be shown")
-        return _unreadable(visit, repr(error))
+        return _unreadable(visit, masked_text(f"{type(error).__name__}: {error}"))  # a repr may hold the bytes
 
 
 def _unreadable(visit: Visit, reason: str) -> Response:

@@ -163,6 +163,19 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
         assert "be shown" in viewer.see("/queues", 422)
 
 
+def test_what_cannot_be_read_is_not_shown_either(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ``repr`` of such an error repeats all the bytes."""
+    from celery_fdb.web.pages import queues as module
+
+    def fail(*_: Any, **__: Any) -> None:
+        b"\xffcard 4111-2222".decode()
+
+    monkeypatch.setattr(module, "look", fail)
+    page = viewer.see("/queues", 422)
+    assert "UnicodeDecodeError" in page
+    assert "4111" not in page
+
+
 def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
     broker.queue("q").put("x", key="k")
     broker.queue("q").limit("k", rate=1.0)
