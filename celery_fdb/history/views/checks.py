@@ -20,7 +20,7 @@ def check_history(broker: Broker) -> Finding:
         return Finding("ok", WHAT, "off; celery_fdb.install(app, history=True) turns it on")
     dropped = history.dropped()
     kept = plural(history.kept(), "run")
-    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped since ever"
+    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"
     if not dropped:
         return Finding("ok", WHAT, found)
     fix = "The store did not answer in time. Watch celery_fdb_history_dropped_total: does the number grow?"
