@@ -180,7 +180,7 @@ def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, 
     clock.advance(100 * 86_400)
     store.trim(bounds, parts=1)
     left = store._read(lambda tr: tr.get_range(*store.keys.everything))
-    assert {store.keys.split_total(key) for key, _ in left} == {"shop.pay"}  # counters since ever
+    assert {store.keys.split_total(key) for key, _ in left} == {"shop.pay"}  # counters of all time
 
 
 def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:

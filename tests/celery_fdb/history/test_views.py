@@ -266,7 +266,7 @@ def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypa
 def test_what_doctor_says(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
     keep(run())
     found = check_history(broker)
-    assert (found.level, found.found) == ("ok", "1 run of at most 100000; 0 runs dropped since ever")
+    assert (found.level, found.found) == ("ok", "1 run of at most 100000; 0 runs dropped so far")
     store.activity(b"s", {}, dropped=2)
     found = check_history(broker)
     assert (found.level, "2 runs dropped" in found.found) == ("warn", True)
