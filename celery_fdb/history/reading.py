@@ -254,7 +254,7 @@ def slots(
 
 
 def totals(tr: Transaction, keys: HistoryKeys) -> dict[str, counters.Counters]:
-    """Counters since ever by task, of at most :data:`MOST_COUNTERS` tasks."""
+    """Counters since the first run, by task, of at most :data:`MOST_COUNTERS` tasks."""
     rows = tr.get_range(*keys.totals, limit=MOST_COUNTERS, snapshot=True)
     found = {task: _counted(value) for task, value in readable(rows, keys.split_total)}
     return {task: counted for task, counted in found.items() if counted is not None}

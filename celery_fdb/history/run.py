@@ -10,7 +10,7 @@ RETRY      another run follows: it asked for a retry, or its message was release
 REVOKED    revoked or expired; if that was before it began, ``start_ms`` is 0
 REJECTED   it raised ``Reject``
 IGNORED    it raised ``Ignore``: somebody else sets its result
-LOST       its worker died while it ran; written by another worker (``lost.py``)
+LOST       its worker died while it ran; written by another worker (``upkeep.py``)
 ========== ===========================================================================================================
 """
 

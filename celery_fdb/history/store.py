@@ -178,7 +178,7 @@ class HistoryStore:
         return self._read(lambda tr: reading.slots(tr, self.keys, length_s, begin_s, end_s))
 
     def totals(self) -> dict[str, Counters]:
-        """Counters since ever, by task."""
+        """Counters since the first run, by task."""
         return self._read(lambda tr: reading.totals(tr, self.keys))
 
     # -- how ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The audit: an entry for each deed, begun before it and completed after it, however it ends.
 
-So nothing is done without an entry. One that was begun and never completed tells that the process died in between.
+So nothing is done without an entry. One that was begun and never completed means that the process died in between.
 Where entries are kept is the caller's: the Django admin writes its own log, everybody else may write a program's.
 """
 

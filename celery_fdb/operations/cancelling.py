@@ -12,7 +12,6 @@ from celery_fdb.operations.deed import Outcome, Request, names, outcome
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.tasks.revoking import NotTold, tell
 from kombu_fdb import Broker, Spot
-from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Part, Peeked
 from kombu_fdb.primitives.plural import plural
 
@@ -30,7 +29,7 @@ def cancel(broker: Broker, request: Request) -> Outcome:
 def cancel_all(broker: Broker, request: Request) -> Outcome:
     """All that match, of the ready or, with the field ``state``, of the delayed ones."""
     wanted, queue = request.filter, broker.queue(request.queue)
-    state: State = "delayed" if request.fields.get("state") == "delayed" else "ready"
+    state = request.state
     told: set[str] = set()
 
     def part(after: bytes) -> Part:

@@ -18,8 +18,9 @@ _ON_QUEUES_AND_KEYS = (
         "Pause",
         "Stop delivering messages of {target}? Messages that workers hold are not affected.",
         pausing.pause,
+        takes_key=True,
     ),
-    Deed("resume", "Resume", "Deliver messages of {target} again?", pausing.resume),
+    Deed("resume", "Resume", "Deliver messages of {target} again?", pausing.resume, takes_key=True),
     Deed(
         "limit",
         "Set limits",
@@ -28,12 +29,14 @@ _ON_QUEUES_AND_KEYS = (
         limiting.limit,
         fields=limiting.FIELDS,
         prefill=limiting.limits,
+        takes_key=True,
     ),
     Deed(
         "unlimit",
         "Remove limits",
         "Remove the limits of {target}? A key has the limits of every key again.",
         limiting.unlimit,
+        takes_key=True,
     ),
 )
 _ON_QUEUES = (
@@ -44,6 +47,7 @@ _ON_QUEUES = (
         "Move the waiting messages of {target} to the end of another queue, as they are?",
         queues.move,
         fields=queues.MOVE,
+        takes_key=True,
     ),
     Deed(
         "purge",
@@ -126,7 +130,7 @@ _ON_MESSAGES = (
     Deed(
         "cancel_all",
         "Cancel all",
-        "Delete all waiting messages of {target}{which} for good? {told}",
+        "Delete all {state} messages of {target}{which} for good? {told}",
         cancelling.cancel_all,
         destroys=True,
         by_filter=True,

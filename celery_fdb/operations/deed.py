@@ -21,11 +21,16 @@ from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.row import row_of
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.api.arguments import State
+from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import shown
 
 __all__ = ["Deed", "Field", "Outcome", "Request", "names", "names_of", "outcome", "perform"]
+
+#: States of messages that a deed on all acts upon.
+WAITING: tuple[State, ...] = ("ready", "delayed")
 
 
 class Request(NamedTuple):
@@ -60,6 +65,15 @@ class Request(NamedTuple):
         return f"Results and chords are not updated, because no Celery app is known here. {self.fix_app}".rstrip()
 
     @property
+    def state(self) -> State:
+        """In which those of a deed on all are: ready unless the fields say delayed. Raises ``InvalidArgument``."""
+        asked = self.fields.get("state") or "ready"
+        for each in WAITING:
+            if asked == each:
+                return each
+        raise InvalidArgument("all ready or all delayed messages", given=shown(asked), fix="Select the others.")
+
+    @property
     def filter(self) -> Filter:
         """Which messages, of a deed on all that match. Raises ``InvalidArgument``."""
         return Filter.of(self.fields, self.zone)
@@ -91,8 +105,8 @@ class Field(NamedTuple):
 class Deed:
     """``wording`` is the question.
 
-    It is formatted with ``target``, ``number`` of selected messages, ``which`` of all, and ``told``: what becomes of
-    results.
+    It is formatted with ``target``, ``number`` of selected messages, ``which`` of all and in which ``state``, and
+    ``told``: what becomes of results.
     """
 
     name: str
@@ -111,13 +125,22 @@ class Deed:
     shows_body: bool = False
     #: Acts on all that match the filter of the request's fields.
     by_filter: bool = False
+    #: Acts on one key of a queue as well as on the whole of it.
+    takes_key: bool = False
+
+    def check(self, request: Request) -> None:
+        """Nobody who means one key acts on its whole queue. Raises ``InvalidArgument``."""
+        if request.key is not None and not self.takes_key:
+            fix = "Ask without the key; the messages of a key are moved, or cancelled by a filter."
+            raise InvalidArgument(f"{self.label} is not for one key", key=shown(request.key), fix=fix)
 
     def question(self, request: Request) -> str:
         """What is asked before it is done. Raises ``InvalidArgument``."""
+        self.check(request)
         number = plural(len(request.spots), "message")
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
-        return self.wording.format(target=request, number=number, told=told, which=which)
+        return self.wording.format(target=request, number=number, told=told, which=which, state=request.state)
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
@@ -135,6 +158,7 @@ class Deed:
 
 def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outcome:
     """Do it, with an entry of the audit that tells how it ended. Raises what the deed raises."""
+    deed.check(request)
     entry = audit.begin(request.queue, f"{deed.label} ({request}): begun.")
     ending = f"{deed.label} ({request}): interrupted"
     try:

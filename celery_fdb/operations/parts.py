@@ -1,4 +1,4 @@
-"""A deed on very many messages, in parts: so many transactions, then it tells how far it is, and where it goes on.
+"""A deed on very many messages, in parts: some transactions, then it says how far it is and where it goes on.
 
 The mark that it goes on with is text for a form: how many it has done, and where it is.
 """

@@ -11,7 +11,13 @@ It needs the extra: ``pip install 'celery-fdb[web]'``.
 
 from __future__ import annotations
 
-from celery_fdb.web.access.user import User
-from celery_fdb.web.application import dashboard
+try:
+    from celery_fdb.web.access.user import User
+    from celery_fdb.web.application import dashboard
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in {"starlette", "jinja2"}:
+        raise
+    text = f"the dashboard needs {error.name}, which is not installed. Run: pip install 'celery-fdb[web]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 __all__ = ["User", "dashboard"]

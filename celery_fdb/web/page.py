@@ -1,6 +1,6 @@
 """What all pages have in common: who may see them, the store, and what is shown if something fails.
 
-Model of a request. It is known who asks, or they are asked to log in (401 for what is no page). A form's origin is
+Model of a request. Whoever is not known is asked to log in (401 for what is no page). A form's origin is
 checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
 a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
 
@@ -20,6 +20,7 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from celery_fdb.inspection.masking import masked_text
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
@@ -154,7 +155,7 @@ def _view(view: View, visit: Visit, opening: Opening) -> Response:
         return _unreadable(visit, str(error))
     except UNREADABLE as error:
         logger.exception("a page of the broker can't be shown")
-        return _unreadable(visit, repr(error))
+        return _unreadable(visit, masked_text(f"{type(error).__name__}: {error}"))  # a repr may hold the bytes
 
 
 def _unreadable(visit: Visit, reason: str) -> Response:

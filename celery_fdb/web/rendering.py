@@ -36,7 +36,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"number": number, "age_s": age_s, "took": took, "rate": rate, "clock": clock}
-    made.filters |= {"tone": tone, "masked": masked_text, "moment": moment_of}
+    made.filters |= {"tone": tone, "masked": masked_text, "moment": moment_of, "plain": plain}
     return made
 
 
@@ -83,6 +83,11 @@ def age_s(seconds: float | None) -> str:
             rest = int(seconds % size // smaller_size)
             return f"{seconds // size:.0f} {unit}" + (f" {rest} {smaller}" if rest else "")
     raise AssertionError
+
+
+def plain(text: str) -> str:
+    """Of a sentence that a stored name stands in: what turns the direction of writing, or is no text, is spelt out."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def moment_of(seconds: float) -> datetime:

@@ -6,9 +6,9 @@ once a second, or as soon as enough runs wait. A run *waits* in the buffer, then
 and stays so until the store has answered. Who runs tasks only appends to the buffer, under a lock that nobody holds
 while the store is asked.
 
-Active runs are not told by events. Each flush looks at the requests that Celery counts as active, and writes a row for
-those that no flush has seen before; a task that begins and ends between two flushes costs no row. When such a run ends,
-its row is cleared after its group was written: in between it is seen twice, and never not at all.
+Active runs are not reported by events. Each flush looks at the requests that Celery counts as active, and writes a row
+for those that no flush has seen before; a task that begins and ends between two flushes costs no row. When such a run
+ends, its row is cleared after its group was written: in between it is seen twice, and it is never missing.
 
 What happens at each failure:
 

@@ -1,4 +1,4 @@
-"""How the worker's main process learns what its tasks came to: its requests tell.
+"""What became of each task, as the worker's main process learns it: from its requests.
 
 Every attempt of a task has a ``Request`` in the worker's main process, in every pool; there its end is seen, also of a
 child that was killed. A mixin notes it: what is read from the request takes some microseconds, all else is the flush's

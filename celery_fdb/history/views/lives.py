@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import states
 from celery.backends.base import DisabledBackend
+from kombu.serialization import prepare_accept_content
 
 from celery_fdb.history.run import ACTIVE, LOST
 from celery_fdb.history.views.opening import history_of
@@ -115,12 +116,24 @@ def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | No
     return runs[-1].state if runs else str(result)
 
 
+def _without_pickle(backend: Any) -> Any:
+    """Like the application's, but it never unpickles: who just looks runs no code that a result holds."""
+    accept = getattr(backend, "accept", None)
+    if not accept:
+        return backend
+    careful = object.__new__(type(backend))  # copy() would make one of whatever application is current
+    careful.__dict__.update(backend.__dict__)
+    careful.accept = frozenset(accept) - prepare_accept_content(["pickle"])
+    careful._cache = {}  # of what was read with less care
+    return careful
+
+
 def _result(app: Any, task_id: str) -> str | None:
     """None for one that is unknown, or if the backend can't say."""
     if isinstance(app.backend, DisabledBackend):
         return None
     try:
-        state = str(app.AsyncResult(task_id).state)
+        state = str(app.AsyncResult(task_id, backend=_without_pickle(app.backend)).state)
     except Exception as error:  # noqa: BLE001 - each result backend has classes of its own
         return f"unknown: {type(error).__name__}"
     return None if state == states.PENDING else state

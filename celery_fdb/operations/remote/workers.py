@@ -1,6 +1,6 @@
-"""What a person asks of a running worker, through Celery's remote control: to end, or another size, or a rate limit.
+"""What a person asks of a running worker by Celery's remote control: to shut down, resize its pool, or limit a rate.
 
-The request's ``queue`` is the worker's name, as ``worker1@host``. A worker that does not answer in time is told of.
+The request's ``queue`` is the worker's name, as ``worker1@host``. A worker that does not answer in time is reported.
 """
 
 from __future__ import annotations

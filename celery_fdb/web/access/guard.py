@@ -1,8 +1,8 @@
-"""Around every answer: is the host one of ours, and the headers that tell browsers what a page may do.
+"""Around every answer: the host has to be one of ours, and headers tell the browser what a page may do.
 
 The host is checked against DNS rebinding: a page of another site whose name was made to lead to this machine is
 refused, since the browser still sends that site's name. Scripts and styles come from our own files only; nothing
-inline runs, so text from a message that slipped through the templates' escaping would be text still.
+inline runs, so text from a message that slipped through the templates' escaping would still be text.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
 look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
 client has room for one event: one that is too slow misses events and gets the newest. If the store is away, clients are
-told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time.
+told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time: each holds a place
+from before its answer begins, as many may come before the first of them is sent anything.
 
 A feed belongs to one event loop.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
@@ -42,12 +44,21 @@ class Feed:
         self._interval_s = interval_s
         self._most = most
         self._pause = pause
+        self._places = 0
         self._inboxes: set[asyncio.Queue[str]] = set()
         self._watch: asyncio.Task[None] | None = None
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._inboxes) >= self._most
+    @contextmanager
+    def place(self) -> Iterator[bool]:
+        """Whether there is room for one more client, which holds its place until it goes."""
+        if self._places >= self._most:
+            yield False
+            return
+        self._places += 1
+        try:
+            yield True
+        finally:
+            self._places -= 1
 
     @property
     def is_watching(self) -> bool:

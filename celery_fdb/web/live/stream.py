@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from celery.states import FAILURE
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from celery_fdb.history.views.opening import history_of
 from celery_fdb.inspection.overview import look
@@ -49,12 +50,7 @@ class Stream:
         if request.method == "HEAD":
             return PlainTextResponse("", media_type="text/event-stream")
         feed, vitals = self.feed()
-        if feed.is_full:
-            return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
-        welcome = f"retry: {AGAIN_MS}\n" + event("welcome", {"points": vitals.points()})
-        return StreamingResponse(
-            _bounded(feed.events(welcome)), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-        )
+        return _Live(feed, f"retry: {AGAIN_MS}\n" + event("welcome", {"points": vitals.points()}))
 
     def feed(self) -> tuple[Feed, Vitals]:
         """Of the running event loop."""
@@ -73,6 +69,22 @@ class Stream:
         except KombuFDBError:
             self._opening.forget()
             raise
+
+
+class _Live(StreamingResponse):
+    """Of one client, if there is room when its answer begins; its place is free again when it has gone."""
+
+    def __init__(self, feed: Feed, welcome: str) -> None:
+        headers = {"x-accel-buffering": "no"}
+        super().__init__(_bounded(feed.events(welcome)), media_type="text/event-stream", headers=headers)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.place() as is_free:
+            await (super().__call__(scope, receive, send) if is_free else _full(scope, receive, send))
+
+
+_full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
 
 
 def _told(vitals: Vitals, broker: Broker) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Request, names_of, perform
 from celery_fdb.operations.remote.workers import WORKER_DEEDS
-from celery_fdb.web.access import forgery
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
 from celery_fdb.web.serving.reception import notify
@@ -28,8 +27,6 @@ __all__ = ["act"]
 MOST_SELECTED = 500
 AT_ONCE = frozenset({"pause", "resume"})
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
-#: Of each deed's form; all others are the deed's own fields, or the filter's.
-OURS = frozenset({forgery.FIELD, "queue", "back", "deed", "selected", "confirmed", "mark"})
 
 
 def act(visit: Visit, broker: Broker) -> Response:
@@ -44,22 +41,23 @@ def act(visit: Visit, broker: Broker) -> Response:
         return back(visit, "Select messages first. Nothing was changed.")
     if deed.selects_one and len(spots) > 1:
         return back(visit, "Select one message only. Nothing was changed.")
-    asked = _request(visit, broker, spots)
+    asked = _request(visit, broker, deed, spots)
     if visit.sent("confirmed") or deed.name in AT_ONCE:
         return _do(visit, broker, deed, asked)
     return _ask(visit, broker, deed, asked)
 
 
-def _request(visit: Visit, broker: Broker, spots: Sequence[Spot]) -> Request:
+def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) -> Request:
     queue = visit.sent("queue")
+    key, fields = deed.read({name: values[0] for name, values in visit.fields.items()})
     return Request(
         queue,
         spots,
-        visit.fields.get("key", [None])[0],
+        key,
         names_of(broker, queue, spots),
         visit.settings.app,
         FIX_APP,
-        {name: values[0] for name, values in visit.fields.items() if name not in OURS},
+        fields,
         visit.sent("mark"),
     )
 

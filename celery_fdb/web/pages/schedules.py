@@ -1,7 +1,7 @@
 """``/schedules``: the entries of beat's schedule in the app, with when each ran last and runs next.
 
 Beat keeps the times of its last runs in a file of its own. So the last run is that of the entry's task in the history,
-whoever has published it, and the next one follows from it as beat would reckon.
+whoever has published it, and the next one follows from it as beat would compute it.
 """
 
 from __future__ import annotations

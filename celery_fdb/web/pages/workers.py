@@ -1,6 +1,6 @@
 """``/workers``: what the running workers tell of themselves through Celery's remote control.
 
-They are asked, and have :data:`TIMEOUT_S` to answer: one that is busy with its own start, or frozen, is missing here,
+They are asked, and have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here,
 while its session stands on the page of sessions.
 """
 

@@ -7,6 +7,7 @@ costs these threads and no more, and whoever asks meanwhile is told so in time.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,14 +23,23 @@ class Threads:
     """The threads of one dashboard, in whatever event loops it answers."""
 
     def __init__(self, number: int, timeout_s: float) -> None:
-        self._pool = ThreadPoolExecutor(number, thread_name_prefix="celery-fdb-web")
+        self._number = number
         self._timeout_s = timeout_s
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Of this process: threads do not go along with a fork, while their pool believes they did."""
+        found = self._pools.get(os.getpid())
+        if found is None:
+            made = ThreadPoolExecutor(self._number, thread_name_prefix="celery-fdb-web")
+            found = self._pools.setdefault(os.getpid(), made)
+        return found
 
     async def run(self, call: Callable[[], T]) -> T:
         """What the call returns or raises; ``StoreUnavailable`` if the time is over."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(self._pool.submit(call))
+                return await asyncio.wrap_future(self._pool().submit(call))
         except TimeoutError as error:
             raise StoreUnavailable(
                 "the store did not answer in time",
@@ -39,4 +49,4 @@ class Threads:
 
     def close(self) -> None:
         """Calls that have not begun are dropped; the others end by themselves."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool().shutdown(wait=False, cancel_futures=True)

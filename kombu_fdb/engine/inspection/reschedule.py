@@ -4,7 +4,7 @@ It leaves its row and enters another in one transaction (ONE-PLACE), behind what
 id, key, priority, end of life, redeliveries and history; a moment behind the end of its life is refused. The payload
 may be another from then on: a task's says in a header when it is due, and a worker would wait for that.
 
-A message that was delayed waits since the moment it was due, as ever, so one that is ready at once waits since now.
+A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
 
 States: the message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is
 where it was. Somebody who takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and the

@@ -8,7 +8,7 @@ process write them (``process/upkeep/duties.py``), with blind sets.
 What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
 both believe to have the role write the same slot, and either is right. A clock that jumps writes other slots; a reader
 believes none that is older than the series or ahead of its own clock, and sorts what is left. A row that can't be read
-is skipped. Each sample counts what ever happened (``totals.py``), so one that is missing changes no later one.
+is skipped. A sample holds running totals (``totals.py``), so one that is missing changes no later one.
 """
 
 from __future__ import annotations

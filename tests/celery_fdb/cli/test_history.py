@@ -39,7 +39,7 @@ def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], his
     ids = lambda *options: [each["id"] for each in run("history", *options, "--json").json["runs"]]  # noqa: E731 - short
     assert ids() == ["t3", "t2", "t1"]
     assert ids("--task", "shop.pay") == ["t2", "t1"]
-    assert ids("--state", FAILURE) == ids("--worker", "other@h") == ["t2"]
+    assert ids("--state", FAILURE) == ids("--state", "failure") == ids("--worker", "other@h") == ["t2"]
     assert ids("--key", "acme") == ids("--until", "1h") == ["t1"]
     assert ids("--since", "1h") == ["t3", "t2"]
     assert ids("--queue", "unknown") == []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +89,29 @@ def test_active_runs_and_whether_their_worker_lives(broker: Broker, store: Histo
 
 
 # -- lives -------------------------------------------------------------------------------------------------------------
+
+
+class Trap:
+    """Unpickled, it makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
+    """Also of an application that accepts them: who looks at a page is no worker."""
+    app = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
+    app.conf.result_serializer = "pickle"
+    app.conf.result_accept_content = ["json", "pickle"]
+    app.backend.set(app.backend.get_key_for_task("t"), pickle.dumps(Trap(tmp_path / "sprung")))
+    assert life_of(broker, "t", app).state == "unknown: ContentDisallowed"
+    assert not (tmp_path / "sprung").exists()
+    careful = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
+    careful.backend.store_result("j", 1, "SUCCESS")
+    assert life_of(broker, "j", careful).state == "SUCCESS"
 
 
 def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:

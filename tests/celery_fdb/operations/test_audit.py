@@ -34,7 +34,7 @@ def test_a_deed_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.Lo
         seen.append(told(caplog))
         return DEEDS["pause"].run(broker, request)
 
-    outcome = perform(broker, Deed("pause", "Pause", "", run), Request("q"), LogAudit("ann"))
+    outcome = perform(broker, Deed("pause", "Pause", "", run, takes_key=True), Request("q"), LogAudit("ann"))
     assert outcome == Outcome("Paused q.")
     assert seen == [["ann on q: Pause (q): begun."]]
     assert told(caplog)[1:] == ["ann on q: Paused q."]
@@ -58,7 +58,7 @@ def test_an_entry_ends_however_the_deed_does(
         raise error
 
     with suppress(type(error)):
-        perform(broker, Deed("pause", "Pause", "", run), Request("q", key="k"), LogAudit("ann"))
+        perform(broker, Deed("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), LogAudit("ann"))
     assert told(caplog)[-1] == f"ann on q: Pause (key 'k' of q): {ending}"
 
 

@@ -281,6 +281,26 @@ def test_cancel_all_that_match_and_tell_their_results(app: Celery, broker: Broke
     assert (kept.state, getattr(broker.queue("q").stats(), state)) == ("PENDING", 1)
 
 
+@pytest.mark.parametrize("state", ["leased", "all"])
+def test_cancel_all_is_of_one_state_that_waits(broker: Broker, do: Do, state: str) -> None:
+    broker.queue("q").put("a")
+    with pytest.raises(InvalidArgument, match="all ready or all delayed"):
+        do("cancel_all", fields={"state": state})
+    assert broker.queue("q").count() == 1
+
+
+@pytest.mark.parametrize("name", [name for name, each in DEEDS.items() if not each.takes_key])
+def test_a_deed_on_all_refuses_a_key(broker: Broker, do: Do, name: str) -> None:
+    """Its question would be about the key, and it would act on the whole queue."""
+    for key in ("acme", "other"):
+        broker.queue("q").put("a", key=key)
+    with pytest.raises(InvalidArgument, match="is not for one key"):
+        DEEDS[name].question(Request("q", key="acme"))
+    with pytest.raises(InvalidArgument, match="is not for one key"):
+        do(name, key="acme")
+    assert broker.queue("q").count() == 2
+
+
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 

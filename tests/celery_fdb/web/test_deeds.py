@@ -266,3 +266,81 @@ def test_a_delayed_message_is_run_now(operator: Any, app: Celery, broker: Broker
     (spot,) = boxes(operator.see("/messages", queue="jobs", state="delayed"))
     operator.submit("/act", deed="run_now", queue="jobs", selected=spot, confirmed="yes")
     assert broker.queue("jobs").count() == 1
+
+
+# -- never on more than was asked for ----------------------------------------------------------------------------------
+
+
+def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, app: Celery, broker: Broker) -> None:
+    for number in range(3):
+        app.send_task("shop.now", queue="jobs", task_id=f"now{number}")
+        app.send_task("shop.later", queue="jobs", task_id=f"later{number}", countdown=3600)
+    page = operator.see("/messages", queue="jobs", state="delayed")
+    forms = [each for each in page.split("<form method") if 'value="cancel_all"' in each]
+    sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', forms[0])}
+    question = operator.submit("/act", **sent)
+    assert "Delete all delayed messages of jobs for good?" in question
+    done = operator.submit("/act", deed="cancel_all", **fields(question))
+    assert "Cancelled 3 delayed messages of jobs" in done
+    counts = broker.queue("jobs").stats()
+    assert (counts.ready, counts.delayed) == (3, 0)
+
+
+def test_a_question_about_a_key_is_confirmed_for_that_key(operator: Any, broker: Broker) -> None:
+    for key in ("acme", "other"):
+        broker.queue("jobs").put("a", key=key)
+    question = operator.submit("/act", deed="limit", queue="jobs", key="acme")
+    operator.submit("/act", deed="limit", **fields(question), rate="7")
+    assert broker.queue("jobs").limits("acme").rate == 7
+    assert broker.queue("jobs").limits("other").rate is None
+
+
+def test_a_deed_on_one_key_goes_on_with_that_key(
+    operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from celery_fdb.operations import queues
+
+    monkeypatch.setattr(queues, "PART", 2)
+    monkeypatch.setattr(queues, "in_parts", lambda part, mark: in_parts(part, mark, 1))
+    for key in ("acme", "other"):
+        for _ in range(5):
+            broker.queue("jobs").put("a", key=key)
+    broker.queue("third").put("a")
+    page = operator.submit("/act", deed="move", queue="jobs", key="acme", target="third", confirmed="yes")
+    while "Go on" in page:
+        page = operator.submit("/act", **fields(page))
+    assert {key: each.ready for key, each in broker.queue("jobs").keys().items()} == {"other": 5}
+
+
+def test_a_key_is_not_purged_by_a_deed_on_the_whole_queue(operator: Any, broker: Broker) -> None:
+    for key in ("acme", "other"):
+        broker.queue("jobs").put("a", key=key)
+    assert "not for one key" in operator.submit("/act", status=422, deed="purge", queue="jobs", key="acme")
+    page = operator.submit("/act", deed="purge", queue="jobs", key="acme", confirmed="yes")
+    assert "not for one key" in page
+    assert broker.queue("jobs").count() == 2
+
+
+def test_the_audit_does_not_repeat_arguments_that_were_refused(
+    operator: Any, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.queue("jobs").put("a")
+    with caplog.at_level(logging.INFO, "celery_fdb.audit"):
+        for args in ('{"card": "4111-2222"}', '["4111-2222"', '"4111-2222"'):
+            operator.submit("/act", status=422, deed="publish", queue="jobs", task="t", args=args, confirmed="yes")
+    assert sum("args must be" in each for each in caplog.messages) == 3
+    assert "4111" not in caplog.text
+
+
+def test_a_name_does_not_turn_the_question_around(operator: Any, broker: Broker) -> None:
+    """Written from right to left, a question would ask for something else than what is done."""
+    name = "jobs\u202e\u2066x"
+    broker.queue(name).put("a")
+    question = operator.submit("/act", deed="purge", queue=name)
+    asked = re.findall("<p>(.*?)</p>", question)
+    assert asked[0].startswith("Delete all ready and delayed messages of jobs\\u202e\\u2066x for good?")
+    assert (
+        "\u202e"
+        not in re.findall("<p class=.notice.*?</p>", operator.submit("/act", **fields(question), deed="purge"))[0]
+    )
+    assert broker.queue(name).count() == 0

@@ -212,6 +212,21 @@ def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker:
     asyncio.run(scenario())
 
 
+def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None:
+    async def scenario() -> None:
+        application = dashboard(url, anonymous=True, most_streams=2)
+        clients = [Client(application) for _ in range(20)]
+        answers = [await each.begin() for each in clients]
+        assert sorted(answers) == [200] * 2 + [503] * 18
+        for each in clients:
+            await each.go()
+        again = Client(application)
+        assert await again.begin() == 200, "their places are free"
+        await again.go()
+
+    asyncio.run(scenario())
+
+
 def test_who_only_asks_for_the_head_gets_it(viewer: Any) -> None:
     assert viewer.head("/events").headers["content-type"].startswith("text/event-stream")
 

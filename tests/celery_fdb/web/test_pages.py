@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -151,6 +153,26 @@ def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.Monk
         end.set()
 
 
+FORKS = """
+import asyncio, os
+from celery_fdb.web.serving.threads import Threads
+
+threads = Threads(1, 30.0)
+assert asyncio.run(threads.run(os.getpid)) == os.getpid()
+child = os.fork()
+if not child:
+    os._exit(0 if asyncio.run(threads.run(os.getpid)) == os.getpid() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """As of a server that loads the application, answers, and then forks."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_fdb.web.pages import queues as module
 
@@ -161,6 +183,19 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
 
         monkeypatch.setattr(module, "look", fail)
         assert "be shown" in viewer.see("/queues", 422)
+
+
+def test_what_cannot_be_read_is_not_shown_either(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ``repr`` of such an error repeats all the bytes."""
+    from celery_fdb.web.pages import queues as module
+
+    def fail(*_: Any, **__: Any) -> None:
+        b"\xffcard 4111-2222".decode()
+
+    monkeypatch.setattr(module, "look", fail)
+    page = viewer.see("/queues", 422)
+    assert "UnicodeDecodeError" in page
+    assert "4111" not in page
 
 
 def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:

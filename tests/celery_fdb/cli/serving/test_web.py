@@ -85,6 +85,14 @@ def test_without_its_libraries_it_says_what_to_install(
     assert "pip install 'celery-fdb[web]'" in result.err
 
 
+def test_its_package_says_what_to_install() -> None:
+    """In a process of its own, in which nothing of it is imported yet."""
+    code = "import sys; sys.modules['starlette'] = None; import celery_fdb.web"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "pip install 'celery-fdb[web]'" in result.stderr.splitlines()[-1]
+
+
 @contextmanager
 def serving(url: str, *options: str) -> Iterator[tuple[str, Any]]:
     """Its address and its process."""
