@@ -112,7 +112,7 @@ def _text_of(exc: Any) -> str:
     """An exception's text, whatever its ``__str__`` does."""
     try:
         return str(exc.reason if isinstance(exc, Reject) else exc)
-    except Exception:  # noqa: BLE001 - a broken exception is no reason to lose the letter
+    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001 - a broken exception must not end the worker
         return "<unprintable>"
 
 

@@ -105,6 +105,16 @@ def test_details_are_bounded_and_of_a_traceback_the_end_stays():
     assert (len(told["error"]), len(told["traceback"]), told["traceback"][-3:]) == (2_000, 4_096, "end")
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, RecursionError])
+def test_an_exception_whose_text_would_end_the_worker(raised):
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    assert failures.details_of(Hostile())["error"] == "<unprintable>"
+    assert failures._attempt(Hostile())["error"].endswith("Hostile: <unprintable>")
+
+
 def test_details_of_strange_exceptions():
     class Mute(Exception):
         def __str__(self) -> str:
