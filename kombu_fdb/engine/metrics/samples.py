@@ -141,11 +141,14 @@ def read_part(work: Work, series: Series, first: int) -> list[Sample]:
 
 
 def _encode(sample: Sample) -> bytes:
-    queues = {
-        name: [each.ready, each.delayed, each.leased, each.oldest_ms, *(each.totals.get(event, 0) for event in EVENTS)]
-        for name, each in sample.queues.items()
-    }
-    return encode_json([sample.taken_ms, queues])
+    return encode_json([sample.taken_ms, {name: _fields(each) for name, each in sample.queues.items()}])
+
+
+def _fields(queue: QueueSample) -> list[int | None]:
+    """As they are read again: damaged counters may say anything, and others would be lost with them."""
+    numbers = [queue.ready, queue.delayed, queue.leased, *(queue.totals.get(event, 0) for event in EVENTS)]
+    ready, delayed, leased, *totals = (min(max(each, 1 - _MOST), _MOST - 1) for each in numbers)
+    return [ready, delayed, leased, queue.oldest_ms, *totals]
 
 
 def _decode(value: bytes) -> Sample | None:

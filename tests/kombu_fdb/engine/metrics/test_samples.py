@@ -171,6 +171,14 @@ def test_a_sample_of_any_queues_comes_back(names, number):
         assert samples._decode(samples._encode(sample)) == sample
 
 
+def test_a_damaged_counter_spoils_no_sample():
+    wild = QueueSample(2**70, -(2**70), 1, None, {ACKED: 2**70})
+    found = samples._decode(samples._encode(Sample(0, {"wild": wild, "q": QueueSample(1, 0, 0, None, {})})))
+    assert found is not None
+    assert found.queues["q"].ready == 1
+    assert found.queues["wild"].ready == 2**63 - 1
+
+
 def test_a_row_holds_the_longest_names():
     one = QueueSample(*[2**62] * 4, dict.fromkeys(EVENTS, 2**62))
     names = [f"{number:02}" + "\0" * 253 + DEAD_SUFFIX for number in range(QUEUES_SAMPLED)]
