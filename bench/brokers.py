@@ -111,13 +111,14 @@ def redis(appendfsync: str) -> Iterator[Broker]:
 @contextlib.contextmanager
 def rabbitmq() -> Iterator[list[Broker]]:
     """One server, with and without publisher confirms."""
-    port, folder = _free_port(), tempfile.mkdtemp(prefix="bench-rabbit-")
+    port, folder, names_port = _free_port(), tempfile.mkdtemp(prefix="bench-rabbit-"), str(_free_port())
     environment = dict(
         os.environ,
         RABBITMQ_NODENAME=f"bench{port}@localhost",
         RABBITMQ_NODE_PORT=str(port),
         RABBITMQ_NODE_IP_ADDRESS="127.0.0.1",
         RABBITMQ_DIST_PORT=str(_free_port()),
+        ERL_EPMD_PORT=names_port,  # Erlang's register of names stays behind: this one is ours to end
         RABBITMQ_MNESIA_BASE=folder,
         RABBITMQ_LOG_BASE=folder,
         RABBITMQ_ENABLED_PLUGINS_FILE=f"{folder}/plugins",
@@ -148,6 +149,8 @@ def rabbitmq() -> Iterator[list[Broker]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, 15)
         server.wait()
+        with contextlib.suppress(FileNotFoundError):
+            subprocess.run(["epmd", "-port", names_port, "-kill"], stdout=subprocess.DEVNULL, check=False)
         log.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,9 +175,9 @@ def all_brokers(wanted: list[str]) -> Iterator[tuple[list[Broker], list[str]]]:
         else:
             missing.append(f"fdb: {reason}")
         found.append(memory())
-        if shutil.which("redis-server"):
+        if shutil.which("redis-server") and (not wanted or any("redis" in name for name in wanted)):
             found += [stack.enter_context(redis("everysec")), stack.enter_context(redis("always"))]
-        else:
+        elif not shutil.which("redis-server"):
             missing.append("redis: no redis-server on PATH")
         if shutil.which("rabbitmq-server") and (not wanted or any("rabbit" in name for name in wanted)):
             try:

@@ -33,6 +33,7 @@ def machine() -> dict[str, str]:
         "system": platform.system(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),
+        "load before": f"{os.getloadavg()[0]:.1f}",
         "Python": platform.python_version(),
         "SQLite": sqlite3.sqlite_version,
         **{name: _version(name) for name in PACKAGES},
@@ -75,7 +76,7 @@ def table(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
     """Of each figure that both have: new, and as a multiple of the old one."""
     shown = Table(title=f"{new['release']} ({new['day']}) as a multiple of {old['release']} ({old['day']})")
     shown.add_column("broker")
-    columns = {**tables.SPEED, **tables.CROWDS, "publish_us": "publish CPU us"}
+    columns = {**tables.SPEED, **tables.CROWDS, **tables.WORKERS, "publish_us": "publish CPU us"}
     for name in columns.values():
         shown.add_column(name, justify="right")
     for broker in new["results"]:

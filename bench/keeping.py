@@ -1,4 +1,4 @@
-"""What keeping a history costs: ``make bench-history``, with ``ARGS="--rounds 6 --url fdb://..."`` for another store.
+"""What keeping a history costs: ``make bench-history``, with ``ARGS="--rounds 6 --url fdb://"`` for another store.
 
 A real prefork worker, 2 children, works off empty tasks, once with a history and once without, in turns; the order of
 the two changes with each round. Measured are tasks per second from the end of the first tenth to the last task, and the
@@ -16,11 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import workloads
 from rich.console import Console
 from rich.table import Table
+
+from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
 HERE = Path(__file__).parent
 MODES = ("without", "with")
@@ -41,13 +45,13 @@ def cpu_s(pid: int) -> float:
 def one(url: str, count: int) -> Figures:
     """One worker, in this process's environment."""
     with tempfile.TemporaryDirectory() as out:
-        app = workloads._app(url, {}, out)
-        workloads._preload(app, count)
-        worker = workloads._Worker(out)
+        app = workloads.app_of(url, {}, out)
+        workloads.preload(app, count)
+        worker = workloads.Worker(out)
         with worker:
-            workloads._await_stamps(out, count // 10)
+            workloads.await_stamps(out, count // 10)
             began = cpu_s(worker._process.pid)
-            stamps = workloads._await_stamps(out, count)
+            stamps = workloads.await_stamps(out, count)
             time.sleep(REST_S)
             spent = cpu_s(worker._process.pid) - began
     starts = sorted(started for _, started in stamps)
@@ -65,14 +69,28 @@ def measure(url: str, count: int, mode: str) -> Figures:
     return figures
 
 
+@contextmanager
+def stores(url: str | None) -> Iterator[Callable[[str], str]]:
+    """The URL of an empty store by its name. On a cluster that is not named: on a node that is started for it."""
+    if url is None:
+        with tempfile.TemporaryDirectory() as directory:
+            yield lambda name: f"fdb+sqlite:///{directory}/{name}.db"
+    elif url == "fdb://":
+        if reason := fdb_unavailable_reason():
+            raise SystemExit(f"FoundationDB is skipped: {reason}")
+        with SingleNodeCluster() as cluster:
+            yield lambda name: f"fdb://{cluster.connection_string}/{name}"
+    else:
+        yield lambda _: url
+
+
 def run(url: str | None, count: int, rounds: int) -> list[dict[str, Figures]]:
     found = []
-    for number in range(rounds):
-        with tempfile.TemporaryDirectory() as directory:
-            at = url or f"fdb+sqlite:///{directory}/broker.db"
+    with stores(url) as store:
+        for number in range(rounds):
             order = MODES if number % 2 else MODES[::-1]
-            found.append({mode: measure(at if url else f"{at}-{mode}", count, mode) for mode in order})
-        Console(stderr=True).print(f"round {number + 1}: {found[-1]}")
+            found.append({mode: measure(store(f"{mode}-{number}"), count, mode) for mode in order})
+            Console(stderr=True).print(f"round {number + 1}: {found[-1]}")
     return found
 
 
@@ -91,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--url", help="of an empty broker; default: an SQLite file")
+    parser.add_argument("--url", help="of an empty broker, or fdb:// for a node of its own; default: an SQLite file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:

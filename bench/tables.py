@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+import goals
 from brokers import Broker
 from rich.table import Table
 
-__all__ = ["CROWDS", "SPEED", "all_of", "cell", "median"]
+__all__ = ["CROWDS", "SPEED", "WORKERS", "all_of", "cell", "median"]
 
 #: By the name of a result.
 SPEED = {
     "publish": "publish/s",
+    "named": "to a named exchange/s",
     "batch": "batch/s",
     "consume": "consume+ack/s",
     "tasks": "tasks/s",
@@ -28,8 +30,13 @@ CROWDS = {
     "idle50_cpu_s": "50 idle: CPU s/min",
     "idle50_ops": "transactions/min",
 }
-#: What a publish may cost, as a multiple of a transaction of one row.
-GOAL = 2.5
+WORKERS = {
+    "tasks": "1 x prefork 2: tasks/s",
+    "workers1": "1 x prefork 4",
+    "workers4": "4 x prefork 4",
+    "threads": "4 threads",
+    "gevent": "50 greenlets",
+}
 
 Results = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -38,10 +45,13 @@ def all_of(found: list[Broker], results: Results, rounds: int) -> Iterator[Table
     yield _speed(found, results, rounds)
     if any(not broker.name.startswith("fdb") for broker in found):
         yield _ratios(found, results)
-    if _has(results, list(CROWDS)[1:]):
-        yield _crowds(found, results)
+    crowds = "publishers at the same time, and consumers with nothing to do; processes, all together"
+    for title, columns in (crowds, CROWDS), ("Celery workers at the same time", WORKERS):
+        if _has(results, list(columns)[1:]):
+            yield _plain(title, columns, found, results)
     if _has(results, ["raw_us"]):
         yield _cpu(found, results)
+    yield goals.table(results)
 
 
 def median(results: Results, broker: str, column: str) -> float | None:
@@ -86,22 +96,25 @@ def _ratios(found: list[Broker], results: Results) -> Table:
 
 
 def _ratio(results: Results, one: Broker, peer: Broker, column: str) -> str:
-    ours, theirs = median(results, one.name, column), median(results, peer.name, column)
-    return f"{ours / theirs:.2f}" if ours and theirs else "-"
+    found = goals.ratio(results, (one.name, column), (peer.name, column))
+    return f"{found:.2f}" if found else "-"
 
 
-def _crowds(found: list[Broker], results: Results) -> Table:
-    shown = Table(title="publishers at the same time, and consumers with nothing to do; processes, all together")
+def _plain(title: str, columns: Mapping[str, str], found: list[Broker], results: Results) -> Table:
+    shown = Table(title=title)
     shown.add_column("broker")
-    for name in CROWDS.values():
+    for name in columns.values():
         shown.add_column(name, justify="right")
     for broker in found:
-        shown.add_row(broker.name, *(cell(median(results, broker.name, column), column) for column in CROWDS))
+        if any(column in results[broker.name] for column in list(columns)[1:]):
+            shown.add_row(broker.name, *(cell(median(results, broker.name, column), column) for column in columns))
     return shown
 
 
 def _cpu(found: list[Broker], results: Results) -> Table:
-    shown = Table(title=f"CPU of a publish beside SQLite's own transactions, in us; the goal is {GOAL} times one row")
+    shown = Table(
+        title=f"CPU of a publish beside SQLite's own transactions, in us; the goal is {goals.PUBLISH_CPU} times one row"
+    )
     for name in ("broker", "one row", "the rows of a publish", "publish", "as a multiple of one row"):
         shown.add_column(name, justify="left" if name == "broker" else "right")
     for broker in found:

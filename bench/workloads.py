@@ -16,24 +16,32 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kombu import Connection, Consumer, Producer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 HERE = Path(__file__).parent
 QUEUE = "bench"
 STAMP = struct.Struct("<dd")
 PREFETCH = 200
 DEADLINE_S = 120.0
-#: By whom a workload is run: over a connection, by itself, by many processes (``crowds.py``).
-CONNECTED = ("publish", "batch", "consume")
+#: Who runs a workload: a connection, it itself, many processes (``crowds.py``), workers (``crews.py``).
+CONNECTED = ("publish", "named", "batch", "consume")
 ALONE = ("tasks", "latency", "raw")
 CROWDS = {
     "publish4": ("publishers", 4),
     "publish16": ("publishers", 16),
     "idle1": ("idle", 1),
     "idle50": ("idle", 50),
+}
+#: Workers, their pool, its size.
+CREWS = {
+    "workers1": (1, "prefork", 4),
+    "workers4": (4, "prefork", 4),
+    "threads": (1, "threads", 4),
+    "gevent": (1, "gevent", 50),
 }
 
 
@@ -59,6 +67,18 @@ def publish(connection: Connection, count: int) -> dict[str, float]:
     for body, properties in messages:
         producer.publish(body, routing_key=QUEUE, serializer="json", **properties)
     return {"rate": count / (time.perf_counter() - began), "publish_us": 1e6 * (time.process_time() - cpu) / count}
+
+
+def named(connection: Connection, count: int) -> dict[str, float]:
+    """To an exchange that has a name, to which one queue is bound."""
+    producer, _ = declared(connection, purge=True)
+    exchange = Exchange(f"{QUEUE}.named", type="direct")
+    Queue(QUEUE, exchange, routing_key=QUEUE)(producer.channel).declare()
+    messages = [celery_message(number) for number in range(count)]
+    began = time.perf_counter()
+    for body, properties in messages:
+        producer.publish(body, exchange=exchange, routing_key=QUEUE, serializer="json", **properties)
+    return {"rate": count / (time.perf_counter() - began)}
 
 
 def raw(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
@@ -140,33 +160,37 @@ def _publish_in_batches(producer: Producer, messages: list[tuple[Any, dict[str, 
 def tasks(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
     """Empty tasks that wait in the queue when the worker starts: prefork, 2 children, late acknowledgement."""
     with tempfile.TemporaryDirectory() as out:
-        app = _app(url, options, out)
-        _preload(app, count)
-        with _Worker(out):
-            stamps = _await_stamps(out, count)
+        app = app_of(url, options, out)
+        preload(app, count)
+        with Worker(out):
+            stamps = await_stamps(out, count)
+    return {"rate": steady_rate(stamps)}
+
+
+def steady_rate(stamps: list[tuple[float, float]]) -> float:
+    """Tasks per second, without the first tenth: it goes by while the pool starts."""
     starts = sorted(started for _, started in stamps)
-    # The first tenth goes by while the pool starts.
-    steady = starts[count // 10 :]
-    return {"rate": (len(steady) - 1) / (steady[-1] - steady[0])}
+    steady = starts[len(starts) // 10 :]
+    return (len(steady) - 1) / (steady[-1] - steady[0])
 
 
 def latency(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
     """From ``delay()`` to the start of the task, one task at a time on an idle worker."""
     with tempfile.TemporaryDirectory() as out:
-        app = _app(url, options, out)
+        app = app_of(url, options, out)
         app.control.purge()
-        with _Worker(out), app.pool.acquire(block=True) as connection, app.amqp.Producer(connection) as producer:
+        with Worker(out), app.pool.acquire(block=True) as connection, app.amqp.Producer(connection) as producer:
             app.send_task("bench.noop", (time.time(),), producer=producer)
-            _await_stamps(out, 1)  # the worker is up
+            await_stamps(out, 1)  # the worker is up
             for sent in range(1, count + 1):
                 app.send_task("bench.noop", (time.time(),), producer=producer)
-                _await_stamps(out, sent + 1)
-            stamps = _await_stamps(out, count + 1)
+                await_stamps(out, sent + 1)
+            stamps = await_stamps(out, count + 1)
     waits = sorted(1000 * (started - sent) for sent, started in stamps)[:count]
     return {"p50_ms": statistics.median(waits), "p99_ms": waits[int(0.99 * len(waits))]}
 
 
-def _app(url: str, options: dict[str, Any], out: str) -> Any:
+def app_of(url: str, options: dict[str, Any], out: str) -> Any:
     os.environ.update(BENCH_URL=url, BENCH_OPTIONS=json.dumps(options), BENCH_OUT=out)
     sys.path.insert(0, str(HERE))
     from celery_app import app
@@ -174,7 +198,7 @@ def _app(url: str, options: dict[str, Any], out: str) -> Any:
     return app
 
 
-def _preload(app: Any, count: int) -> None:
+def preload(app: Any, count: int) -> None:
     with app.pool.acquire(block=True) as connection, app.amqp.Producer(connection) as producer:
         app.amqp.queues["celery"](connection.default_channel).declare()
         connection.default_channel.queue_purge("celery")
@@ -183,14 +207,15 @@ def _preload(app: Any, count: int) -> None:
                 app.send_task("bench.noop", (time.time(),), producer=producer)
 
 
-class _Worker:
+class Worker:
     """A real worker in a process group of its own."""
 
-    def __init__(self, out: str) -> None:
-        self._log = Path(out, "worker.log").open("wb")
+    def __init__(self, out: str, flags: Sequence[str] = ("-c", "2")) -> None:
+        self._log = Path(out, "worker.log").open("ab")
+        self._flags = flags
 
     def __enter__(self) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "-c", "2", "-l", "WARNING"]
+        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "-l", "WARNING", *self._flags]
         self._process = subprocess.Popen(
             command, cwd=HERE, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -205,7 +230,7 @@ class _Worker:
         self._log.close()
 
 
-def _await_stamps(out: str, count: int) -> list[tuple[float, float]]:
+def await_stamps(out: str, count: int) -> list[tuple[float, float]]:
     """Wait for ``count`` records of the children: (sent, started)."""
     deadline = time.monotonic() + DEADLINE_S
     tick = threading.Event()
@@ -220,7 +245,7 @@ def _await_stamps(out: str, count: int) -> list[tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=[*CONNECTED, *ALONE, *CROWDS])
+    parser.add_argument("workload", choices=[*CONNECTED, *ALONE, *CROWDS, *CREWS])
     parser.add_argument("url")
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--count", type=int, default=1000)
@@ -230,6 +255,10 @@ def main() -> None:
 
         verb, processes = CROWDS[given.workload]
         result = getattr(crowds, verb)(given.url, given.options, given.count, processes)
+    elif given.workload in CREWS:
+        import crews
+
+        result = crews.work_off(given.url, given.options, given.count, given.workload)
     elif given.workload in ALONE:
         result = globals()[given.workload](given.url, given.options, given.count)
     else:

@@ -16,6 +16,9 @@ must be the same in all beats, although their clocks differ and they started at 
 This fails if clocks differ by more than an interval, or are set back by more than one, or if an entry changes at
 different times in different beats. A ``dedup_id`` in the entry's own options is kept. Other brokers ignore the headers,
 and every beat publishes.
+
+They also tell the broker's store what is in their schedules, and when each entry ran and will run: the dashboard shows
+it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any
 
 from celery.beat import PersistentScheduler
 from celery.schedules import crontab, schedule
+
+from celery_fdb.schedules.telling import Teller
 
 __all__ = ["OncePerTick", "Scheduler", "tick_of"]
 
@@ -40,6 +45,21 @@ SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 3_600.0, 31 * 86_400.0
 
 class OncePerTick:
     """Before a class of :class:`celery.beat.Scheduler`."""
+
+    _teller: Teller | None = None
+
+    def tick(self, *args: Any, **kwargs: Any) -> Any:
+        """One of beat's own, and the store is told of what changed (``schedules/telling.py``)."""
+        pause_s = super().tick(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        if self._teller is None:
+            self._teller = Teller(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
+        again_s = self._teller.look(self.schedule)  # type: ignore[attr-defined]  # Scheduler's
+        return pause_s if again_s is None or not pause_s else min(pause_s, again_s)
+
+    def close(self) -> None:
+        if self._teller is not None:
+            self._teller.close()
+        super().close()  # type: ignore[misc]  # a mixin
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
         """Publish the entry's message with its tick's dedup id."""

@@ -16,6 +16,8 @@ __all__ = ["install"]
 #: Of ``app`` itself, where something other than the default is kept.
 CELERYS_CONTROL = "celery.app.control:Control"
 OUR_CONTROL = "celery_fdb.control:Control"
+CELERYS_AMQP = "celery.app.amqp:AMQP"
+OUR_AMQP = "celery_fdb.history.publishing:AMQP"
 
 
 def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool | History = False) -> Celery:
@@ -62,6 +64,9 @@ def _keep_history(app: Celery, bounds: History) -> None:
     """Called again, with the bounds of the last call."""
     from celery_fdb.history.recording.requests import Keeper, step
 
+    if app.amqp_cls == CELERYS_AMQP:
+        app.amqp_cls = OUR_AMQP
+        app.__dict__.pop("amqp", None)
     steps = app.steps["consumer"]
     steps -= {each for each in steps if isinstance(each, type) and issubclass(each, Keeper)}
     steps.add(step(bounds))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kombu_fdb.errors import QueueNotFound as QueueNotFound
     from kombu_fdb.errors import SessionLost as SessionLost
     from kombu_fdb.errors import StoreError as StoreError
+    from kombu_fdb.errors import StoreFull as StoreFull
     from kombu_fdb.errors import StoreUnavailable as StoreUnavailable
     from kombu_fdb.errors import TransactionTooOld as TransactionTooOld
     from kombu_fdb.model import Death as Death
@@ -57,7 +58,7 @@ _NAMES = {
         *("AlreadySettled", "CapacityExceeded", "CommitUnknown", "Conflict", "ExchangeNotFound", "ForkedError"),
         *("FormatError", "InvalidArgument", "KombuFDBError", "LeaseLost", "LimitExceeded", "MessageTooLarge"),
         *("NotEquivalent", "OptionError", "QueueError", "QueueNotFound", "SessionLost", "StoreError"),
-        *("StoreUnavailable", "TransactionTooOld"),
+        *("StoreFull", "StoreUnavailable", "TransactionTooOld"),
     ),
     "model": (
         *("Death", "KeyCounts", "KeyLimits", "Listed", "Page", "Peeked", "QueueControl", "QueueCounts"),

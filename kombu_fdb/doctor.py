@@ -259,7 +259,10 @@ def check_library() -> Findings:
         return
     has = f"{newest // 100}.{newest % 100 // 10}"
     if newest < series[0] * 100 + series[1] * 10:
-        step = f"Use one series for both: pip install 'foundationdb=={has}.*', or install the {wanted} client."
+        step = (
+            f"pip install 'foundationdb=={has}.*'. Install the {wanted} client only if the cluster is of {wanted}: "
+            "clients of other series don't reach it."
+        )
         yield Finding("fail", "client library", f"{has}, older than the binding", step)
         return
     yield Finding("ok", "client library", has)

@@ -9,7 +9,8 @@
     │   ├── Conflict                   another transaction won: call again
     │   ├── TransactionTooOld          it took longer than the store's 5 s: call again, with less
     │   ├── CommitUnknown              committed or not, the store could not say: call again (below)
-    │   ├── StoreUnavailable           unreachable, stalled, full, read-only, or closed: see ``fix``, call again later
+    │   ├── StoreUnavailable           unreachable, stalled, read-only, or closed: see ``fix``, call again later
+    │   │   └── StoreFull              the disk has no space for this transaction: likewise
     │   └── LimitExceeded              key, value or transaction over the store's limits: pass less at once
     ├── QueueError                     the store works, but this can't be done: see ``fix``
     │   ├── QueueNotFound              declare it, or name another one (AMQP 404)
@@ -56,6 +57,7 @@ __all__ = [
     "QueueNotFound",
     "SessionLost",
     "StoreError",
+    "StoreFull",
     "StoreUnavailable",
     "TransactionTooOld",
 ]
@@ -158,6 +160,17 @@ class StoreUnavailable(StoreError):
     """The store can't be reached, did not answer within the deadline, or refuses writes."""
 
     text = "the store is not available"
+
+
+class StoreFull(StoreUnavailable):
+    """The disk has no space for this transaction. Others, which need less of it, or clear something, may go on.
+
+    ``fills``, ``moves``: what the transaction said of itself (:meth:`~kombu_fdb.store.protocol.Transaction.fill`).
+    """
+
+    text = "the disk is full"
+    fills = False
+    moves = False
 
 
 class LimitExceeded(StoreError):

@@ -316,6 +316,11 @@ class QueueControl:
     single_active: bool = False
     consumer_timeout_ms: int = 0
 
+    @property
+    def limits_keys(self) -> bool:
+        """If not, no key is parked, or its bell is rung anyway: by whoever took the limits away (``relimit.py``)."""
+        return self.limited or self.every_key != KeyLimits()
+
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:

@@ -13,6 +13,8 @@ from typing import Any
 import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
 import pytest
 from celery import _state
+from hypothesis import HealthCheck, settings
+from kit.order import spread
 
 from kombu_fdb.api.job import Job
 from kombu_fdb.errors import StoreUnavailable
@@ -22,6 +24,35 @@ from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reaso
 from kombu_fdb.testing.stores import MemoryStores
 
 assert celery.app.builtins
+
+# On a busy machine an example takes long, and so does making one: neither is a mistake of the code.
+settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machines")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--scale", action="store_true", help="also what needs a store of a million messages, as CI does")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests with real workers mostly wait. Each has a FoundationDB, so not very many."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 5) + 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _skip_scale(config, items)
+    if hasattr(config, "workerinput"):  # of xdist; one process alone keeps the order
+        items.sort(key=lambda item: item.get_closest_marker("scale") is None)  # the longest one is not begun at the end
+        items[:] = spread(items, lambda item: item.get_closest_marker("process") is not None, lambda item: item.path)
+
+
+def _skip_scale(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A person who runs the tests is told what CI runs beside them."""
+    if config.getoption("--scale") or "scale" in config.getoption("-m"):
+        return
+    for item in items:
+        if item.get_closest_marker("scale") is not None:
+            item.add_marker(pytest.mark.skip("takes a minute to fill its store; CI runs it, and so does --scale"))
 
 
 @pytest.fixture(scope="session")

@@ -92,5 +92,17 @@ def test_the_site_shows_every_page():
     assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.glob("**/*.md")}
 
 
+def test_the_readme_says_what_it_is_and_when_to_take_something_else():
+    """A picture, badges and the status come before how to use it."""
+    first, _, rest = (ROOT / "README.md").read_text().partition("\n## Use\n")
+    assert len(re.findall(r"^\[!\[\w+\]\(", first, re.MULTILINE)) >= 4
+    assert re.search(r"^\[!\[.+\]\(docs/[\w-]+\.png\)\]\(docs/", first, re.MULTILINE)
+    assert "**Status: " in first
+    compared = re.search(r"^## Compared with (.+)\n", rest, re.MULTILINE)[1]
+    (row,) = re.findall(r"^\| \| (.+) \|$", rest[: rest.index("## When not to use it")], re.MULTILINE)
+    assert [each for each in row.split(" | ")[1:] if each not in compared] == []
+    assert len(re.findall(r"^\* ", rest.split("## When not to use it")[1].split("\n## ")[0], re.MULTILINE)) >= 5
+
+
 if __name__ == "__main__":
     KEYSPACE.write_text(BLOCK.sub(lambda _: rendered_keys(), KEYSPACE.read_text()))

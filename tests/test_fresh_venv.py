@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("fresh venv")
+
 ROOT = Path(__file__).parents[1]
 
 SHOP = """

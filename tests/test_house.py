@@ -167,20 +167,35 @@ def avoided() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("word", sorted(avoided()))
-def test_the_code_has_one_word_for_it(word: str) -> None:
+def test_the_code_has_one_word_for_it(subtests: pytest.Subtests) -> None:
     """In names: of functions, classes, arguments, variables and modules. What stands in the store keeps its tag."""
-    parts = word.split()
-    for name, path in modules().items():
-        if name.startswith("kit"):
-            continue
-        tree = ast.parse(path.read_text())
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        names |= {node.name for node in ast.walk(tree) if isinstance(node, named)}
-        names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        for each in {*names, *name.split(".")}:
-            pieces = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", each).lower().split("_")
-            found = any(pieces[at : at + len(parts)] == parts for at in range(len(pieces)))
-            assert not found, f"{path.relative_to(ROOT)}: {each}; the glossary says {avoided()[word]}"
+    used = [
+        (path, each, words_in(each))
+        for name, path in modules().items()
+        if not name.startswith("kit")
+        for each in {*names_in(path), *name.split(".")}
+    ]
+    for avoid, instead in sorted(avoided().items()):
+        with subtests.test(avoid):
+            parts = avoid.split()
+            found = [(path, each) for path, each, words in used if stands_in(parts, words)]
+            assert not found, f"the glossary says {instead}"
+
+
+def names_in(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+    return found
+
+
+def words_in(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
+
+
+def stands_in(parts: list[str], words: list[str]) -> bool:
+    return any(words[at : at + len(parts)] == parts for at in range(len(words)))

@@ -115,6 +115,20 @@ def test_a_manifest_says_what_it_is(manifest):
     assert manifest.keys() & {"spec", "stringData"}
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [each for each in manifests() if "keda" not in each["apiVersion"]],
+    ids=lambda each: f"{each['kind']} {each['metadata']['name']}",
+)
+def test_kubernetes_understands_it(manifest):
+    """By its own schemas, in which no field is unknown; KEDA's kinds are none of its own."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    newest = kubernetes_validate.latest_version()
+    kubernetes_validate.validate(manifest, newest, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**manifest, "sepc": {}}, newest, strict=True)
+
+
 @pytest.mark.parametrize("deployment", of_kind("Deployment"), ids=lambda each: each["metadata"]["name"])
 def test_a_deployment_agrees_with_itself(deployment):
     template = deployment["spec"]["template"]

@@ -7,9 +7,10 @@
   printed what it is said to print.
 * ```` ```ini ````, ``toml``, ``json``, ``yaml`` must be well-formed, and become a file if their first line names one.
 
-All of it happens in an empty folder that stands for ``/var/lib/shop``. A block after ``<!-- not run: reason -->`` is
-left out. After ``<!-- from here on: FoundationDB -->`` a URL ``fdb:///name`` leads to a real node; where there is none,
-the rest of the page is skipped. A page of docs that another test names, as ``results.md``, is run there.
+All of it happens in an empty folder that stands for ``/var/lib/shop``. After ``<!-- from here on: FoundationDB -->`` a
+URL ``fdb:///name`` leads to a real node; where there is none, the rest of the page is skipped. What another test runs
+stands in ``ELSEWHERE``. A block after ``<!-- not run: reason -->``, or in another language, is left out and stands with
+its reason in ``NOT_RUN``.
 """
 
 import configparser
@@ -34,10 +35,9 @@ from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "/var/lib/shop"
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 BLOCK = re.compile(
-    r"(?P<skip><!-- not run: .+? -->\n)?^```(?P<language>python|console|ini|toml|json|yaml)\n(?P<text>.*?)^```",
-    re.DOTALL | re.MULTILINE,
+    r"(?:<!-- not run: (?P<reason>.+?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 READERS = {
@@ -46,6 +46,51 @@ READERS = {
     "json": json.loads,
     "yaml": lambda text: list(yaml.safe_load_all(text)),
 }
+RUN = {"python", "console", *READERS}
+#: Who runs the blocks of which languages instead; a page that is not named here is run here.
+ELSEWHERE = {
+    "docs/cli.md": ({"console"}, "tests/celery_fdb/cli/test_pages.py"),
+    "docs/django.md": ({"python", ""}, "tests/celery_fdb/contrib/django/test_docs_page.py"),
+    "docs/metrics.md": ({"python"}, "tests/celery_fdb/cli/test_pages.py"),
+    "docs/results.md": ({"python"}, "tests/celery_fdb/results/test_docs.py"),
+    "examples/tour/README.md": ({"console"}, "tests/examples/test_tour.py"),
+}
+INDEX, SHOWN = "it needs a package index", "no code"
+#: Every block that nobody runs as it stands, by its page and how it begins, and why.
+NOT_RUN = {
+    ("README.md", "make demo"): "the demo is tests/examples/test_wordcount.py, and the tests do not run themselves",
+    ("README.md", "pip install celery-fdb"): INDEX,
+    ("README.md", "celery -A tasks worker"): "it works until it is stopped; the tutorial starts one",
+    ("README.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
+    ("docs/architecture.md", "flowchart TD"): SHOWN,
+    ("docs/dashboard.md", "pip install 'celery-fdb[web]'"): INDEX,
+    ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/celery_fdb/web/test_mounting.py stands for the proxy",
+    (
+        "docs/dashboard.md",
+        "celery -A shop fdb web --root-path /fdb --allow-host shop.example.com --token-file /etc/shop/dashboard.token",
+    ): "it serves until it is stopped; tests/celery_fdb/cli/serving/test_web.py has its options",
+    ("docs/django.md", "pip install 'celery-fdb[django]'"): INDEX,
+    ("docs/how-to/docker-compose.md", "# Dockerfile"): "it needs Docker; tests/test_howto.py runs its entry point",
+    ("docs/how-to/docker-compose.md", "$ docker compose up --build --detach"): "it needs Docker",
+    (
+        "docs/how-to/kubernetes.md",
+        "$ kubectl apply -f cluster-file.yaml -f workers.yaml -f metrics.yaml -f scaling.yaml",
+    ): "it needs a Kubernetes cluster",
+    ("docs/how-to/systemd.md", "$ systemctl daemon-reload"): "it needs root and systemd",
+    ("docs/how-to/upgrade.md", "$ python -m kombu_fdb.doctor fdb://"): "it needs a cluster file in the default place",
+    ("docs/metrics.md", '$ pip install "celery-fdb[metrics]"'): INDEX,
+    ("docs/quickstart.md", "$ pip install celery-fdb"): INDEX,
+    ("docs/quickstart.md", "$ celery -A shop -b redis://localhost:6379/0 worker"): "the old broker",
+    ("docs/tasks.md", "python -m celery_fdb.contrib.outbox -A proj --connect proj.database:connect"): (
+        "it relays until it is stopped; tests/celery_fdb/tasks/test_outbox_relay.py has real ones"
+    ),
+    ("docs/tutorial.md", "$ python3 -m venv .venv"): INDEX,
+    ("examples/django_shop/README.md", "pip install '.[django]'"): INDEX,
+    ("examples/django_shop/README.md", "python manage.py runserver"): (
+        "it serves until it is stopped, as in tests/examples/test_django_shop.py"
+    ),
+    ("examples/tour/README.md", "pip install 'celery-fdb[web]'"): INDEX,
+}
 #: The rest of its page needs a real node.
 ON_FOUNDATIONDB = "<!-- from here on: FoundationDB -->\n"
 
@@ -53,26 +98,39 @@ ON_FOUNDATIONDB = "<!-- from here on: FoundationDB -->\n"
 class Block(NamedTuple):
     language: str
     text: str
+    #: Why it is not run, by the page.
+    reason: str | None = None
+
+    @property
+    def beginning(self):
+        """Its first line, without what is said about it behind spaces."""
+        return re.split(" {2,}|\n", self.text, maxsplit=1)[0]
+
+    @property
+    def is_run(self):
+        return self.reason is None and self.language in RUN
 
 
-def blocks_in(text):
-    return [Block(match["language"], match["text"]) for match in BLOCK.finditer(text) if not match["skip"]]
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def shown_in(text):
+    return [Block(match["language"], match["text"], match["reason"]) for match in BLOCK.finditer(text)]
+
+
+def blocks_in(page, text):
+    """Those that are run here."""
+    elsewhere, _ = ELSEWHERE.get(name_of(page), (set(), None))
+    return [block for block in shown_in(text) if block.is_run and block.language not in elsewhere]
 
 
 def blocks_of(page):
-    return blocks_in(page.read_text())
+    return blocks_in(page, page.read_text())
 
 
-def is_run_elsewhere(page):
-    others = (test for test in ROOT.glob("tests/**/*.py") if test != Path(__file__))
-    return any(f'"{page.name}"' in test.read_text() for test in others)
-
-
-PAGES = [
-    page
-    for page in (*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "SECURITY.md")
-    if blocks_of(page) and (page.parent == ROOT or not is_run_elsewhere(page))
-]
+ALL_PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*/README.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [page for page in ALL_PAGES if blocks_of(page)]
 
 
 class Session:
@@ -93,11 +151,10 @@ class Session:
         """What an activated environment would have on its PATH, for this Python."""
         commands = self.folder / ".bin"
         commands.mkdir()
-        for name in ("celery", "pytest"):
-            (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {name} "$@"\n')
+        celery = f"-P {ROOT / 'tests/kit/celery_program.py'}"
+        for name, what in (("celery", celery), ("pytest", "-m pytest"), ("python", "")):
+            (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {what} "$@"\n')
             (commands / name).chmod(0o755)
-        (commands / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        (commands / "python").chmod(0o755)
         return commands
 
     def lead_to(self, cluster):
@@ -192,14 +249,36 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch, request)
     session = Session(tmp_path)
     anywhere, _, on_foundationdb = page.read_text().partition(ON_FOUNDATIONDB)
     try:
-        for block in blocks_in(anywhere):
+        for block in blocks_in(page, anywhere):
             session.run(block)
         if on_foundationdb:
             session.lead_to(node(request))
-        for block in blocks_in(on_foundationdb):
+        for block in blocks_in(page, on_foundationdb):
             session.run(block)
     finally:
         session.close()
+
+
+def test_what_is_not_run_is_known_with_its_reason():
+    """As the page gives it, where it gives one."""
+    left = {}
+    for page in ALL_PAGES:
+        elsewhere, _ = ELSEWHERE.get(name_of(page), (set(), None))
+        for block in shown_in(page.read_text()):
+            if block.reason is not None or block.language not in RUN | elsewhere:
+                left[name_of(page), block.beginning] = block.reason
+    assert left.keys() == NOT_RUN.keys()
+    for place, reason in left.items():
+        assert reason in {None, NOT_RUN[place]}, place
+    for named in re.findall(r"tests/[\w/.]+\.py", " ".join(NOT_RUN.values())):
+        assert (ROOT / named).is_file(), named
+
+
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_who_runs_a_page_instead_reads_it(page):
+    _, test = ELSEWHERE[page]
+    name = Path(page).name if Path(page).name != "README.md" else Path(page).parent.name
+    assert f'"{name}"' in (ROOT / test).read_text()
 
 
 def node(request):

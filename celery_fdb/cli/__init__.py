@@ -95,8 +95,7 @@ def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) 
 
     Every command has --json. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 store unreachable.
     """
-    from celery_fdb.cli.terminal import check_text
-    from celery_fdb.cli.where import Where
+    from celery_fdb.cli.where import Where, check_text
 
     check_text(broker)
 

@@ -15,7 +15,7 @@ from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.progress import bar
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
-from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.dead_letters.groups import group
 from celery_fdb.inspection.moments import moment
 from celery_fdb.inspection.overview import look
 from kombu_fdb.api.dead_letters import DeadLetters

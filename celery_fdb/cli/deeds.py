@@ -30,7 +30,7 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option("--task", default="", help="A Celery task's name; shop.* for all that begin so."),
         click.option("--key", help="The fairness key."),
-        click.option("--error", default="", help="The class of the exception of the last death."),
+        click.option("--error", default="", help="The class of the exception of the last death, or attempt."),
         click.option("--reason", default="", help="Why it died last."),
         click.option("--text", default="", help="A part of the task's id, or of the message's."),
         click.option(

@@ -8,17 +8,19 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from celery_fdb.cli.where import Where
+from celery_fdb.cli import json_object
+from celery_fdb.cli.where import Where, check_text
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
-__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "check_text", "clean", "command", "number", "table"]
+__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "number", "table"]
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
@@ -101,27 +103,32 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
         def run(where: Where, /, *, as_json: bool, **options: Any) -> None:
             for value in options.values():
                 check_text(value)
-            sys.exit(_run(function, Run(where, as_json=as_json), options))
+            named = _named(where, options.pop("broker"), options.pop("broker_options"))
+            sys.exit(_run(function, Run(named, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
         made: click.Command = click.command(name or function.__name__.strip("_"), **settings)(
             as_json(click.pass_obj(run))
         )
+        made.params += _naming_a_broker()
         return made
 
     return decorate
 
 
-def check_text(value: Any) -> None:
-    """Bytes of the command line that are no UTF-8 can't stand in a store. Raises ``click.UsageError``."""
-    if isinstance(value, tuple):
-        for each in value:
-            check_text(each)
-    elif isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise click.UsageError(f"{value!r} is not UTF-8") from None
+def _naming_a_broker() -> list[click.Parameter]:
+    """The group's options: people also write them behind the command."""
+    about: list[tuple[str, dict[str, Any]]] = [
+        ("--broker", {"metavar": "URL", "help": "The broker's URL, here or before the command."}),
+        ("--broker-options", {"metavar": "JSON", "callback": json_object, "help": "Its options, here or before it."}),
+    ]
+    # The group has the environment's variable; one more for each command would be a surprise.
+    return [click.Option([name], allow_from_autoenv=False, **settings) for name, settings in about]
+
+
+def _named(where: Where, url: str | None, options: dict[str, Any]) -> Where:
+    """``where`` of the group; what stands behind the command counts more."""
+    return replace(where, url=where.url if url is None else url, options=options or where.options)
 
 
 def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from kombu_fdb import Broker, OptionError
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["Where"]
+__all__ = ["Where", "check_text"]
 
 NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 
@@ -62,3 +62,15 @@ class Where:
         """
         url, options = self.resolve()
         return Broker.open(url, **options) if make else address.open_existing(url, **options)
+
+
+def check_text(value: Any) -> None:
+    """Bytes of the command line that are no UTF-8 can't stand in a store. Raises ``click.UsageError``."""
+    if isinstance(value, tuple):
+        for each in value:
+            check_text(each)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{value!r} is not UTF-8") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run
@@ -24,13 +24,15 @@ GROUP_RUNS, GROUP_BYTES = 250, 90_000
 RUN_BYTES = 60_000
 #: Runs of one group ended within this time, so that a page of a period knows where to begin.
 GROUP_SPAN_MS = 60_000
-VERSION = 1
+VERSION = 2
+#: By version, the fields of a run in their order. The first one knew nothing of publications.
+_FIELDS = {1: tuple(name for name in Run._fields if name not in {"published_ms", "due_ms"}), VERSION: Run._fields}
 
 _SHARED = ("task", "queue", "worker", "state")
 _SHARED_AT = tuple(Run._fields.index(name) for name in _SHARED)
 #: Fields that every row has.
 _LEAST = max(_SHARED_AT) + 1
-_NUMBERS = ("start_ms", "end_ms", "retries", "redeliveries")
+_NUMBERS = ("start_ms", "end_ms", "published_ms", "due_ms", "retries", "redeliveries")
 #: Index of the first field that most runs don't have, and what they have from there on.
 _RARE = Run._fields.index("key")
 _NOTHING = tuple(Run("", ""))[_RARE:]
@@ -113,18 +115,18 @@ def pack_groups(runs: Iterable[Run]) -> list[Group]:
 def decode(value: bytes) -> list[Run]:
     """Raises ``FormatError``, and nothing else, for what nobody of ours can have written."""
     try:
-        if value[0] != VERSION:
+        if value[0] not in _FIELDS:
             raise FormatError("unreadable group of runs", version=value[0])
         texts, rows = json.loads(value[1:])
-        return [_run(row, texts) for row in rows]
+        return [_run(row, texts, _FIELDS[value[0]]) for row in rows]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
 
 
-def _run(row: Any, texts: Any) -> Run:
-    if not _LEAST <= len(row) <= len(Run._fields):
+def _run(row: Any, texts: Any, names: Sequence[str]) -> Run:
+    if not _LEAST <= len(row) <= len(names):
         raise ValueError("not a run")
-    fields = dict(zip(Run._fields, row, strict=False))
+    fields = dict(zip(names, row, strict=False))
     for name in _SHARED:
         fields[name] = texts[_whole(fields[name])]
     fields["followers"] = tuple(Follower(each, task) for each, task in fields.get("followers", ()))

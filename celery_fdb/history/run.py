@@ -59,6 +59,7 @@ class Follower(NamedTuple):
 class Run(NamedTuple):
     """Moments are by the worker's wall clock, 0 for never. ``runtime_s``: by its monotonic clock, None if unknown.
 
+    ``published_ms``: by its publisher's clock, ``due_ms`` of a task with a delay; 0 if the message does not tell.
     ``root`` and ``parent``: task ids, "" for the task itself and for none. ``redeliveries``: how often the message had
     been delivered before.
     """
@@ -73,6 +74,8 @@ class Run(NamedTuple):
     runtime_s: float | None = None
     args: str = ""
     kwargs: str = ""
+    published_ms: int = 0
+    due_ms: int = 0
     key: str = ""
     retries: int = 0
     redeliveries: int = 0

@@ -30,6 +30,7 @@ LOST_RUNS = 100
 
 def write(tr: Transaction, keys: HistoryKeys, group_id: GroupId, group: Group, *, bounds: History, now_ms: int) -> bool:
     """Store a group, its index entries, and what it adds to the counters. Returns whether a segment was opened."""
+    tr.fill()
     number, opened = segments.choose(tr, keys, bounds, now_ms)
     tr.set(keys.group(number, group_id), group.value)
     for kind in INDEXES:

@@ -5,7 +5,8 @@ As fields of a form or an address, all of them optional:
 =========== =====================================================================================================
 ``task``    the name of the Celery task; ``shop.*`` for all that begin so
 ``key``     the fairness key, empty for messages without one
-``error``   the class of the exception of the last death, with or without its module
+``error``   the class of the exception of the last death, with or without its module; of a message that waits to be
+            retried, of its last attempt, if the app has ``celery_fdb.install``
 ``reason``  why it died last: rejected, expired, delivery_limit, maxlen, malformed, or an application's
 ``home``    the queue in which it died last
 ``text``    a part of the task's id, or of the message's
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
 from kombu_fdb.api.arguments import Conditions
-from kombu_fdb.engine.dead_letters.scan import task_of
+from kombu_fdb.engine.dead_letters.scan import error_of, task_of
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
@@ -89,12 +90,10 @@ class Filter:
     def _died_so(self, message: Peeked) -> bool:
         death = message.deaths[0] if message.deaths else None
         reason, home = (death.reason, death.queue) if death else ("", "")
-        found = death.details.get("error_class") if death else None
-        error = found if isinstance(found, str) else ""
         return (
             (not self.reason or reason == _wanted(self.reason))
             and (not self.home or home == self.home)
-            and (not self.error or error == _wanted(self.error) or error.endswith(f".{self.error}"))
+            and (not self.error or _is_class(error_of(message), self.error))
         )
 
     def _is_in_time(self, message: Peeked) -> bool:
@@ -108,8 +107,6 @@ class Filter:
             found["key"] = self.key
         if self.reason not in ("", NONE):
             found["reason"] = self.reason
-        if self.error not in ("", NONE):
-            found["error"] = self.error
         if self.home:
             found["queue"] = self.home
         if self._needs_payloads:
@@ -119,11 +116,15 @@ class Filter:
     @property
     def _needs_payloads(self) -> bool:
         moments = self.since_ms is not None or self.until_ms is not None
-        return bool(self.task or self.text or moments or NONE in (self.reason, self.error))
+        return bool(self.task or self.error or self.text or moments or self.reason == NONE)
 
 
 def _wanted(text: str) -> str:
     return "" if text == NONE else text
+
+
+def _is_class(found: str, wanted: str) -> bool:
+    return found == _wanted(wanted) or found.endswith(f".{wanted}")
 
 
 def _is_task(found: str, wanted: str) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_fdb.brokers.holding import Holding
 from celery_fdb.inspection.keyrates import KeyRates
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
@@ -91,10 +92,9 @@ class BrokerCollector(Collector):
 
     def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
         """``keys``: so many of each queue have series of their own, the longest and the busiest; 0 for none."""
-        self._open = open_broker
+        self._holding = Holding(open_broker)
         self._keys = keys
         self._key_rates: dict[str, KeyRates] = {}
-        self._broker: Broker | None = None
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
@@ -113,13 +113,11 @@ class BrokerCollector(Collector):
     def _look(self) -> Overview | None:
         with self._lock:
             try:
-                if self._broker is None:
-                    self._broker = self._open()
-                overview = look(self._broker, top_keys=self._keys)
+                overview = look(self._holding.broker(), top_keys=self._keys)
                 self._look_at_keys(overview)
                 return overview
             except KombuFDBError:
-                self._forget()
+                self._holding.close()  # the store may be another one next time, or this a forked child
                 return None
 
     def _look_at_keys(self, overview: Overview) -> None:
@@ -128,16 +126,10 @@ class BrokerCollector(Collector):
         for queue in queues:
             self._key_rates[queue.name].look(queue.key_totals)
 
-    def _forget(self) -> None:
-        """Begin anew next time: the store may be another one by then, or this a forked child."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            broker.close()
-
     def close(self) -> None:
         """Give the store back."""
         with self._lock:
-            self._forget()
+            self._holding.close()
 
     # -- what it shows -----------------------------------------------------------------------------------------------
 

@@ -139,6 +139,11 @@ class Overview:
         """Without the queues of dead letters, which the others count."""
         return [queue for queue in self.queues if queue.dead_of is None]
 
+    @property
+    def own_queues(self) -> list[QueueView]:
+        """The application's, the longest first: not those that Celery makes for itself."""
+        return sorted((q for q in self.live_queues if not q.is_internal), key=lambda q: (-q.ready, q.name))
+
     def total(self, field_name: str) -> int:
         """Of the application's queues: not of those that Celery makes for itself."""
         return sum(getattr(queue, field_name) for queue in self.live_queues if not queue.is_internal)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
+from kombu_fdb.engine.dead_letters.scan import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Spot
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
@@ -93,9 +94,8 @@ class Row:
 
     @property
     def error(self) -> str:
-        """The class of the exception it died of last, without its module."""
-        deaths = self.listed.message.deaths
-        return str(deaths[0].details.get("error_class", "")).rpartition(".")[2] if deaths else ""
+        """The class of the exception that it died of last, or that its last attempt raised, without its module."""
+        return error_of(self.listed.message).rpartition(".")[2]
 
     @property
     def deaths(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_fdb.inspection.search import PART
-from celery_fdb.operations.deed import Outcome, Request, names, outcome
+from celery_fdb.operations.deed import Done, Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.tasks.revoking import NotTold, tell
 from kombu_fdb import Broker, Spot
@@ -17,13 +17,16 @@ from kombu_fdb.primitives.plural import plural
 
 __all__ = ["cancel", "cancel_all"]
 
+#: Of one part: each is deleted in a transaction of its own, and its result may be in another store.
+MOST_AT_ONCE = 20
+
 
 def cancel(broker: Broker, request: Request) -> Outcome:
     """Those that are selected."""
-    gone = _delete(broker, request)
-    done = f"Cancelled {plural(len(gone), 'message')} of {request.queue}"
-    text = f"{done}{names(request, [spot for spot, _ in gone])}. {_tell(request, [each for _, each in gone])}"
-    return outcome(text, len(request.spots) - len(gone))
+    done = _delete(broker, request)
+    text = f"Cancelled {plural(len(done.spots), 'message')} of {request.queue}"
+    told = _tell(request, [message for _, message in done.results])
+    return done.outcome(f"{text}{names(request, done.spots)}. {told}")
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
@@ -34,20 +37,27 @@ def cancel_all(broker: Broker, request: Request) -> Outcome:
 
     def part(after: bytes) -> Part:
         page = queue.page(PART, state=state, after=after)
-        matching = [each.spot for each in page.messages if wanted.matches(each.message)]
-        gone = _delete(broker, request._replace(spots=matching))
-        if gone:
-            told.add(_tell(request, [each for _, each in gone]))
-        return Part(len(gone), page.following)
+        matching = [each for each in page.messages if wanted.matches(each.message)]
+        now = matching[:MOST_AT_ONCE]
+        done = _delete(broker, request._replace(spots=[each.spot for each in now]))
+        if done.results:
+            told.add(_tell(request, [message for _, message in done.results]))
+        reached = now[: len(now) - done.late]
+        is_all = len(reached) == len(matching)
+        return Part(len(done.results), page.following if is_all else reached[-1].position)
 
-    done = in_parts(part, request.mark, 10).tell("Cancelled", f"{state} message", request.queue)
+    done = in_parts(part, request).tell("Cancelled", f"{state} message", request.queue)
     return done._replace(text=" ".join([done.text, *sorted(told)]))
 
 
-def _delete(broker: Broker, request: Request) -> list[tuple[Spot, Peeked]]:
+def _delete(broker: Broker, request: Request) -> Done[Peeked]:
     queue = broker.queue(request.queue)
-    seen = [(each, queue.at(each)) for each in request.spots]
-    return [(spot, listed.message) for spot, listed in seen if listed is not None and queue.delete(spot)]
+
+    def act(spot: Spot) -> Peeked | None:
+        listed = queue.at(spot)
+        return listed.message if listed is not None and queue.delete(spot) else None
+
+    return each_selected(request, act)
 
 
 def _tell(request: Request, gone: Sequence[Peeked]) -> str:

@@ -10,7 +10,7 @@ from celery_fdb.operations import cancelling, dead_letters, editing, limiting, p
 from celery_fdb.operations.deed import Deed
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["DEEDS", "offered", "offered_on_all", "offered_on_key", "offered_on_queue"]
+__all__ = ["DEEDS", "offered", "offered_on_all", "offered_on_cause", "offered_on_key", "offered_on_queue"]
 
 _ON_QUEUES_AND_KEYS = (
     Deed(
@@ -24,7 +24,7 @@ _ON_QUEUES_AND_KEYS = (
     Deed(
         "limit",
         "Set limits",
-        "Set these limits of {target}? They count from the next message on. Without a key they hold for every key that "
+        "Set these limits of {target}? They apply from the next message on. Without a key they hold for every key that "
         "has no limits of its own.",
         limiting.limit,
         fields=limiting.FIELDS,
@@ -101,6 +101,23 @@ _ON_DEAD_LETTERS = (
         destroys=True,
         by_filter=True,
     ),
+    Deed(
+        "replay_everywhere",
+        "Replay all",
+        "Replay all dead letters of {target}{which}, each to the queue it died in?",
+        dead_letters.replay_everywhere,
+        by_filter=True,
+        everywhere=True,
+    ),
+    Deed(
+        "discard_everywhere",
+        "Discard all",
+        "Delete all dead letters of {target}{which} for good?",
+        dead_letters.discard_everywhere,
+        destroys=True,
+        by_filter=True,
+        everywhere=True,
+    ),
 )
 _ON_MESSAGES = (
     Deed(
@@ -160,6 +177,11 @@ def offered_on_all(queue: str, rows: Sequence[Row]) -> list[Deed]:
     if queue.endswith(DEAD_SUFFIX):
         return _named("replay_all", "discard_all") if states == {"ready"} else []
     return _named("cancel_all") if states and "leased" not in states else []
+
+
+def offered_on_cause(*, everywhere: bool = False) -> list[Deed]:
+    """For the dead letters of one cause, of a queue or of all queues."""
+    return _named("replay_everywhere", "discard_everywhere") if everywhere else _named("replay_all", "discard_all")
 
 
 def offered_on_queue(view: QueueView) -> list[Deed]:

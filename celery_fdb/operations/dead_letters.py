@@ -1,45 +1,122 @@
-"""Replay and discard: the dead letters that were selected, or all that match a filter, in parts."""
+"""Replay and discard: dead letters that were selected, or all that match a filter, of one queue or of all, in parts."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from celery_fdb.operations.deed import Outcome, Request, names, outcome
+from celery_fdb.inspection.dead_letters.groups import died_elsewhere
+from celery_fdb.inspection.dead_letters.queues import dead_queues
+from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.overview import look
+from celery_fdb.operations.deed import Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts
-from kombu_fdb import Broker
+from kombu_fdb import Broker, DeadLetters, Spot
+from kombu_fdb.errors import InvalidArgument, QueueNotFound
+from kombu_fdb.model import Listed, Part
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["discard", "discard_all", "replay", "replay_all"]
+__all__ = ["discard", "discard_all", "discard_everywhere", "replay", "replay_all", "replay_everywhere"]
 
 
 def replay(broker: Broker, request: Request) -> Outcome:
     """Each to the queue it died in."""
     queue, letters = broker.queue(request.queue), broker.dead_letters(request.queue)
-    seen = [(each, queue.at(each)) for each in request.spots]
-    replayed = [(spot, listed) for spot, listed in seen if listed is not None and letters.replay(at=[spot])]
-    queues = ", ".join(sorted({death.queue for _, listed in replayed for death in listed.message.deaths[:1]}))
-    done = f"Replayed {plural(len(replayed), 'dead letter')}" + (f" to {queues}" if queues else "")
-    return outcome(f"{done}{names(request, [each for each, _ in replayed])}.", len(request.spots) - len(replayed))
+
+    def act(spot: Spot) -> Listed | None:
+        listed = queue.at(spot)
+        return listed if listed is not None and letters.replay(at=[spot]) else None
+
+    done = each_selected(request, act)
+    queues = ", ".join(sorted({death.queue for _, listed in done.results for death in listed.message.deaths[:1]}))
+    text = f"Replayed {plural(len(done.results), 'dead letter')}" + (f" to {queues}" if queues else "")
+    return done.outcome(f"{text}{names(request, done.spots)}.")
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
     """For good."""
-    gone = [each for each in request.spots if broker.queue(request.queue).delete(each)]
-    text = f"Discarded {plural(len(gone), 'dead letter')} of {request.queue}{names(request, gone)}."
-    return outcome(text, len(request.spots) - len(gone))
+    done = each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
+    text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{names(request, done.spots)}."
+    return done.outcome(text)
 
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
     """All that match, and died before it began."""
     part = partial(broker.dead_letters(request.queue).replay_part, **request.filter.conditions())
-    return in_parts(part, request.mark).tell("Replayed", "dead letter", _target(request))
+    return in_parts(part, request).tell("Replayed", "dead letter", _target(request))
 
 
 def discard_all(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
     part = partial(broker.dead_letters(request.queue).discard_part, **request.filter.conditions())
-    return in_parts(part, request.mark).tell("Discarded", "dead letter", _target(request))
+    return in_parts(part, request).tell("Discarded", "dead letter", _target(request))
 
 
 def _target(request: Request) -> str:
     return f"{request.queue} ({request.filter})" if request.filter else request.queue
+
+
+# -- of all queues of dead letters -------------------------------------------------------------------------------------
+
+
+def replay_everywhere(broker: Broker, request: Request) -> Outcome:
+    """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
+    walk = _Everywhere(broker, request.filter, DeadLetters.replay_part)
+    done = in_parts(walk.part, request).tell("Replayed", "dead letter", _target(request))
+    return done._replace(text=" ".join([done.text, *sorted(walk.stuck)]))
+
+
+def discard_everywhere(broker: Broker, request: Request) -> Outcome:
+    """The same, for good."""
+    walk = _Everywhere(broker, request.filter, DeadLetters.discard_part)
+    return in_parts(walk.part, request).tell("Discarded", "dead letter", _target(request))
+
+
+class _Everywhere:
+    """One request's parts. Their mark is the queue, by name, and the mark of the letters in it."""
+
+    def __init__(self, broker: Broker, wanted: Filter, verb: Callable[..., Part]) -> None:
+        self._broker = broker
+        self._wanted = wanted
+        self._verb = verb
+        self._queues = sorted(dead_queues(broker, look(broker)))
+        #: What could not be replayed.
+        self.stuck: set[str] = set()
+
+    def part(self, mark: bytes) -> Part:
+        """Of the queue of the mark, or the first one behind it. Raises ``InvalidArgument``."""
+        name, inner = _split(mark) if mark else ("", b"")
+        at = bisect_left(self._queues, name)
+        if at == len(self._queues):
+            return Part(0, None)
+        queue = self._queues[at]
+        found = self._part_of(queue, inner if queue == name else b"")
+        if found.following:
+            return found._replace(following=_joined(queue, found.following))
+        return found._replace(following=_joined(self._queues[at + 1], b"") if at + 1 < len(self._queues) else None)
+
+    def _part_of(self, queue: str, mark: bytes) -> Part:
+        conditions: dict[str, Any] = {
+            **self._wanted.conditions(),
+            "where": lambda letter: died_elsewhere(letter, queue) and self._wanted.matches(letter),
+        }
+        try:
+            return self._verb(self._broker.dead_letters(queue), mark, **conditions)
+        except QueueNotFound as error:
+            self.stuck.add(f"Some stay in {queue}: {error}")
+            return Part(0, None)
+
+
+def _joined(queue: str, inner: bytes) -> bytes:
+    name = queue.encode(errors="surrogatepass")
+    return len(name).to_bytes(4, "big") + name + inner
+
+
+def _split(mark: bytes) -> tuple[str, bytes]:
+    end = 4 + int.from_bytes(mark[:4], "big")
+    try:
+        return mark[4:end].decode(errors="surrogatepass"), mark[end:]
+    except ValueError:
+        raise InvalidArgument("no mark of a deed", fix="Begin it anew.") from None

@@ -4,8 +4,9 @@ A deed is asked for, shown as a question, and done when the question comes back 
 they were seen. One that has moved meanwhile, because a worker took it or somebody else was faster, is left alone and
 counted as missed.
 
-A deed on very many messages is done in parts: its outcome has a mark, with which the same request goes on. What was
-done is done, whatever becomes of the rest.
+A deed on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
+messages that were selected says how many of them it left for want of time. What was done is done, whatever becomes of
+the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
 from celery import Celery
 
@@ -23,12 +25,32 @@ from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["Deed", "Field", "Outcome", "Request", "names", "names_of", "outcome", "perform"]
+__all__ = [
+    "EVERYWHERE",
+    "QUOTED",
+    "Deed",
+    "Done",
+    "Field",
+    "Outcome",
+    "Request",
+    "carried",
+    "each_selected",
+    "names",
+    "names_of",
+    "perform",
+    "received",
+]
 
+T = TypeVar("T")
+
+#: Stands for the queue of a deed on all queues of dead letters.
+EVERYWHERE = "all queues of dead letters"
+#: Ends the name of a field whose value is quoted, as in an address.
+QUOTED = ".quoted"
 #: States of messages that a deed on all acts upon.
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
@@ -51,6 +73,9 @@ class Request(NamedTuple):
     mark: str = ""
     #: Of moments that name none.
     zone: tzinfo = UTC
+    #: After so many seconds it ends and says how far it is: whoever asked gives up later.
+    seconds: float = 4.0
+    clock: Clock = SystemClock()
 
     def __str__(self) -> str:
         if self.key is not None:
@@ -125,6 +150,8 @@ class Deed:
     shows_body: bool = False
     #: Acts on all that match the filter of the request's fields.
     by_filter: bool = False
+    #: Acts on all queues of dead letters, and on none that is named.
+    everywhere: bool = False
     #: Acts on one key of a queue as well as on the whole of it.
     takes_key: bool = False
 
@@ -142,8 +169,13 @@ class Deed:
         which = f" that match {request.filter}" if request.filter else ""
         return self.wording.format(target=request, number=number, told=told, which=which, state=request.state)
 
+    def target(self, queue: str) -> str:
+        """The queue of its request, of what a page was sent."""
+        return EVERYWHERE if self.everywhere else queue
+
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
+        given = dict(received(*each) for each in given.items())
         known = (*(each.name for each in self.fields), *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
@@ -173,14 +205,65 @@ def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outco
     return outcome
 
 
+# -- names in forms ----------------------------------------------------------------------------------------------------
+
+
+def carried(name: str, value: str) -> tuple[str, str]:
+    """A hidden field of a form that comes back as it was sent.
+
+    Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
+    and its field's name says so. Else a deed would be done to a queue or key of another name.
+    """
+    if value.isprintable():
+        return name, value
+    return name + QUOTED, quote(value, safe="", errors="surrogatepass")
+
+
+def received(name: str, value: str) -> tuple[str, str]:
+    """The field that was carried."""
+    if not name.endswith(QUOTED):
+        return name, value
+    raw = unquote_to_bytes(value)
+    try:
+        return name.removesuffix(QUOTED), raw.decode(errors="surrogatepass")
+    except UnicodeDecodeError:  # of somebody's own making
+        return name.removesuffix(QUOTED), raw.decode(errors="replace")
+
+
 # -- how outcomes tell of messages -------------------------------------------------------------------------------------
 
 
-def outcome(text: str, missed: int) -> Outcome:
-    """With a sentence about those that were missed."""
-    if missed:
-        text += f" Left alone: {plural(missed, 'message')} that had moved meanwhile."
-    return Outcome(text, missed)
+class Done(NamedTuple, Generic[T]):
+    """Of messages that were selected: what became of those that had not moved, and how many nobody came to in time."""
+
+    results: list[tuple[Spot, T]]
+    missed: int
+    late: int
+
+    @property
+    def spots(self) -> list[Spot]:
+        return [spot for spot, _ in self.results]
+
+    def outcome(self, text: str) -> Outcome:
+        """With a sentence about the others."""
+        if self.missed:
+            text += f" Left alone: {plural(self.missed, 'message')} that had moved meanwhile."
+        if self.late:
+            text += f" Not reached in time: {plural(self.late, 'message')}; select them again to go on."
+        return Outcome(text, self.missed)
+
+
+def each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
+    """Act on one after the other, as long as there is time. ``act``: None for a message that has moved."""
+    ends = request.clock.monotonic() + request.seconds
+    results: list[tuple[Spot, T]] = []
+    for number, spot in enumerate(request.spots):
+        if number and request.clock.monotonic() >= ends:
+            return Done(results, number - len(results), len(request.spots) - number)
+        found = act(spot)
+        if found is not None:
+            results.append((spot, found))
+    return Done(results, len(request.spots) - len(results), 0)
 
 
 def names(request: Request, spots: Sequence[Spot]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from celery_fdb.operations.deed import Field, Outcome, Request, names, outcome
+from celery_fdb.operations.deed import Done, Field, Outcome, Request, names
 from celery_fdb.operations.task_message import Arguments, arguments_of, read_json, with_arguments
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -37,11 +37,12 @@ def arguments(broker: Broker, request: Request) -> Mapping[str, str]:
 def edit(broker: Broker, request: Request) -> Outcome:
     """With those of the fields ``args`` and ``kwargs``, which are JSON; one that is not there stays as it is."""
     listed = _look(broker, request)
+    missed: Done[None] = Done([], 1, 0)
     if listed is None:
-        return outcome(f"Replayed nothing of {request.queue}.", 1)
+        return missed.outcome(f"Replayed nothing of {request.queue}.")
     payload = with_arguments(listed.message.payload, _given(request, arguments_of(listed.message.payload)))
     if not broker.dead_letters(request.queue).replay_changed(listed.spot, payload):
-        return outcome(f"Replayed nothing of {request.queue}.", 1)
+        return missed.outcome(f"Replayed nothing of {request.queue}.")
     home = listed.message.deaths[0].queue if listed.message.deaths else request.queue.removesuffix(DEAD_SUFFIX)
     return Outcome(f"Replayed 1 dead letter to {home} with other arguments{names(request, [listed.spot])}.")
 

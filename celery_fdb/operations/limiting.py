@@ -16,13 +16,11 @@ __all__ = ["FIELDS", "limit", "limits", "read_rate", "unlimit"]
 
 FIELDS = (
     Field("weight", "Weight", "number", "Messages per turn."),
-    Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for any number."),
-    Field("rate", "Rate", "text", "Messages a second across all consumers: 10, 100/m, 1000/h; empty for any rate."),
+    Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for no limit."),
+    Field("rate", "Rate", "text", "Messages a second across all consumers: 10, 100/m, 1000/h; empty for no limit."),
     Field("burst", "Burst", "number", "How many may be delivered at once within the rate."),
-    Field("capacity", "Capacity", "number", "Ready messages before publishing is refused; empty for any number."),
-    Field(
-        "priority", "Priority", "number", "Of the whole key, 0 to 9, instead of its messages' own; empty for theirs."
-    ),
+    Field("capacity", "Capacity", "number", "Ready messages before publishing is refused; empty for no limit."),
+    Field("priority", "Priority", "number", "0 to 9, for the whole key; empty to use each message's own."),
 )
 NO_LIMITS = KeyLimits()
 

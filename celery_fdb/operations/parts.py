@@ -1,5 +1,7 @@
 """A deed on very many messages, in parts: some transactions, then it says how far it is and where it goes on.
 
+It ends after :data:`MOST_PARTS`, or when its time is over, whichever is first; one part is always done.
+
 The mark that it goes on with is text for a form: how many it has done, and where it is.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from celery_fdb.operations.deed import Outcome
+from celery_fdb.operations.deed import Outcome, Request
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import Part
 from kombu_fdb.primitives.plural import plural
@@ -16,7 +18,7 @@ from kombu_fdb.primitives.ranges import shown
 
 __all__ = ["MOST_PARTS", "Progress", "in_parts"]
 
-#: Transactions of one request: some seconds in a slow store.
+#: Transactions of one request.
 MOST_PARTS = 50
 
 
@@ -34,13 +36,16 @@ class Progress(NamedTuple):
         )
 
 
-def in_parts(part: Callable[[bytes], Part], mark: str, most: int = MOST_PARTS) -> Progress:
-    """Part after part, from the mark on. Raises what ``part`` raises, and ``InvalidArgument``.
+def in_parts(part: Callable[[bytes], Part], request: Request, most: int = MOST_PARTS) -> Progress:
+    """Part after part, from the request's mark on. Raises what ``part`` raises, and ``InvalidArgument``.
 
     An error tells with ``done`` how many messages the parts before it have done.
     """
-    number, following = _read(mark)
-    for _ in range(most):
+    number, following = _read(request.mark)
+    ends = request.clock.monotonic() + request.seconds
+    for done in range(most):
+        if done and request.clock.monotonic() >= ends:
+            break
         try:
             found = part(following)
         except KombuFDBError as error:

@@ -45,7 +45,7 @@ def move(broker: Broker, request: Request) -> Outcome:
         left -= moved
         return Part(moved, left.to_bytes(8, "big") if moved and left > 0 else None)
 
-    return in_parts(part, request.mark).tell("Moved", "message", f"{request} to {target}")
+    return in_parts(part, request).tell("Moved", "message", f"{request} to {target}")
 
 
 def check_room(target: QueueView, source: QueueView, limit: int | None = None) -> None:
@@ -67,7 +67,7 @@ def check_room(target: QueueView, source: QueueView, limit: int | None = None) -
 
 def purge(broker: Broker, request: Request) -> Outcome:
     """All that are ready or delayed when it begins."""
-    return in_parts(broker.queue(request.queue).purge_part, request.mark).tell("Deleted", "message", request.queue)
+    return in_parts(broker.queue(request.queue).purge_part, request).tell("Deleted", "message", request.queue)
 
 
 def delete(broker: Broker, request: Request) -> Outcome:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from celery_fdb.inspection.moments import moment, seconds_of
-from celery_fdb.operations.deed import Field, Outcome, Request, names, outcome
+from celery_fdb.operations.deed import Done, Field, Outcome, Request, each_selected, names
 from celery_fdb.operations.task_message import due_at
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import InvalidArgument
-from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
@@ -25,32 +24,33 @@ FIELDS = (
 def run_now(broker: Broker, request: Request) -> Outcome:
     """Ready at once."""
     done = _each(broker, request, None)
-    text = f"Made {plural(len(done), 'message')} of {request.queue} ready{names(request, done)}."
-    return outcome(text, len(request.spots) - len(done))
+    return done.outcome(
+        f"Made {plural(len(done.spots), 'message')} of {request.queue} ready{names(request, done.spots)}."
+    )
 
 
 def reschedule(broker: Broker, request: Request) -> Outcome:
     """Due at the moment, or after the time, in the field ``due``."""
-    due_ms = _due_ms(request, SystemClock().wall_ms())
+    due_ms = _due_ms(request, request.clock.wall_ms())
     done = _each(broker, request, due_ms)
     at = moment(due_ms).isoformat(sep=" ", timespec="seconds")
-    text = f"Rescheduled {plural(len(done), 'message')} of {request.queue} to {at}{names(request, done)}."
-    return outcome(text, len(request.spots) - len(done))
+    number = plural(len(done.spots), "message")
+    return done.outcome(f"Rescheduled {number} of {request.queue} to {at}{names(request, done.spots)}.")
 
 
-def _each(broker: Broker, request: Request, due_ms: int | None) -> list[Spot]:
+def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
     """Those that had not moved. Raises ``QueueError`` for one that can't be, with those before it done."""
     queue = broker.queue(request.queue)
-    done = []
-    for spot in request.spots:
+
+    def act(spot: Spot) -> bool | None:
         listed = queue.at(spot)
         if listed is None:
-            continue
+            return None
         payload = due_at(listed.message.payload, due_ms)
-        delay_s = 0 if due_ms is None else max(due_ms - SystemClock().wall_ms(), 1) / 1000
-        if queue.reschedule(spot, delay_s, payload=payload):
-            done.append(spot)
-    return done
+        delay_s = 0 if due_ms is None else max(due_ms - request.clock.wall_ms(), 1) / 1000
+        return bool(queue.reschedule(spot, delay_s, payload=payload)) or None
+
+    return each_selected(request, act)
 
 
 def _due_ms(request: Request, now_ms: int) -> int:

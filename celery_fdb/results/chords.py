@@ -32,6 +32,7 @@ from celery_fdb.results import expiry, records
 from celery_fdb.results.layout import Part, ResultKeys
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 
@@ -145,6 +146,7 @@ def open_(
     tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
     """Begin a chord; an earlier run of the same frozen one is forgotten."""
+    tr.fill()
     expire(tr, keys, group_id)
     chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
     _write(tr, keys, group_id, chord)
@@ -219,9 +221,9 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
     """
     found = []
     for key, _ in tr.get_range(*keys.looks_until(now_ms), limit=LOOK_ROWS):
+        tr.clear(key)  # also if it is not the one that the chord knows of: it would be found at each look
         looked_at = _look_at(tr, keys, key)
         if looked_at is None:
-            tr.clear(key)
             continue
         group_id, chord, complete = looked_at
         pause_ms = CLAIM_MS if complete else min(max(now_ms - chord.opened_ms, CLAIM_MS), LONGEST_LOOK_MS)
@@ -289,13 +291,15 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
 
 
 def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
-    """Delete a chord, complete or not, or unreadable."""
+    """Delete a chord, complete or not, or unreadable; or what one whose own row was lost has left."""
     try:
         chord = _read(tr, keys, group_id)
     except FormatError:
-        records.clear(tr, keys.chord(group_id))
-        return
-    if chord is not None:
+        tr.clear(keys.chord(group_id))
+        chord = None
+    if chord is None:
+        tr.clear_range(*range_of(keys.chord(group_id)))
+    else:
         _delete(tr, keys, group_id, chord)
 
 

@@ -87,6 +87,7 @@ class ResultStore:
         return self._write(body)
 
     def _replace(self, tr: Transaction, kind: str, id_: str, outcome: Outcome) -> bool:
+        tr.fill(moving=kind == "task")  # whoever has a result has a message to acknowledge, which makes room
         key = self.keys.record(kind, id_)
         value = tr.get(key)
         old = None if value is None else _readable(value)

@@ -19,7 +19,7 @@ A task keeps its failures if its option ``dead_letter`` says so or, without that
 result backend keeps it, monitors see it, and many applications don't want to run the task again. And ``<queue>.dead``
 is for people. It keeps 10,000 dead letters, and those of an unreachable web site must not push out those of poison.
 
-Retries carry their history in the header :data:`ATTEMPTS`, which the process that runs the task adds to the message of
+Retries carry their history in the header ``fdb_attempts``, which the process that runs the task adds to the message of
 the next attempt: the last 10, with 300 characters of each error.
 
 What happens at each failure. If the store does not answer while a message is rejected, the message stays leased, and is
@@ -49,15 +49,15 @@ from celery.worker.request import logger as request_logger
 
 from kombu_fdb.engine.messages.again import Burial
 from kombu_fdb.errors import StoreError
+from kombu_fdb.primitives.headers import ATTEMPTS
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
 from kombu_fdb.transport.publishing.again import encode_again
 
-__all__ = ["ATTEMPTS", "FailureRequest", "details_of", "install", "keeps_failures"]
+__all__ = ["FailureRequest", "details_of", "install", "keeps_failures"]
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = "fdb_attempts"
 MOST_ATTEMPTS = 10
 ATTEMPT_ERROR_LENGTH = 300
 ERROR_LENGTH = 2_000

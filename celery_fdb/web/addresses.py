@@ -19,6 +19,7 @@ PATHS = {
     "messages": "/messages",
     "message": "/message",
     "dead": "/dead",
+    "causes": "/causes",
     "tasks": "/tasks",
     "runs": "/runs",
     "task": "/task",

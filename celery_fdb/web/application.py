@@ -10,7 +10,7 @@ from celery import Celery
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -34,7 +34,7 @@ from celery_fdb.web.pages import (
     workflows,
 )
 from celery_fdb.web.rendering import HERE
-from celery_fdb.web.serving.opening import Opening
+from celery_fdb.web.serving.opening import opening
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Login, Settings, settings_of
@@ -51,6 +51,7 @@ SHOWN = {
     "messages": messages.messages,
     "message": messages.message,
     "dead": dead_letters.dead,
+    "causes": dead_letters.causes,
     "tasks": tasks.tasks,
     "runs": tasks.runs,
     "task": tasks.task,
@@ -60,6 +61,7 @@ SHOWN = {
     "sessions": sessions.sessions,
     "workers": workers.workers,
 }
+READING = frozenset({"GET", "HEAD"})
 #: Static files have the version in their address.
 A_YEAR = "public, max-age=31536000, immutable"
 
@@ -114,26 +116,35 @@ def dashboard(
 
 
 def _assembled(settings: Settings) -> Starlette:
-    reception, opening = Reception(settings), Opening(settings)
+    reception, holding = Reception(settings), opening(settings)
     threads = Threads(settings.threads, settings.timeout_s)
-    pages = Pages(reception, opening, threads)
+    pages = Pages(reception, holding, threads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         """Only of one that runs by itself; mounted, it ends with the process."""
         yield
-        opening.forget()
+        holding.forget()
         threads.close()
 
     async def nowhere(request: Request, _: Exception) -> Response:
         return await pages.nowhere(request)
 
+    async def otherwise(request: Request, _: Exception) -> Response:
+        return await pages.otherwise(request, _methods(request))
+
     async def broken(request: Request, _: Exception) -> Response:
         """A mistake of ours: the server logs it."""
         return await pages.broken(request)
 
-    routes = _routes(pages, reception, Stream(settings, reception, opening, threads))
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: nowhere, 500: broken})
+    routes = _routes(pages, reception, Stream(settings, reception, holding, threads))
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: otherwise, 500: broken})
+
+
+def _methods(request: Request) -> set[str]:
+    """Those that the address answers to; a static file is only read."""
+    routes = [each for each in request.app.routes if each.matches(request.scope)[0] != Match.NONE]
+    return {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or {*READING}
 
 
 def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRoute]:

@@ -4,7 +4,7 @@ Model of a request. Whoever is not known is asked to log in (401 for what is no 
 checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
 a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
 
-* 404: what was asked for is not there (:class:`NotThere`);
+* 404: what was asked for is not there (:class:`NotThere`); 405: not by this method;
 * 422: the store answered, but refused, or holds bytes that can't be read;
 * 503: the store is away or too slow; the next request opens it anew.
 """
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from celery_fdb.brokers.holding import Holding
 from celery_fdb.inspection.masking import masked_text
+from celery_fdb.operations.deed import received
 from celery_fdb.web.access import forgery
-from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.visit import Visit
@@ -51,9 +52,9 @@ class NotThere(Exception):
 class Pages:
     """Makes endpoints of views."""
 
-    def __init__(self, reception: Reception, opening: Opening, threads: Threads) -> None:
+    def __init__(self, reception: Reception, holding: Holding, threads: Threads) -> None:
         self._reception = reception
-        self._opening = opening
+        self._holding = holding
         self._threads = threads
 
     def shows(self, view: View) -> Endpoint:
@@ -93,6 +94,16 @@ class Pages:
             return refusal
         return visit.page("error", 404, title="Not here", text="There is no such page.")
 
+    async def otherwise(self, request: Request, methods: Collection[str]) -> Response:
+        """An address that answers to these methods, and not to this one."""
+        visit, refusal = await self._reception.visit(request)
+        allow = ", ".join(sorted(methods))
+        answer = refusal or visit.page(
+            "error", 405, title="Method not allowed", text=f"This address takes {allow} only."
+        )
+        answer.headers["allow"] = allow
+        return answer
+
     async def broken(self, request: Request) -> Response:
         """An error that nothing here expects."""
         visit, refusal = await self._reception.visit(request)
@@ -102,9 +113,9 @@ class Pages:
 
     async def _run(self, view: View, visit: Visit) -> Response:
         try:
-            answer = await self._threads.run(partial(_view, view, visit, self._opening))
+            answer = await self._threads.run(partial(_view, view, visit, self._holding))
         except KombuFDBError as error:
-            self._opening.forget()
+            self._holding.forget()
             answer = _unavailable(visit, error)
         self._reception.remember(visit, answer)
         return answer
@@ -123,7 +134,9 @@ async def _take_form(visit: Visit) -> Response | None:
     fields = await form(request)
     if fields is None:
         return visit.page("error", 413, title="Too much", text="The form holds more than is taken at once.")
-    visit.fields = fields
+    visit.fields = {
+        received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in fields.items()
+    }
     if forgery.is_forged(request.headers, request.cookies.get(forgery.COOKIE, ""), visit.sent(forgery.FIELD)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
@@ -143,10 +156,10 @@ async def form(request: Request) -> dict[str, list[str]] | None:
         return None
 
 
-def _view(view: View, visit: Visit, opening: Opening) -> Response:
+def _view(view: View, visit: Visit, holding: Holding) -> Response:
     """In a thread. Raises ``KombuFDBError`` if the store is not available."""
     try:
-        return view(visit, opening.broker())
+        return view(visit, holding.broker())
     except NotThere as error:
         return visit.page("error", 404, title="Not here", text=str(error))
     except KombuFDBError as error:

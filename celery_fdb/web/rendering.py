@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from celery_fdb.inspection.masking import masked_text
 from celery_fdb.inspection.moments import moment
+from celery_fdb.operations.deed import carried
 
 __all__ = ["HERE", "environment", "files_version", "html"]
 
@@ -36,6 +37,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"number": number, "age_s": age_s, "took": took, "rate": rate, "clock": clock}
+    made.globals["carried"] = carried
     made.filters |= {"tone": tone, "masked": masked_text, "moment": moment_of, "plain": plain}
     return made
 

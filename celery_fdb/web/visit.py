@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from celery_fdb.operations.deed import QUOTED, received
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery
 from celery_fdb.web.access.user import User
@@ -54,7 +55,10 @@ class Visit:
 
     def asked(self, name: str, default: str = "") -> str:
         """Of the query."""
-        return self.request.query_params.get(name, default)
+        query = self.request.query_params
+        if name not in query and name + QUOTED in query:
+            return received(name + QUOTED, query[name + QUOTED])[1]
+        return query.get(name, default)
 
     def sent(self, name: str, default: str = "") -> str:
         """Of the form."""

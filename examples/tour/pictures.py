@@ -46,6 +46,7 @@ class Camera:
         if self._browser is not None:
             self._look("dark" if dark else "light", size)
             wait(f"{shows!r} on {page}", lambda: shows in self._open(page))
+            wait(f"{page} to be live", lambda: self._browser.find_elements("css selector", "#live[data-state=live]"))
             self._save(name)
 
     def _save(self, name: str) -> None:

@@ -17,6 +17,7 @@ from kombu_fdb.aio.queue import Queue
 from kombu_fdb.aio.taking import take_many
 from kombu_fdb.api import broker as sync
 from kombu_fdb.api.arguments import Declaration, Named, names_of
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 
@@ -33,6 +34,8 @@ class Broker(Face[sync.Broker]):
     """
 
     def __init__(self, broker: sync.Broker, *, threads: int = THREADS) -> None:
+        if not isinstance(broker, sync.Broker):
+            raise InvalidArgument("a broker is not made of this", given=type(broker).__name__, fix=sync.FIX_OPEN)
         super().__init__(broker, Calls(threads))
 
     @classmethod

@@ -36,6 +36,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.api.taking import take_many
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Listed, Peeked, QueueCounts
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.process.connect import Opened
@@ -44,7 +45,10 @@ from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.protocol import Database
 
-__all__ = ["Broker"]
+__all__ = ["FIX_OPEN", "Broker"]
+
+#: For whoever calls the class itself.
+FIX_OPEN = "To open a store, call Broker.open(url)."
 
 
 class Broker:
@@ -55,6 +59,8 @@ class Broker:
 
     def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
         """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
+        if not isinstance(client, Client):  # a URL has a password in it, at times: it is not repeated
+            raise InvalidArgument("a broker is not made of this", given=type(client).__name__, fix=FIX_OPEN)
         timeout_s = client.options.connect_timeout if connect_timeout is None else connect_timeout
         self._connect(Connection(client, timeout_s=timeout_s))
 

@@ -315,8 +315,8 @@ def published_at(value: bytes, default: int) -> int:
 
 
 def due_from(value: bytes, due_ms: int) -> bytes:
-    """The same record, whose waiting began when its delay ended."""
-    if len(value) < _HEAD.size:
+    """The same record, whose waiting began when its delay ended; unreadable bytes stay as they are."""
+    if not _has_head(value):
         return value
     return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
 

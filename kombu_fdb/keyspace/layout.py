@@ -149,6 +149,7 @@ class Keyspace:
         self.fair = lru_cache(4096)(self._fair)
         self.control = lru_cache(4096)(self._control)
         self.epoch = lru_cache(1024)(self._epoch)
+        self._of_queue = lru_cache(16384)(self._key)
 
     def _key(self, tag: str, *rest: str | bytes | int) -> bytes:
         return self.prefix + pack(tag, *rest)
@@ -350,23 +351,24 @@ class Keyspace:
         return self._key("todo", queue, "door", bucket)
 
     def arrival(self, queue: str, key: str, rank: Rank) -> bytes:
-        return self._key("todo", queue, "door", crc32(key.encode()) % BUCKETS, key) + rank
+        bucket = crc32(key.encode()) % BUCKETS
+        return self._of_queue("todo", queue, "door") + pack_int(bucket) + pack_text(key) + rank
 
     def all_freed(self, queue: str) -> Range:
         return range_of(self._key("todo", queue, "freed"))
 
     def freed(self, queue: str, key: str) -> bytes:
-        return self._key("todo", queue, "freed", key)
+        return self._of_queue("todo", queue, "freed") + pack_text(key)
 
     def active(self, queue: str, key: str, rank: Rank) -> bytes:
-        return self._key("active", queue, key) + rank
+        return self._of_queue("active", queue) + pack_text(key) + rank
 
     def active_ranks(self, queue: str, key: str) -> Range:
-        return range_of(self._key("active", queue, key))
+        return range_of(self._of_queue("active", queue) + pack_text(key))
 
     def ring(self, queue: str) -> bytes:
         """Prefix; append rank, round, stamp, key."""
-        return self._key("todo", queue, "ring")
+        return self._of_queue("todo", queue, "ring")
 
     def ring_entry(self, queue: str, rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
         """``stamp``: 12 bytes, of the key's first message."""
@@ -375,7 +377,7 @@ class Keyspace:
     @staticmethod
     def ring_suffix(rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
         """What stands behind the ring's prefix."""
-        return rank + pack_int(round_) + pack_stamp(stamp) + pack(key)
+        return rank + pack_int(round_) + pack_stamp(stamp) + pack_text(key)
 
     def split_ring(self, queue: str, entry: bytes) -> tuple[Rank, int, Stamp, str]:
         """Packed rank, round, 12-byte stamp, key."""
@@ -399,11 +401,11 @@ class Keyspace:
         return [range_of(self._key(tag, queue)) for tag in tags]
 
     def all_active(self, queue: str) -> Range:
-        return range_of(self._key("active", queue))
+        return range_of(self._of_queue("active", queue))
 
     def active_rank(self, queue: str, key: str, mark: bytes) -> Rank:
         """Packed rank of a mark."""
-        return Rank(mark[len(self._key("active", queue, key)) :])
+        return Rank(mark[len(self._of_queue("active", queue) + pack_text(key)) :])
 
     def place_rank(self, queue: str, ready: bytes) -> Rank:
         """Packed rank of a message in the ready range."""
@@ -442,16 +444,16 @@ class Keyspace:
         return Rank(key[len(self._key("round", queue)) :])
 
     def round(self, queue: str, rank: Rank) -> bytes:
-        return self._key("round", queue) + rank
+        return self._of_queue("round", queue) + rank
 
     def turns(self, queue: str, rank: Rank, tenant: str) -> bytes:
-        return self._key("turns", queue) + rank + pack(tenant)
+        return self._of_queue("turns", queue) + rank + pack(tenant)
 
     def flight(self, queue: str, key: str) -> bytes:
-        return self._key("flight", queue, key)
+        return self._of_queue("flight", queue) + pack_text(key)
 
     def backlog(self, queue: str, key: str) -> bytes:
-        return self._key("backlog", queue, key)
+        return self._of_queue("backlog", queue) + pack_text(key)
 
     def backlogs(self, queue: str) -> Range:
         return range_of(self._key("backlog", queue))
@@ -460,13 +462,13 @@ class Keyspace:
         return range_of(self._key("flight", queue))
 
     def limits(self, queue: str, key: str) -> bytes:
-        return self._key("limits", queue, key)
+        return self._of_queue("limits", queue) + pack_text(key)
 
     def all_limits(self, queue: str) -> Range:
         return range_of(self._key("limits", queue))
 
     def bucket(self, queue: str, key: str) -> bytes:
-        return self._key("bucket", queue, key)
+        return self._of_queue("bucket", queue) + pack_text(key)
 
     @property
     def all_buckets(self) -> Range:
@@ -682,11 +684,17 @@ def split_place(place: Place) -> tuple[str, Rank]:
     packed = place[:-_STAMP_BYTES]
     if place[-_STAMP_BYTES : 1 - _STAMP_BYTES] != STAMP_CODE:
         raise FormatError("unreadable place", place=place[:200])
+    return _subqueue_of(packed)
+
+
+@lru_cache(4096)
+def _subqueue_of(packed: bytes) -> tuple[str, Rank]:
+    """A place without its stamp: each step of a message asks for it."""
     alone = _PACKED_RANKS.get(packed)
     if alone is not None:
         return "", alone
     key, rank = unpack_as(packed, str, int)
-    return key, _rank_of(rank, place)
+    return key, _rank_of(rank, packed)
 
 
 def _rank_of(rank: int, key: bytes) -> Rank:

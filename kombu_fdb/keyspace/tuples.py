@@ -25,6 +25,7 @@ __all__ = [
     "unpack_as",
 ]
 
+from functools import lru_cache
 from typing import Any
 
 from kombu_fdb.errors import FormatError, InvalidArgument
@@ -60,6 +61,12 @@ def pack_text(text: str) -> bytes:
     """As :func:`pack`, of nothing but a text."""
     if not isinstance(text, str):
         raise _no_text(text)
+    return _pack_text(text)
+
+
+@lru_cache(4096)
+def _pack_text(text: str) -> bytes:
+    """The same names come again and again: of queues and keys."""
     try:
         return b"\x02%b\x00" % text.encode().replace(b"\x00", b"\x00\xff")
     except UnicodeEncodeError as error:

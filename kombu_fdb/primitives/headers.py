@@ -10,7 +10,10 @@ import json
 import struct
 from typing import Any
 
-__all__ = ["HEAD", "VERSION", "headers_of"]
+__all__ = ["ATTEMPTS", "HEAD", "VERSION", "headers_of"]
+
+#: Of a task that waits to be retried: its failed attempts, with time and error (``celery_fdb/tasks/failures.py``).
+ATTEMPTS = "fdb_attempts"
 
 #: An older process that meets another number dead-letters the message: one that is raised raises the record's as well
 #: (``keyspace/codec.py``), by which the message is kept for who can read it.

@@ -54,6 +54,7 @@ from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.process.session_threads import open_session
+from kombu_fdb.process.upkeep.reclaim import Reclaim
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
@@ -104,6 +105,7 @@ class Client:
         self._membership: Membership | None = None
         self._suspect = False
         self._doubts = Doubts(SystemClock())
+        self._reclaim = Reclaim(SystemClock())
         #: With a store that does not answer, when the program ends.
         self.patience = Patience()
         self._overdue = Overdue(self._release_overdue)
@@ -141,6 +143,7 @@ class Client:
         # Kombu drops the connection before it publishes again, and with the last one the store is closed.
         opened.engine.publisher.doubts = self._doubts
         opened.engine.transactions.be_patient_as(self.patience)
+        opened.engine.transactions.make_room = partial(self._reclaim.run, opened.engine)
         with self._lock:
             self._opened = opened
             # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.

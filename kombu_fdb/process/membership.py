@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
@@ -173,13 +173,13 @@ class Membership:
         """One to :meth:`join` with: whoever has it can give it up, whatever interrupts that."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
-    def join(self, demand: Demand, acks: Sequence[Lease]) -> None:
+    def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease]) -> None:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session."""
         self.recover()
         self._claims[demand.first] = _Underway(self._clock.monotonic())
         over = list(self._over)[:MOST_CLEARED]
         try:
-            self._engine.messages.join(demand, acks, over=over)
+            self._engine.messages.join(demand, acks, queues=queues, over=over)
             self._over.difference_update(over)
         except BaseException as error:
             self._failed(demand.first, error, [])

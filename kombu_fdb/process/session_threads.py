@@ -56,7 +56,7 @@ class Trouble:
 
     def ends(self) -> None:
         if self._failing:
-            logger.warning("%s works again", self._what)
+            logger.warning("%s succeeded again", self._what)
         self._failing = False
 
 

@@ -14,11 +14,11 @@ whole deployment that starts, each one's first claim would be in the way of all 
 Who moves it: its owner, one thread, by :meth:`Standing.attend` at each of its turns. It never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: those who wait look by themselves too, the sooner the later they have come, and the one
-right behind the first twice a second. Who sees the same first one again, and work both times, with its patience over in
-between, deposes it and looks again. A standing that was deposed, or whose claim was given up (``membership.py``), finds
-so at its next look, and joins anew. Its owner ends: it leaves, or abandons the demand, which the duties thread then
-ends.
+What happens at each failure: those who wait look by themselves too, the one right behind the first at least twice a
+second; it is woken when it becomes that. Who sees the same first one again, and work both times, with its patience over
+in between, deposes it and looks again. If the first two are dead, the third does so. A standing that was deposed, or
+whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner ends: it leaves, or
+abandons the demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -40,13 +40,19 @@ LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
 #: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
 #: what the last server's last one took, and twice as long after each deposition. Else all would depose each other for
-#: working. The line has it, so nobody has to learn it by himself.
+#: working. The line has it, so nobody has to learn it by himself. Nor is it forgotten at once: where one service is
+#: quick and the next one slow, the slow ones would all be in vain. So each service leaves at least so much of what was
+#: there, and from the most to the least it takes fourteen.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
-#: The longest pause of the one right behind the first. The others ask for work with every so many looks only: it is for
-#: them if both are gone.
-NEXT_S = 0.5
+LEFT = 0.8
+#: The longest pause of the one right behind the first. The shortest of the others, as many times what they are patient:
+#: where hundreds wait, and services take their time, all are served before; looks that find nothing new would cost half
+#: of all processor time. Except for the third, they ask for work with every so many looks only: it is for them if all
+#: three are gone.
+NEXT_S = 0.4
+UNHURRIED = 1.5
 SELDOM = 4
 #: How much longer each next look may take to come.
 GROWTH = 2.0
@@ -64,6 +70,8 @@ class Rivalry:
     def __init__(self) -> None:
         #: By line, how often nobody else was seen there.
         self._contested: dict[bytes, int] = {}
+        #: How long the last service took, in whichever line. Not of a standing: each take that waits has its own.
+        self.service_s = 0.0
 
     @property
     def known(self) -> bool:
@@ -81,8 +89,9 @@ class Rivalry:
         """There may be rivals: stand in the line once, to see whether anybody else does."""
         self._note(line.name([*queues]), LONELY - 1)
 
-    def served(self, name: bytes, *, alone: bool) -> None:
+    def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
         """Its first one has served the line, with or without a sign of somebody else."""
+        self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
             self._note(name, times)
@@ -116,8 +125,6 @@ class Standing:
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
         self._patience_s = PATIENCE_S
-        #: How long its last service took.
-        self._service_s: float | None = None
         #: Its owner has ended; another thread may have said so while this one joined.
         self._abandoned = False
         self._reset()
@@ -131,9 +138,8 @@ class Standing:
         #: The line as it was seen when it became the first; from its first service that found nothing on, itself alone.
         self._rows: list[Row] | None = None
         self._server = b""
-        #: The first one of the line, and since when it was seen there, and with work waiting.
+        #: The first one of the line, and since when it was seen there with work waiting.
         self._first = b""
-        self._first_s = 0.0
         self._looks = 0
         self._work_s: float | None = None
 
@@ -172,7 +178,7 @@ class Standing:
         self._queues = tuple(queues)
         self._demand = demand = membership.demand(line.name(queues), want)
         try:
-            membership.join(demand, acks)
+            membership.join(demand, self._queues, acks)
         except BaseException:
             self._end(demand)
             raise
@@ -188,7 +194,7 @@ class Standing:
         demand = self._demand
         if demand is None or not (self._rung or self._clock() >= self._due_s):
             return False
-        fired, was_first = self._fired, self.is_first
+        fired, timed, was_first = self._fired, not self._rung, self.is_first
         self._rung = self._fired = False
         self._disarm()
         try:
@@ -203,7 +209,7 @@ class Standing:
         if sight.is_first:
             self._lead(sight)
         else:
-            self._wait(engine, demand, sight)
+            self._wait(engine, demand, sight, timed)
         return self.is_first and not was_first
 
     def _lead(self, sight: Sight) -> None:
@@ -213,19 +219,19 @@ class Standing:
         self._server = sight.server
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, demand: Demand, sight: Sight) -> None:
+    def _wait(self, engine: Engine, demand: Demand, sight: Sight, timed: bool) -> None:
+        """``timed``: it looks by itself, and nobody has woken it."""
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
         self._looks += 1
-        asks = sight.is_next or self._work_s is not None or self._looks % SELDOM == 0
+        asks = sight.behind is not None or self._work_s is not None or self._looks % SELDOM == 0
         if sight.first != self._first:
-            self._first, self._first_s, self._work_s = sight.first, now, None
-        elif asks and now - self._first_s >= PATIENCE_S / 2 and self._is_idle(engine, now):
+            self._first, self._work_s = sight.first, None
+        if asks and timed and self._is_idle(engine, now):
             engine.messages.depose(demand, sight.first, _bounded(2 * self._patience_s))
             pause_s, self._pause_s = 0.0, PATIENCE_S
-        if sight.is_next:
-            pause_s = min(pause_s, NEXT_S)
+        pause_s = min(pause_s, NEXT_S) if sight.is_next else max(pause_s, UNHURRIED * self._patience_s)
         if self._work_s is not None:
             pause_s = min(pause_s, self._patience_s)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
@@ -257,13 +263,13 @@ class Standing:
         if rows is None or demand is None:
             return
         began_s = self._clock()
-        patience_s = self._patience_s if self._service_s is None else _bounded(PATIENT * self._service_s)
+        patience_s = _bounded(max(PATIENT * self.rivalry.service_s, LEFT * self._patience_s))
         served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
-            self._service_s = self._clock() - began_s
-            self.rivalry.served(demand.line, alone=len(rows) == 1 and self._server == demand.session)
+            alone = len(rows) == 1 and self._server == demand.session
+            self.rivalry.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
             # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and

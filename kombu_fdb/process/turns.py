@@ -51,9 +51,10 @@ class Turns:
         if self._alarm is None or rang:
             self._set_alarm()  # before the look: what is delayed after it rings
         self._membership.watch_claims()
-        pause_s = self._duties.run_once()
-        self._run_deferred()
-        return pause_s
+        try:
+            return self._duties.run_once()
+        finally:  # a duty that a full disk refuses is refused in each round
+            self._run_deferred()
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:

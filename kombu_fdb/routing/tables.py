@@ -28,6 +28,8 @@ __all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "decl
 DECLARATION_AGE_S = 1.0
 #: Declarations remembered at most; reply queues come and go.
 MOST_DECLARATIONS = 10_000
+#: What lives no longer is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result a day.
+SOON_MS = 300_000
 #: Arguments that are calculated with.
 _WHOLE_NUMBERS = (
     "x-message-ttl",
@@ -208,6 +210,13 @@ class RoutingTables:
         """``x-message-ttl``."""
         ttl = self._argument(tr, queue, "x-message-ttl")
         return None if ttl is None else int(ttl)
+
+    def empties_itself(self, tr: Transaction, queue: str) -> bool:
+        """It and its messages expire soon, as those of Celery's remote control and events do."""
+        declaration = self._declaration(tr, queue)
+        if declaration is None or not {"x-message-ttl", "x-expires"} <= declaration.arguments.keys():
+            return False
+        return int(declaration.arguments["x-message-ttl"]) <= SOON_MS
 
     def max_load(self, tr: Transaction, queue: str) -> tuple[int | None, int | None]:
         """``x-max-length`` and ``x-max-length-bytes``."""

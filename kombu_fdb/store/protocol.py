@@ -61,8 +61,17 @@ class Transaction(Protocol):
     def set(self, key: bytes, value: bytes) -> None: ...
     def clear(self, key: bytes) -> None: ...
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        """Clear keys that stand side by side, in their order: in one call, where each has its price.
+
+        Between the first and the last of them there is no other, as this transaction has read and conflicts on.
+        """
+
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
-        """Atomic add on a signed little-endian integer of ``width`` bytes; absent is 0, a sum of 0 clears the key."""
+        """Atomic add on a signed little-endian integer of ``width`` bytes. Absent is 0.
+
+        One that falls to 0 is cleared. One that rises to it, as no counter of what is there ever does, may be.
+        """
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         """Atomic: keep the larger of the stored and the given bytes, compared lexicographically."""
@@ -72,6 +81,13 @@ class Transaction(Protocol):
 
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
         """Set ``key`` to ``prefix + versionstamp + suffix`` and fire its watches."""
+
+    def fill(self, *, moving: bool = False) -> None:
+        """Said of a transaction before it writes: what it stores may wait there for long, and there may be any number.
+
+        Where a store watches its disk, a full one refuses such a transaction first, so that whoever empties it still
+        can; next, those that only move something, and add a little to it. It means nothing elsewhere.
+        """
 
     def add_read_conflict_key(self, key: bytes) -> None: ...
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None: ...

@@ -191,6 +191,9 @@ class MemoryTransaction:
         if begin < end:
             self._record(Mutation("clear_range", begin, end))
 
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        self.clear_range(keys[0], keys[-1] + b"\x00")  # as FoundationDB does it: what stands between them is lost
+
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         self._record(Mutation("add", key, delta.to_bytes(width, "little", signed=True)))
 
@@ -206,6 +209,9 @@ class MemoryTransaction:
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
         check_value(prefix + bytes(10) + suffix)
         self._record(Mutation("stamp_value", key, prefix, suffix))
+
+    def fill(self, *, moving: bool = False) -> None:
+        pass
 
     def _record(self, mutation: Mutation) -> None:
         self._check_alive()

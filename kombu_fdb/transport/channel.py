@@ -56,7 +56,7 @@ class Connecting(Connected, Protocol):
     @property
     def receiver_if_any(self) -> Receiver | None: ...
 
-    def declared(self, declaration: QueueDeclaration) -> None: ...
+    def declare(self, declaration: QueueDeclaration) -> None: ...
 
     def used(self, queue: str) -> None: ...
 
@@ -105,8 +105,8 @@ class Channel(DeclaringChannel):
         """A caller's own FoundationDB transaction. Raises ``OptionError`` if it is not of this cluster."""
         return self.transport.store.join(tr)
 
-    def declared(self, declaration: QueueDeclaration) -> None:
-        self.transport.declared(declaration)
+    def declare(self, declaration: QueueDeclaration) -> None:
+        self.transport.declare(declaration)
 
     # -- publish -----------------------------------------------------------------------------------------------------
 

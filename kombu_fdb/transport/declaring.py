@@ -30,8 +30,8 @@ class DeclaringChannel(virtual.Channel):
     def engine(self) -> Engine:
         raise NotImplementedError
 
-    def declared(self, declaration: QueueDeclaration) -> None:
-        """Told of each queue that was declared here."""
+    def declare(self, declaration: QueueDeclaration) -> None:
+        raise NotImplementedError
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
@@ -105,8 +105,7 @@ class DeclaringChannel(virtual.Channel):
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
             with amqp_errors("queue_declare"):
-                self.engine.queues.declare(declaration)
-            self.declared(declaration)
+                self.declare(declaration)
         elif not self._has_queue(queue):
             raise not_found(f"no queue {queue!r}", "queue_declare")
         return queue_declare_ok_t(queue, self._size(queue), 0)

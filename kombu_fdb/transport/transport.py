@@ -42,6 +42,7 @@ from kombu_fdb.transport.consuming.subscription import next_tag
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.holding.owned import Owned
 from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.worker.joining import join_workers
@@ -89,6 +90,7 @@ class Transport(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
+        self._owned = Owned()
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
         join_workers(self.driver_type)
@@ -182,7 +184,7 @@ class Transport(virtual.Transport):
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
         if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
             return
-        estate = Estate.of(self.channels, self._exclusive)
+        estate = Estate.of(self.channels, self._owned)
         if any(estate):
             self._store.later(estate.settler(self._store))
         self._store.abandon(self)
@@ -190,18 +192,13 @@ class Transport(virtual.Transport):
             self._receiver.abandon()
 
     def _settle(self, store: Client) -> None:
-        run_all([*(channel.close for channel in self.channels), store.flush_acks, self._delete_exclusive])
+        run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
 
-    def _delete_exclusive(self) -> None:
+    def _disclaim(self) -> None:
         """Exclusive queues end with the connection that declared them, consumed or not."""
         if self._store is not None:
-            for queue in self._exclusive:
-                self._store.engine.queues.delete(queue, if_unused=True)
+            self._owned.leave(self._store)
         self._declared.clear()
-
-    @property
-    def _exclusive(self) -> list[str]:
-        return [each.name for each in self._declared.values() if each.exclusive]
 
     def _collect(self, connection: Transport | None) -> None:
         """Drop the connection without asking the store: after an error, or in a forked child."""
@@ -229,6 +226,7 @@ class Transport(virtual.Transport):
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
         self._store = self._receiver = self._loop = None
+        self._owned.forget()
         self._declared.clear()
         for channel in list(self.channels):
             channel.disown()
@@ -331,8 +329,12 @@ class Transport(virtual.Transport):
         """Rounded up: a delay counted from it ends not even a part of a millisecond early."""
         return -(-time.time_ns() // 1_000_000)
 
-    def declared(self, declaration: QueueDeclaration) -> None:
-        """Remember what this connection declared, if it needs care later."""
+    def declare(self, declaration: QueueDeclaration) -> None:
+        """And remember what needs care later. Raises as the engine's verb."""
+        if declaration.exclusive:
+            self._owned.declare(self.store, declaration)
+        else:
+            self.store.engine.queues.declare(declaration)
         if declaration.can_vanish:
             self._declared[declaration.name] = declaration
 

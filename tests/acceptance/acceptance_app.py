@@ -25,10 +25,13 @@ app.conf.update(
     task_acks_late=not os.environ.get("ACCEPTANCE_EARLY"),
     task_ignore_result=True,
     worker_hijack_root_logger=False,
+    worker_pool_restarts=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     beat_schedule_filename=str(DIRECTORY / "beat"),
     beat_schedule={"tick": {"task": "acceptance_app.note", "schedule": 0.5, "args": ("tick",)}},
 )
+if os.environ.get("ACCEPTANCE_RESULTS"):
+    app.conf.update(result_backend=os.environ["ACCEPTANCE_RESULTS"], task_ignore_result=False)
 if os.environ.get("ACCEPTANCE_FREE_SLOTS"):
     install(app, claim_free_slots_only=True)
 if os.environ.get("ACCEPTANCE_HISTORY"):

@@ -13,20 +13,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kit.starter import Forked, Starter
 
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+#: Pools that patch the standard library, and so have to be there first.
+GREENLETS = {"gevent", "eventlet"}
 #: For what never comes; a busy machine needs a good part of it.
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 pytestmark = pytest.mark.process
 
@@ -59,7 +62,7 @@ class Broker:
             "ACCEPTANCE_DIRECTORY": str(self.directory),
             "ACCEPTANCE_OPTIONS": json.dumps(self.options),
             "ACCEPTANCE_QUEUE_ARGUMENTS": json.dumps(self.queue_arguments),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(HERE)]),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -83,12 +86,17 @@ class Broker:
 class Worker:
     """A process group of one Celery program."""
 
-    def __init__(self, broker: Broker, name: str, arguments: list[str], app: str = "acceptance_app") -> None:
+    def __init__(self, starter: Starter | None, broker: Broker, name: str, arguments: Sequence[str]) -> None:
+        """Without a starter it is a Python of its own."""
         self.name = name
         self.log = broker.directory / f"{name}.log"
+        self.process: Forked | subprocess.Popen[bytes]
         with self.log.open("w") as output:
+            if starter:
+                self.process = starter.start(arguments, broker.env, broker.directory, output)
+                return
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", app, *arguments],
+                [sys.executable, "-m", "kit.celery_program", *arguments],
                 env=broker.env,
                 cwd=broker.directory,
                 stdout=output,
@@ -137,11 +145,11 @@ def _until() -> Callable[..., Any]:
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """An empty broker; on FoundationDB a cluster of its own, because tests stop it, unless the module can share one."""
+    """An empty broker; on FoundationDB in the run's cluster, or in one that the test may stop."""
     if request.param == "sqlite":
         yield Broker(f"fdb+sqlite:///{tmp_path}/broker.db", tmp_path)
         return
-    if getattr(request.module, "SHARED_CLUSTER", False):
+    if request.node.get_closest_marker("own_cluster") is None:
         cluster = request.getfixturevalue("cluster")
         yield Broker(f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}", tmp_path, cluster)
         return
@@ -153,8 +161,14 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield Broker(f"fdb://{cluster.connection_string}/acceptance", tmp_path, cluster)
 
 
+@pytest.fixture(scope="session")
+def starter() -> Iterator[Starter]:
+    with Starter() as starter:
+        yield starter
+
+
 @pytest.fixture
-def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
+def start(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
     """Starts workers; kills what is left of them after the test."""
     workers: list[Worker] = []
 
@@ -163,11 +177,14 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
         name: str | None = None,
         pool: str = "prefork",
         wait: bool = True,
+        mingle: bool = False,  # a second, in which the others may answer
         app: str = "acceptance_app",
         at: Broker = broker,
     ) -> Worker:
         name = name or f"w{len(workers)}"
-        worker = Worker(at, name, ["worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *arguments], app)
+        quick = [] if mingle else ["--without-mingle"]
+        given = ["-A", app, "worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *quick, *arguments]
+        worker = Worker(None if pool in GREENLETS else starter, at, name, given)
         workers.append(worker)
         if wait:
             worker.wait_ready()
@@ -179,12 +196,12 @@ def start(broker: Broker) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def launch(broker: Broker) -> Iterator[Callable[..., Worker]]:
+def launch(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
     """Starts other programs of Celery, by their command line."""
     programs: list[Worker] = []
 
     def launch(name: str, *arguments: str) -> Worker:
-        programs.append(Worker(broker, name, [*arguments, "-l", "INFO"]))
+        programs.append(Worker(starter, broker, name, ["-A", "acceptance_app", *arguments, "-l", "INFO"]))
         return programs[-1]
 
     yield launch

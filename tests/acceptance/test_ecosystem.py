@@ -9,28 +9,30 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.celery_versions import since_celery
+from kit.starter import Starter
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def celery(broker: Any, *arguments: str, fails: bool = False) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "acceptance_app", *arguments],
-        env=broker.env,
-        cwd=broker.directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stderr if fails else done.stdout
+@pytest.fixture
+def celery(broker: Any, starter: Starter) -> Callable[..., str]:
+    """Runs one of Celery's commands to its end; what it printed."""
+
+    def celery(*arguments: str, fails: bool = False) -> str:
+        printed = broker.directory / "command.out"
+        with printed.open("w") as output:
+            command = starter.start(["-A", "acceptance_app", *arguments], broker.env, broker.directory, output)
+        assert (command.wait(120) != 0) == fails, printed.read_text()
+        return str(printed.read_text())
+
+    return celery
 
 
 @contextmanager
@@ -94,24 +96,24 @@ def ask(port: int, path: str) -> str | None:
 # -- celery's commands -------------------------------------------------------------------------------------------------
 
 
-def test_inspect_control_and_status_commands(broker: Any, start: Any, until: Any) -> None:
+def test_inspect_control_and_status_commands(broker: Any, celery: Any, start: Any, until: Any) -> None:
     worker = start("-c", "1", name="w")
-    assert json.loads(celery(broker, "inspect", "ping", "--json"))["w@test"] == {"ok": "pong"}
-    assert "1 node online" in celery(broker, "status")
-    queues = json.loads(celery(broker, "inspect", "active_queues", "--json"))["w@test"]
+    assert json.loads(celery("inspect", "ping", "--json"))["w@test"] == {"ok": "pong"}
+    assert "1 node online" in celery("status")
+    queues = json.loads(celery("inspect", "active_queues", "--json"))["w@test"]
     assert [queue["name"] for queue in queues] == ["celery"]
-    assert "acceptance_app.note" in celery(broker, "inspect", "registered")
-    celery(broker, "control", "add_consumer", "more")
-    queues = json.loads(celery(broker, "inspect", "active_queues", "--json"))["w@test"]
+    assert "acceptance_app.note" in celery("inspect", "registered")
+    celery("control", "add_consumer", "more")
+    queues = json.loads(celery("inspect", "active_queues", "--json"))["w@test"]
     assert {queue["name"] for queue in queues} == {"celery", "more"}
-    celery(broker, "call", "acceptance_app.note", "--args", '["called"]', "--queue", "more")
+    celery("call", "acceptance_app.note", "--args", '["called"]', "--queue", "more")
     until(lambda: broker.marks("run", "called"), say=worker.log.read_text)
-    celery(broker, "control", "cancel_consumer", "more")
-    celery(broker, "call", "acceptance_app.note", "--args", '["waits"]', "--queue", "more")
-    assert "Purged 1 message" in celery(broker, "purge", "-f", "-Q", "more")
-    celery(broker, "control", "shutdown", fails=True)  # a worker that ends sends no reply, with any broker
+    celery("control", "cancel_consumer", "more")
+    celery("call", "acceptance_app.note", "--args", '["waits"]', "--queue", "more")
+    assert "Purged 1 message" in celery("purge", "-f", "-Q", "more")
+    celery("control", "shutdown", fails=True)  # a worker that ends sends no reply, with any broker
     assert worker.wait_end() == 0
-    assert "No nodes replied" in celery(broker, "inspect", "ping", "-t", "0.2", fails=True)
+    assert "No nodes replied" in celery("inspect", "ping", "-t", "0.2", fails=True)
 
 
 def test_events_dump(broker: Any, app: Any, start: Any, until: Any) -> None:
@@ -123,13 +125,13 @@ def test_events_dump(broker: Any, app: Any, start: Any, until: Any) -> None:
         until(lambda: "task succeeded" in log.read_text(), say=log.read_text)
 
 
-def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, until: Any) -> None:
+def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, celery: Any, until: Any) -> None:
     folder = broker.directory
     files = (f"--pidfile={folder}/%n.pid", f"--logfile={folder}/%n.log")
     nodes = ("one@test", "two@test")
 
     def multi(command: str, *more: str) -> None:
-        celery(broker, "multi", command, *nodes, *files, *more)
+        celery("multi", command, *nodes, *files, *more)
 
     multi("start", "-c", "1", "-l", "INFO", "-A", "acceptance_app")
     try:

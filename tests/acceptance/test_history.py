@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
+from celery import chain, chord
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.runs import active_runs
+from celery_fdb.history.views.workflows import Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-SHARED_CLUSTER = True
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
 
@@ -92,6 +96,57 @@ def test_how_runs_end(tasks: Any, start: Any, ended: Any, history: HistoryStore,
     assert "raise ValueError" in failure.traceback
     assert (by_state["RETRY"].error_class, by_state["REVOKED"].error) == ("builtins.KeyError", "expired")
     assert {run.attempt for run in runs if run.task.endswith("again")} == {1, 2}
+
+
+def test_a_whole_life_is_told_when_it_is_over(tasks: Any, start: Any, ended: Any, opened: Broker) -> None:
+    """Its messages are gone: the runs tell when it was published and due."""
+    start()
+    again = tasks.again.delay()
+    later = tasks.add.apply_async((1, 2), countdown=1)
+    ended(3)
+    assert [event.what for event in life_of(opened, later.id).events] == ["published", "due", "started", "succeeded"]
+    events = life_of(opened, again.id).events
+    assert [event.what for event in events][:2] == ["published", "started"]
+    assert Counter(event.what for event in events if event.what != "due") == {
+        "published": 2,
+        "started": 2,
+        "retried": 1,
+        "succeeded": 1,
+    }
+
+
+def shape(nodes: list[Node]) -> Any:
+    """Tasks with their states, each with what is below it."""
+    return [
+        (each.task.rpartition(".")[2] or each.kind, each.state, *([shape(each.children)] if each.children else []))
+        for each in nodes
+    ]
+
+
+@pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
+def test_a_chain_with_a_chord_is_a_tree_with_the_state_of_each(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, until: Any, opened: Broker
+) -> None:
+    monkeypatch.setenv("ACCEPTANCE_RESULTS", broker.url)
+    tasks, app = request.getfixturevalue("tasks"), request.getfixturevalue("app")
+    request.getfixturevalue("start")()
+    header = [tasks.add.si(1, 2), tasks.add.si(3, 4), app.hold.si("it")]
+    workflow = chain(tasks.add.si(0, 0), chord(header, tasks.total.s()), tasks.add.s(5))
+    workflow.tasks[0].set(task_id="root")
+    last = workflow.delay()
+
+    def tree() -> Any:
+        with suppress(TaskUnknown):
+            return shape(workflow_of(opened, "root").roots)
+
+    def expected(header: str, held: str, then: str) -> Any:
+        members = [("add", "SUCCESS"), ("add", "SUCCESS"), ("hold", held)]
+        return [("add", "SUCCESS", [("chord", header, [*members, ("total", then), ("add", then)])])]
+
+    until(lambda: tree() == expected("STARTED", "STARTED", "PENDING"), say=tree)
+    broker.allow("it")
+    until(lambda: tree() == expected("SUCCESS", "SUCCESS", "SUCCESS"), say=tree)
+    assert last.get(timeout=60) == 15
 
 
 def test_a_lost_child_and_a_hard_time_limit(tasks: Any, start: Any, ended: Any) -> None:

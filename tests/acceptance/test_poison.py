@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ from kombu_fdb.model import Publication
 from kombu_fdb.transport.encoding.envelope import payload_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-SHARED_CLUSTER = True
 
 GOOD = {"lang": "py", "task": "acceptance_app.note", "id": "an-id", "root_id": "r", "parent_id": None, "group": None}
 BODY: Any = [["poison"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
@@ -45,6 +46,24 @@ BODIES_1 = [
     for odd in ODD
 ]
 BODIES_1.append({**GOOD, "args": [], "kwargs": {}, "timelimit": [HUGE, HUGE]})
+#: What the result backend can't store, at each moment at which Celery tells it something: the id is longer than a key,
+#: or the chord is none. When it is received, when its ETA has come, when a place is free, when its time is over.
+LONG_ID = "x" * 20_000
+ODD_CHORD: Any = [["poison"], {}, {"callbacks": None, "errbacks": [5], "chain": [5], "chord": 5}]
+HOLD = "acceptance_app.hold"
+
+
+def unstorable() -> Iterator[tuple[Any, Any]]:
+    """Headers and bodies. Those of an ETA are not due in the store, which knows only what a publisher tells it."""
+    begin = datetime.now(UTC)
+    past, sooner, soon = ((begin + timedelta(seconds=seconds)).isoformat() for seconds in (-5, 1, 2))
+    moments: list[Any] = [{"expires": past}, {"eta": soon, "expires": sooner}, {"eta": soon}, {}]
+    for kind, body in ((LONG_ID, BODY), ("odd", ODD_CHORD)):
+        for number, times in enumerate(moments):
+            yield {**GOOD, "id": f"{kind}{number}", **times}, body
+        yield {**GOOD, "id": f"{kind}-held", "task": HOLD, "timelimit": [1, None]}, [["poison", 3], {}, body[2]]
+        yield {**GOOD, "id": f"{kind}-fails"}, [["too", "many"], {}, body[2]]
+        yield {**GOOD, "id": f"{kind}0"}, body  # revoked, since the first one has expired
 
 
 def send(
@@ -78,6 +97,8 @@ def send_all(producer: Any) -> None:
         send(producer, body, GOOD)
     for body in BODIES_1:
         send(producer, body, {})
+    for headers, body in unstorable():
+        send(producer, body, headers)
     for content_type, encoding in (("application/x-python-serialize", "binary"), ("no/such", "klingon"), (None, None)):
         send(producer, b"\x80\x04", GOOD, content_type=content_type, content_encoding=encoding)
     send(producer, b"[" * 100_000, GOOD)
@@ -102,13 +123,14 @@ def broadcast(producer: Any) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"])
 def test_no_message_ends_a_worker(
-    broker: Any, start: Any, until: Any, request: pytest.FixtureRequest, pool: str
+    broker: Any, start: Any, until: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
     if pool == "eventlet" and broker.cluster is not None:
         pytest.skip("eventlet works on SQLite only")
     broker.queue_arguments["x-delivery-limit"] = 2  # before the publisher's application is made, which declares it too
+    monkeypatch.setenv("ACCEPTANCE_RESULTS", broker.url)
     app, engine = request.getfixturevalue("app"), request.getfixturevalue("engine")
     worker = start("-c", "2", pool=pool)
     with app.app.connection_for_write() as connection:

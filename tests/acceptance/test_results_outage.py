@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
 LONG_S = 40.0
 

@@ -1,6 +1,7 @@
 """The tour judges itself: nothing that was sent is lost."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,11 @@ def test_what_is_missing_is_told_in_one_line(tmp_path):
     assert done.returncode == 2
     assert "pictures need Chromium" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_its_pictures_are_those_of_the_documentation():
+    docs = TOUR.parents[2] / "docs"
+    taken = set(re.findall(r'\.take(?:_watched)?\(\s*"([\w-]+)"', TOUR.read_text()))
+    assert taken == {path.stem for path in docs.glob("dashboard-*.png")}
+    pages = "".join(page.read_text() for page in (*docs.glob("*.md"), docs.parent / "README.md"))
+    assert [name for name in sorted(taken) if f"{name}.png)" not in pages] == []

@@ -25,8 +25,9 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture
-def rounds() -> int:
-    return int(os.environ.get("FUZZ_ROUNDS", ROUNDS))
+def rounds(request: pytest.FixtureRequest) -> int:
+    """A module whose inputs are dear has a number of its own."""
+    return int(os.environ.get("FUZZ_ROUNDS", getattr(request.module, "ROUNDS", ROUNDS)))
 
 
 @pytest.fixture

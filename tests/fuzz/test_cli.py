@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from store_messages import NAMES, clear, fill
 
 from celery_fdb.cli import fdb
 from celery_fdb.cli.serving import web
@@ -47,7 +48,7 @@ TEXTS = [
         "9" * 400 + "d",
         "\x1b[2J",
         "\u202e",
-        "\ud800",
+        "\udcff",  # a byte that is no UTF-8, as a shell hands it over
         "a\nb",
         "ü" * 300,
         "x" * 3_000,
@@ -57,6 +58,11 @@ TEXTS = [
     ),
     *("fdb://", "fdb+sqlite://", "redis://h", "://", "fdb+sqlite:////nosuch/b.db", "/nosuch/file", "/dev"),
 ]
+#: Options that are not drawn like the others: most brokers that one could name hold nothing that a command could meet.
+APART = {"again", "broker", "broker_options"}
+#: What shows messages, of a queue that may have some.
+LOOKS = [("peek",), ("peek", "--body"), ("peek", "--body", "--json"), ("search", "--task", "*"), ("dead", "list")]
+LOOKS += [("dead", "list", "--json"), ("dead", "causes"), ("find", "t"), ("keys",)]
 #: They would wait for ever; ``--once`` and the like end them.
 ENDLESS = {"top": ["--once"], "metrics": ["--once"]}
 
@@ -78,7 +84,8 @@ def broker(url: str) -> Iterator[Broker]:
         yield broker
 
 
-def fill(broker: Broker, chance: random.Random) -> None:
+def put(broker: Broker, chance: random.Random) -> None:
+    """Jobs, besides the odd messages of tasks."""
     for _ in range(3):
         with suppress(KombuFDBError):
             broker.queue(chance.choice(["q", "jobs", ""])).put(chance.randbytes(5), key=chance.choice(["", "k"]))
@@ -108,7 +115,7 @@ def arguments(chance: random.Random, made: click.Command) -> list[str]:
         values = [chance.choice(TEXTS) for _ in range(each.nargs if each.nargs > 0 else chance.randrange(3))]
         if isinstance(each, click.Argument):
             given += values if each.required or chance.randrange(2) else []
-        elif each.name != "again" and not chance.randrange(3):
+        elif each.name not in APART and not chance.randrange(3):
             given += [chance.choice(each.opts), *([] if getattr(each, "is_flag", False) else values)]
     if not chance.randrange(10):
         given.insert(chance.randrange(len(given) + 1), chance.choice(TEXTS))
@@ -119,14 +126,20 @@ def test_every_command_ends_in_an_exit_code_and_one_line(
     url: str, broker: Broker, fuzz: Callable[..., None], tmp_path: Path
 ) -> None:
     def target(chance: random.Random) -> None:
+        put(broker, chance)
         fill(broker, chance)
+        for look in chance.sample(LOOKS, 4):
+            line = ["--broker", url, *look, *([] if "find" in look else ["--", chance.choice(NAMES)])]
+            check(line, CliRunner().invoke(fdb, line))
         for path, made in chance.sample(COMMANDS, 6):
             where = ["--broker", url] if chance.randrange(8) else ["--broker", chance.choice(TEXTS)]
             if not chance.randrange(8):
                 where += ["--broker-options", chance.choice(['{"connect_timeout": 0.2}', *TEXTS])]
-            line = [*where, *path, *ENDLESS.get(path[-1], []), *arguments(chance, made)]
+            given = [*ENDLESS.get(path[-1], []), *arguments(chance, made)]
+            line = [*where, *path, *given] if chance.randrange(4) else [*path, *where, *given]
             check(line, CliRunner().invoke(fdb, line, input=chance.choice(["", "y\n", "n\n"])))
         assert broker.queues() is not None
+        clear(broker)
 
     fuzz(target)
 

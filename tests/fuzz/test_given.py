@@ -199,7 +199,7 @@ HEADERS = """
 """.split()
 PROPERTIES = """
     priority expiration DelaySeconds message_id MessageGroupId MessageDeduplicationId reply_to correlation_id
-    delivery_tag delivery_info body_encoding app_id
+    delivery_tag delivery_info body_encoding app_id type user_id cluster_id timestamp delivery_mode
 """.split()
 
 
@@ -225,7 +225,7 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
             describe(peeked, body=True)
         producer.publish("good", routing_key="m")
         while not any(message.body == b"good" for message in received):
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=60)
         for message in received:
             with suppress(Exception):  # what a consumer of its own does with it
                 message.decode()

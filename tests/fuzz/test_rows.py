@@ -34,6 +34,8 @@ from kombu_fdb.testing.memory import MemoryDatabase
 
 #: All but the format's, which is to stop everybody.
 SORTS = sorted({sort_of(bench, row) for bench in [filled()] for row in rows_of(bench)} - {"format"})
+#: Each fills a store and works through all of it.
+ROUNDS = 20
 CANARY = 4
 #: What an export may refuse to leave out: declarations, and what looks like a newer version's message.
 MAY_REFUSE = {"queue", "control", "ready", "keyed", "delayed", "lease", "count"}

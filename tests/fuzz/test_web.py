@@ -20,7 +20,8 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 pytest.importorskip("django", reason="the generators stand beside the admin's pages")
 
 from starlette.testclient import TestClient
-from test_admin import ADDRESSES, NAMES, STATES, clear, fill, mutated
+from store_messages import NAMES, clear, fill, mutated
+from test_admin import ADDRESSES, STATES
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
+from kombu_fdb.errors import Conflict
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 
 __all__ = ["Cost", "CountingDatabase", "cost"]
@@ -36,6 +37,7 @@ class Cost:
     round_trips: int = 0
     commits: int = 0
     bytes_written: int = 0
+    conflicts: int = 0
 
     @property
     def writes(self) -> int:
@@ -136,6 +138,13 @@ class CountingTransaction:
         self._cost.clear_ranges += 1
         self._inner.clear_range(begin, end)
 
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        if len(keys) == 1:
+            self._cost.clears += 1
+        else:
+            self._cost.clear_ranges += 1
+        self._inner.clear_run(keys)
+
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         self._cost.atomics += 1
         self._cost.bytes_written += len(key) + width
@@ -156,6 +165,9 @@ class CountingTransaction:
         self._cost.bytes_written += len(key) + len(prefix) + 10 + len(suffix)
         self._inner.set_versionstamped_value(key, prefix, suffix)
 
+    def fill(self, *, moving: bool = False) -> None:
+        self._inner.fill(moving=moving)
+
     def add_read_conflict_key(self, key: bytes) -> None:
         self._cost.conflict_keys += 1
         self._inner.add_read_conflict_key(key)
@@ -172,7 +184,11 @@ class CountingTransaction:
         if not self._inner.read_only:
             self._cost.round_trips += 1 if self._cost.round_trips else 2
             self._cost.commits += 1
-        self._inner.commit()
+        try:
+            self._inner.commit()
+        except Conflict:
+            self._cost.conflicts += 1
+            raise
 
     def cancel(self) -> None:
         self._inner.cancel()

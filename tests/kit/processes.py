@@ -16,7 +16,7 @@ from typing import Self
 
 __all__ = ["DEADLINE_S", "Program", "fork", "in_child", "until"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 #: For the programs, too, the kit is a package.
 TESTS = Path(__file__).parents[1]
 _PYTHONPATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []

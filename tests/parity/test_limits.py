@@ -9,7 +9,7 @@ import pytest
 from kombu_fdb import Broker
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, LeaseLost
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, StoreUnavailable
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def drain(queue):

@@ -9,7 +9,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.errors import AlreadySettled, InvalidArgument, LeaseLost
 from kombu_fdb.primitives.clock import SystemClock
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

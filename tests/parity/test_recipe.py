@@ -12,7 +12,7 @@ from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication
 from kombu_fdb.testing.memory import MemoryDatabase
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.mark.parametrize("key", ["", "alice"])

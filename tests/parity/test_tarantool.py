@@ -9,7 +9,7 @@ import pytest
 from kombu_fdb.errors import InvalidArgument, LeaseLost, QueueError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def payloads(queue, limit=100):

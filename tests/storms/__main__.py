@@ -13,13 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import churn, cluster, disk, forks, kills, relays
+from . import churn, cluster, disk, forks, kills, line, relays
 from .ledger import Verdict
 from .stage import Skipped, Storm
 from .table import render
 
 STORMS: dict[str, Storm] = {
     "kills": kills.run,
+    "line": line.run,
     "relays": relays.run,
     "forks": forks.run,
     "churn": churn.run,

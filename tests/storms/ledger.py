@@ -80,6 +80,9 @@ class Ledger:
         self.begun: defaultdict[str, list[str]] = defaultdict(list)
         self.ended = Counter[str]()
         self.struck: set[str] = set()
+        #: Between two steps of a kind, at most, since whoever looks at it has cleared it.
+        self.longest_s = defaultdict[str, float](float)
+        self._told_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._read, name="ledger", daemon=True)
         self._thread.start()
         self.tell = teller(self.path, "storm")
@@ -126,6 +129,9 @@ class Ledger:
 
     def note(self, step: Step) -> None:
         self.counts[step.kind] += 1
+        now = time.monotonic()
+        self.longest_s[step.kind] = max(self.longest_s[step.kind], now - self._told_s.get(step.kind, now))
+        self._told_s[step.kind] = now
         if step.kind == "confirmed":
             self.confirmed[step.name] = step
         elif step.kind == "begun":

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-__all__ = ["is_loopback"]
+from celery_fdb.cli.terminal import Refused
+
+__all__ = ["cannot_listen", "is_loopback"]
+
+
+def cannot_listen(address: str, port: int, error: OSError) -> Refused:
+    return Refused(
+        "can't listen on this address",
+        address=address,
+        port=port,
+        reason=error.strerror,
+        fix="Choose another --port.",
+    )
 
 
 def is_loopback(address: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import click
 
-from celery_fdb.cli.serving.listening import is_loopback
+from celery_fdb.cli.serving.listening import cannot_listen, is_loopback
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 
 __all__ = ["metrics"]
@@ -52,13 +52,7 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as error:
-        raise Refused(
-            "can't listen on this address",
-            address=address,
-            port=port,
-            reason=error.strerror,
-            fix="Choose another --port.",
-        ) from error
+        raise cannot_listen(address, port, error) from error
     if not is_loopback(address):
         click.echo(f"Note: anyone who can connect to {address} can read the metrics; there is no password.", err=True)
     click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)

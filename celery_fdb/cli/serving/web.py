@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli.serving.listening import is_loopback
+from celery_fdb.cli.serving.listening import cannot_listen, is_loopback
 from celery_fdb.cli.terminal import Refused, Run, command
 
 __all__ = ["web"]
@@ -65,7 +65,9 @@ def _application(run: Run, given: dict[str, Any], token: str | None, *, is_local
         fix = "Run: pip install 'celery-fdb[web]'"
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
     url, options = run.where.resolve()
-    named = (given["address"], *given["allow_host"])
+    named = (given["address"], socket.gethostname(), *given["allow_host"])
+    # Without a token, a site whose name is made to lead here would be anybody who can connect.
+    checked = is_local or token is None or bool(given["allow_host"])
     return dashboard(
         url,
         options=options,
@@ -74,7 +76,7 @@ def _application(run: Run, given: dict[str, Any], token: str | None, *, is_local
         anonymous=token is None,
         read_only=not given["write"],
         show_bodies=given["show_bodies"],
-        hosts=(*LOOPBACK, *named) if is_local or given["allow_host"] else None,
+        hosts=(*LOOPBACK, *named) if checked else None,
     )
 
 
@@ -82,13 +84,7 @@ def _listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
-        raise Refused(
-            "can't listen on this address",
-            address=address,
-            port=port,
-            reason=error.strerror,
-            fix="Choose another --port.",
-        ) from error
+        raise cannot_listen(address, port, error) from error
 
 
 def _prefix(path: str) -> str:

@@ -91,6 +91,10 @@ class QueueAdmin(StoreAdmin):
 class DeadLetterAdmin(StoreAdmin):
     changelist = staticmethod(dead_letter_views.dead_letters)
 
+    def get_urls(self) -> list[URLPattern]:
+        causes = path("causes/", self._page(dead_letter_views.causes), name="celery_fdb_deadletter_causes")
+        return [*super().get_urls(), causes]
+
 
 @admin.register(Session)
 class SessionAdmin(StoreAdmin):

@@ -6,11 +6,13 @@ form. What is held until the flush is cut at once, so that a hostile message cos
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from celery.exceptions import Retry
 
 from celery_fdb.history.options import History
+from celery_fdb.history.publishing import PUBLISHED
 from celery_fdb.history.run import (
     ARGUMENTS_LENGTH,
     ERROR_LENGTH,
@@ -56,6 +58,8 @@ def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error
         runtime,
         _cut(request._argsrepr),
         _cut(request._kwargsrepr),
+        _whole(get(PUBLISHED)),
+        _cut(get("eta")),
         "" if root is None or root == task_id else _name(root),
         _name(get("parent_id")),
         _name(get("group")),
@@ -120,7 +124,9 @@ def _follower(signature: Any) -> Follower | None:
 def run_of(facts: Facts, options: History) -> Run:
     """As it is stored. Called for each run, so what most runs don't have costs nothing."""
     task_id, task, queue, worker, state, started_s, end_ms, runtime, args, kwargs, *rest = facts
-    root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = rest
+    published_ms, eta, root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = (
+        rest
+    )
     start_ms = _moment(started_s)
     runtime_s = _runtime(runtime, start_ms, end_ms)
     if start_ms and runtime_s:  # not when the main process heard of it, which may be a moment later
@@ -136,6 +142,8 @@ def run_of(facts: Facts, options: History) -> Run:
         runtime_s,
         _argument(args, options),
         _argument(kwargs, options),
+        min(published_ms, LATEST_MS),
+        _eta_ms(eta) if eta else 0,
         key,
         retries,
         redeliveries,
@@ -175,6 +183,15 @@ def _shown(text: str, most: int, *, end: bool = False) -> str:
 
 def _moment(seconds: Any) -> int:
     return int(seconds * 1000) if is_number(seconds, 0, LATEST_MS // 1000) else 0
+
+
+def _eta_ms(eta: str) -> int:
+    """Of the header, in which Celery writes a date; without a zone it is in UTC."""
+    try:
+        moment = datetime.fromisoformat(eta)
+        return _moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _runtime(runtime: Any, start_ms: int, end_ms: int) -> float | None:

@@ -1,7 +1,7 @@
 """One task's whole life: published, delayed, leased, run, retried, done; from all that is known of it.
 
 Known are the messages of the task that are in the broker now, its runs in the history, and with an application the
-state in its result backend. Of a message that is gone, only its runs tell.
+state in its result backend. Of a message that is gone, its runs tell, also when it was published and due.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from kombu.serialization import prepare_accept_content
 
+from celery_fdb.history.publishing import PUBLISHED
 from celery_fdb.history.run import ACTIVE, LOST
+from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.opening import history_of
 from celery_fdb.history.views.runs import RunView, view
 from celery_fdb.inspection.message import describe
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 
-__all__ = ["Event", "Life", "TaskUnknown", "life_of"]
+__all__ = ["Event", "Life", "TaskUnknown", "fix_id", "life_of"]
 
 #: Newest runs of one task that are shown.
 MOST_RUNS = 100
@@ -65,30 +70,38 @@ class Life:
     history: bool = True
 
 
+def fix_id(history: HistoryStore) -> str:
+    """What to do about a task that nobody knows."""
+    off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
+    return f"Check the id.{off}"
+
+
 def life_of(broker: Broker, task_id: str, app: Any = None) -> Life:
     """``app``: for the state of its result. Raises :class:`TaskUnknown`."""
     history = history_of(broker)
-    messages = [describe(each.message) for each in broker.spots(task_id)]
+    found = [each.message for each in broker.spots(task_id)]
+    messages = [describe(each) for each in found]
     runs = [view(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
     runs += [view(run) for _, run in history.active() if run.id == task_id]
     kept = history.settings() is not None
     result = None if app is None else _result(app, task_id)
     if not (messages or runs or result):
-        fix = "Check the id." if kept else "Check the id. History is off: call celery_fdb.install(app, history=True)."
-        raise TaskUnknown(task_id=task_id, fix=fix)
-    events = [event for each in messages for event in _of_message(each)]
+        raise TaskUnknown(task_id=task_id, fix=fix_id(history))
+    events = [event for each, seen in zip(found, messages, strict=True) for event in _of_message(each, seen)]
     events += [event for each in runs for event in _of_run(each)]
-    events.sort(key=lambda event: event.moment)
+    events = sorted(dict.fromkeys(events), key=lambda event: event.moment)
     names = [each.task for each in runs] + [str(each["task"]) for each in messages if each["task"]]
     state = _state(messages, runs, result)
     return Life(task_id, names[-1] if names else "", state, events, runs, messages, result, kept)
 
 
-def _of_message(message: dict[str, Any]) -> Iterator[Event]:
+def _of_message(peeked: Peeked, message: dict[str, Any]) -> Iterator[Event]:
     key = f", key {message['key']}" if message["key"] else ""
     where = f"in {message['queue']}{key}"
     deaths = message["deaths"]  # newest first; a dead letter was published to the queue of its first
-    yield Event(message["published"], "published", f"in {deaths[-1]['queue']}{key}" if deaths else where)
+    told_ms: Any = headers_of(peeked.payload).get(PUBLISHED)
+    published = told_ms / 1000 if is_whole(told_ms, 1, LATEST_MS) else message["published"]
+    yield Event(published, "published", f"in {deaths[-1]['queue']}{key}" if deaths else where)
     if message["due"]:
         yield Event(message["due"], "due", where)
     for death in message["deaths"]:
@@ -96,6 +109,11 @@ def _of_message(message: dict[str, Any]) -> Iterator[Event]:
 
 
 def _of_run(run: RunView) -> Iterator[Event]:
+    where = f"in {run.queue}{f', key {run.key}' if run.key else ''}"
+    if run.published is not None:
+        yield Event(run.published, "published", where)
+    if run.due is not None:
+        yield Event(run.due, "due", where)
     attempt = f"attempt {run.attempt}" + (f", delivered {run.redeliveries + 1} times" if run.redeliveries else "")
     if run.started is not None:
         yield Event(run.started, "started", f"{attempt}, by {run.worker} from {run.queue}")

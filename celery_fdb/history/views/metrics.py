@@ -21,6 +21,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_fdb.brokers.holding import Holding
 from celery_fdb.history.counters import BOUNDS_S, Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
@@ -54,8 +55,7 @@ class TaskCollector(Collector):
     """Thread-safe. ``open_``: opens the broker when it is first scraped, and again after a failure."""
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
-        self._open = open_
-        self._broker: Broker | None = None
+        self._holding = Holding(open_)
         self._lock = threading.Lock()
         self._named: set[str] = set()
 
@@ -66,21 +66,14 @@ class TaskCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             try:
-                if self._broker is None:
-                    self._broker = self._open()
-                yield from self._metrics(history_of(self._broker))
+                yield from self._metrics(history_of(self._holding.broker()))
             except KombuFDBError:
-                self._forget()
-
-    def _forget(self) -> None:
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            broker.close()
+                self._holding.close()
 
     def close(self) -> None:
         """Give the store back."""
         with self._lock:
-            self._forget()
+            self._holding.close()
 
     def _metrics(self, history: HistoryStore) -> list[Metric]:
         if history.settings() is None:

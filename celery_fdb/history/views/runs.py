@@ -29,6 +29,8 @@ class RunView:
     queue: str
     worker: str
     key: str
+    published: float | None
+    due: float | None
     started: float | None
     ended: float | None
     runtime_s: float | None
@@ -62,6 +64,8 @@ def view(run: Run) -> RunView:
         queue=run.queue,
         worker=run.worker,
         key=run.key,
+        published=run.published_ms / 1000 or None,
+        due=run.due_ms / 1000 or None,
         started=run.start_ms / 1000 or None,
         ended=run.end_ms / 1000 or None,
         runtime_s=run.runtime_s,

@@ -19,7 +19,7 @@ from typing import Any
 from celery import states
 
 from celery_fdb.history.run import ACTIVE, Run, bounded, id_text
-from celery_fdb.history.views.lives import TaskUnknown
+from celery_fdb.history.views.lives import TaskUnknown, fix_id
 from celery_fdb.history.views.opening import history_of
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
@@ -72,9 +72,7 @@ def workflow_of(broker: Broker, task_id: str) -> Workflow:
     search = _Search(broker)
     search.run(id_text(task_id))
     if not search.nodes:
-        raise TaskUnknown(
-            task_id=task_id, fix="Check the id, and that history is on: celery_fdb.install(app, history=True)."
-        )
+        raise TaskUnknown(task_id=task_id, fix=fix_id(history_of(broker)))
     return Workflow(search.tree(), len(search.nodes), search.complete)
 
 
@@ -90,6 +88,8 @@ class _Search:
         self._parents: dict[str, str] = {}
         #: Of members their groups.
         self._groups: dict[str, str] = {}
+        #: Of followers, how many others come before them.
+        self._behind: dict[str, int] = {}
         self._queues: set[str] = set()
         self._families: set[str] = set()
         self._steps: deque[tuple[str, str]] = deque()
@@ -147,8 +147,9 @@ class _Search:
                 continue  # found by its id, and by its root or group
             self._relate(run.id, root=run.root, parent=run.parent, group=run.group)
             before = run.id
-            for follower in run.followers:
+            for number, follower in enumerate(run.followers, 1):
                 self._node(follower.id, follower.task)
+                self._behind[follower.id] = min(number, self._behind.get(follower.id, number))
                 self._parents.setdefault(follower.id, run.group if before == run.id and run.group else before)
                 self._look_for("task", follower.id)
                 before = follower.id
@@ -207,11 +208,16 @@ class _Search:
             self.nodes[shown].children.append(node)
         roots = [node for id_, node in self.nodes.items() if not above[id_]]
         for node in self.nodes.values():
-            node.children.sort(key=_order)
+            node.children.sort(key=self._order)
         for node in self.nodes.values():
             if node.kind == "group":
                 node.state = _of_members([each for each in node.children if each.id in self._groups])
-        return sorted(roots, key=_order)
+        return sorted(roots, key=self._order)
+
+    def _order(self, node: Node) -> tuple[float, int]:
+        """By their starts; those that have not begun at the end, in the order of their chain."""
+        begun = [each.started for each in (node, *node.children) if each.started is not None]
+        return min(begun, default=math.inf), self._behind.get(node.id, 0)
 
     def _line(self, above: dict[str, str], id_: str) -> list[str]:
         """What is above a node, up to a root; nothing for a circle of parents, as nobody of ours makes."""
@@ -221,12 +227,6 @@ class _Search:
                 return []
             line[id_] = None
         return list(line)
-
-
-def _order(node: Node) -> tuple[float, str]:
-    """By their starts; those that have not begun at the end."""
-    begun = [each.started for each in (node, *node.children) if each.started is not None]
-    return (min(begun) if begun else math.inf, node.id)
 
 
 def _of_members(members: list[Node]) -> str:

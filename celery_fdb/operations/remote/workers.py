@@ -68,7 +68,7 @@ def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcom
             return Outcome(f"{request.queue}: {answer['ok']}.")
         if isinstance(answer, Mapping):
             raise QueueError("the worker refused", worker=request.queue, reason=str(answer.get("error", answer))[:500])
-    raise QueueError("the worker did not answer", worker=request.queue, fix="Look whether it runs.")
+    raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
 
 
 def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
@@ -93,7 +93,7 @@ WORKER_DEEDS = {
             _limit,
             fields=(
                 Field("task", "Task", help="Its name, as shop.tasks.charge.", required=True),
-                Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for any rate.", value="0", required=True),
+                Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
             ),
         ),
         Deed(

@@ -7,6 +7,8 @@ inline runs, so text from a message that slipped through the templates' escaping
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,7 +38,10 @@ class Guard:
     """See the module."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None) -> None:
-        """``hosts``: names without ports; None: any, as whatever it is mounted into has looked already."""
+        """``hosts``: names without ports; None: any, as whatever it is mounted into has looked already.
+
+        An IP address is always ours: only a name can be made to lead elsewhere.
+        """
         self._app = app
         self._hosts = None if hosts is None else {each.lower() for each in hosts}
 
@@ -58,8 +63,17 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         if self._hosts is None:
             return True
-        name, _, port = host.lower().rpartition(":")
-        return (name if name and port.isdigit() else host.lower()) in self._hosts
+        head, _, port = host.lower().rpartition(":")
+        name = head if head and port.isdigit() else host.lower()
+        return name in self._hosts or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 _misdirected = PlainTextResponse(

@@ -11,12 +11,16 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 
-__all__ = ["COOKIE", "HOLDS_S", "holds", "is_token", "ticket"]
+__all__ = ["COOKIE", "HOLDS_S", "KNOWN_COOKIE", "KNOWN_S", "holds", "is_token", "ticket"]
 
 COOKIE = "celery_fdb_session"
 #: How long nobody is asked for the token again.
 HOLDS_S = 12 * 3600
+#: Says that somebody has logged in in this browser before, and opens nothing.
+KNOWN_COOKIE = "celery_fdb_known"
+KNOWN_S = 90 * 86_400
 _PURPOSE = b"celery-fdb dashboard, logged in until "
+_KNOWN = b"celery-fdb dashboard, known until "
 
 
 def is_token(token: str, given: str) -> bool:
@@ -24,22 +28,23 @@ def is_token(token: str, given: str) -> bool:
     return hmac.compare_digest(_digest(token), _digest(given))
 
 
-def ticket(token: str, now_ms: int) -> str:
-    """The cookie's value."""
-    until = str(now_ms // 1000 + HOLDS_S)
-    return f"{until}.{_signature(token, until)}"
+def ticket(token: str, now_ms: int, *, known: bool = False) -> str:
+    """The cookie's value; ``known``: of the one that says who has logged in here before."""
+    until = str(now_ms // 1000 + (KNOWN_S if known else HOLDS_S))
+    return f"{until}.{_signature(token, until, known=known)}"
 
 
-def holds(token: str, value: str, now_ms: int) -> bool:
+def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
     """Whether the cookie was given for this token and is not over."""
     until, _, signature = value.partition(".")
-    if not hmac.compare_digest(_digest(signature), _digest(_signature(token, until))):
+    if not hmac.compare_digest(_digest(signature), _digest(_signature(token, until, known=known))):
         return False
     return int(until) * 1000 > now_ms
 
 
-def _signature(token: str, until: str) -> str:
-    made = hmac.digest(token.encode(), _PURPOSE + until.encode(errors="replace"), "sha256")
+def _signature(token: str, until: str, *, known: bool) -> str:
+    purpose = _KNOWN if known else _PURPOSE
+    made = hmac.digest(token.encode(), purpose + until.encode(errors="replace"), "sha256")
     return urlsafe_b64encode(made).decode().rstrip("=")
 
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from celery_fdb.brokers.holding import Holding
 from celery_fdb.history.views.opening import history_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.web.live.feed import Feed, event
 from celery_fdb.web.live.vitals import Runs, Vitals
-from celery_fdb.web.serving.opening import Opening
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Settings
@@ -36,10 +36,10 @@ AGAIN_MS = 3_000
 class Stream:
     """One feed for each event loop; a server has one loop."""
 
-    def __init__(self, settings: Settings, reception: Reception, opening: Opening, threads: Threads) -> None:
+    def __init__(self, settings: Settings, reception: Reception, holding: Holding, threads: Threads) -> None:
         self._settings = settings
         self._reception = reception
-        self._opening = opening
+        self._holding = holding
         self._threads = threads
         self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Feed, Vitals]] = WeakKeyDictionary()
 
@@ -65,9 +65,9 @@ class Stream:
     async def _look(self, vitals: Vitals) -> dict[str, Any]:
         """Raises ``KombuFDBError``."""
         try:
-            return await self._threads.run(lambda: _told(vitals, self._opening.broker()))
+            return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
         except KombuFDBError:
-            self._opening.forget()
+            self._holding.forget()
             raise
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
+from celery_fdb.inspection.concerns import concerns
 from celery_fdb.inspection.overview import Overview, QueueView, rates
+from celery_fdb.web.rendering import plain
 
-__all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of", "shown"]
+__all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of"]
 
 #: Queues that are told of in each event; the others are on their pages.
 MOST_QUEUES = 500
@@ -58,7 +60,7 @@ class Vitals:
         before, runs_before = next(recent, (look, runs))
         self._looks.append((look, runs))
         speeds = rates(before, look)
-        live = shown(look)
+        live = look.own_queues
         summary = _summary(look, live, speeds)
         if runs is not None and runs_before is not None:
             ended = runs.ended - runs_before.ended
@@ -67,18 +69,18 @@ class Vitals:
             Moment(look.taken_ms, summary["ready"] + summary["delayed"], summary["published"], summary["acked"])
         )
         queues = {each.name: {**counts_of(each), **_speeds(speeds, each.name)} for each in live[:MOST_QUEUES]}
-        return {"at": look.taken_ms, "summary": summary, "queues": queues, "point": _point(self._moments[-1])}
+        return {
+            "at": look.taken_ms,
+            "summary": summary,
+            "queues": queues,
+            "concerns": [{"text": plain(each.text), "queue": each.queue} for each in concerns(look)],
+            "point": _point(self._moments[-1]),
+        }
 
     def points(self) -> list[list[float | None]]:
         """What was so far, for a page that was opened just now: time in seconds, backlog, published, acked."""
         with self._lock:
             return [_point(each) for each in self._moments]
-
-
-def shown(look: Overview) -> list[QueueView]:
-    """The application's queues, the longest first."""
-    live = [each for each in look.live_queues if not each.is_internal]
-    return sorted(live, key=lambda each: (-each.ready, each.name))
 
 
 def counts_of(view: QueueView) -> dict[str, Any]:

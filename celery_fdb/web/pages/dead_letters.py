@@ -1,19 +1,19 @@
-"""``/dead``: the queues of dead letters, and in one of them what its letters died of."""
+"""``/dead`` and ``/causes``: the queues of dead letters, and what the letters died of, in one of them or in all."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.dead_queues import dead_queues
-from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.dead_letters.groups import Groups, group, group_all
+from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.catalogue import offered_on_cause
 from celery_fdb.web.pages.messages import wanted_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["dead"]
+__all__ = ["causes", "dead"]
 
 #: Causes that are shown.
 MOST_GROUPS = 100
@@ -22,7 +22,9 @@ MOST_GROUPS = 100
 def dead(visit: Visit, broker: Broker) -> Response:
     """``queue``: by their causes; without it, the queues that hold them."""
     if "queue" in visit.request.query_params:
-        return _causes(visit, broker, visit.asked("queue"))
+        name = visit.asked("queue")
+        found = group(broker, name, wanted_of(visit.request.query_params))
+        return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
     seen = look(broker)
     homes = dead_queues(broker, seen)
     held = [each for each in seen.queues if each.name in homes]
@@ -30,14 +32,23 @@ def dead(visit: Visit, broker: Broker) -> Response:
     return visit.page("dead", queues=[(each, ", ".join(sorted(homes[each.name]))) for each in held])
 
 
-def _causes(visit: Visit, broker: Broker, name: str) -> Response:
-    found = group(broker, name, wanted_of(visit.request.query_params))
+def causes(visit: Visit, broker: Broker) -> Response:
+    """Of all queues of dead letters, the longest first."""
+    seen = look(broker)
+    homes = dead_queues(broker, seen)
+    held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
+    found = group_all(broker, [each.name for each in held if each.ready], wanted_of(visit.request.query_params))
+    return _causes(visit, found, queue=None, home="all queues")
+
+
+def _causes(visit: Visit, found: Groups, *, queue: str | None, home: str) -> Response:
+    """``queue``: None for all."""
     return visit.page(
         "causes",
-        queue=name,
-        home=name.removesuffix(DEAD_SUFFIX),
+        queue=queue,
+        home=home,
         found=found,
         groups=found.groups[:MOST_GROUPS],
         hidden=max(len(found.groups) - MOST_GROUPS, 0),
-        deeds=[DEEDS["replay_all"], DEEDS["discard_all"]],
+        deeds=offered_on_cause(everywhere=queue is None),
     )

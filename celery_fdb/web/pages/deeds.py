@@ -25,6 +25,8 @@ __all__ = ["act"]
 
 #: Messages that one deed may be asked for.
 MOST_SELECTED = 500
+#: Of the time that a page waits: a deed ends then, and says how far it is.
+SHARE = 0.4
 AT_ONCE = frozenset({"pause", "resume"})
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
 
@@ -48,7 +50,7 @@ def act(visit: Visit, broker: Broker) -> Response:
 
 
 def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) -> Request:
-    queue = visit.sent("queue")
+    queue = deed.target(visit.sent("queue"))
     key, fields = deed.read({name: values[0] for name, values in visit.fields.items()})
     return Request(
         queue,
@@ -59,6 +61,8 @@ def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) ->
         FIX_APP,
         fields,
         visit.sent("mark"),
+        seconds=visit.settings.timeout_s * SHARE,
+        clock=visit.settings.clock,
     )
 
 

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import look, look_at_keys
 from celery_fdb.operations.catalogue import offered_on_queue
-from celery_fdb.web.live.vitals import shown
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
@@ -27,7 +26,7 @@ def queues(visit: Visit, broker: Broker) -> Response:
     seen = look(broker)
     shows_all = bool(visit.asked("all"))
     name = visit.asked("q").casefold()
-    views = [*seen.live_queues] if shows_all else shown(seen)
+    views = seen.live_queues if shows_all else seen.own_queues
     views = [each for each in views if name in each.name.casefold()]
     hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
     more = max(len(views) - MOST_SHOWN, 0)

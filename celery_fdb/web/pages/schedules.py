@@ -1,7 +1,8 @@
-"""``/schedules``: the entries of beat's schedule in the app, with when each ran last and runs next.
+"""``/schedules``: the entries of beat's schedule, with when each ran last and runs next.
 
-Beat keeps the times of its last runs in a file of its own. So the last run is that of the entry's task in the history,
-whoever has published it, and the next one follows from it as beat would compute it.
+They come from two sides: what a beat that runs ``celery_fdb.beat.Scheduler`` tells the store, and, with an app, what
+its configuration has. Of an entry that no beat has told of, the last run is that of its task in the history, whoever
+has published it, and the next one follows from it as beat would compute it.
 """
 
 from __future__ import annotations
@@ -20,60 +21,115 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.opening import HistoryOff
 from celery_fdb.history.views.runs import RunView, page_of_runs
 from celery_fdb.inspection.moments import moment
+from celery_fdb.schedules.entry import Told, text_of
+from celery_fdb.schedules.store import schedule_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
-__all__ = ["schedules"]
+__all__ = ["rows_of", "schedules"]
 
 #: Entries that are shown, and tasks whose last run is looked up.
 MOST_ENTRIES, MOST_TASKS = 500, 50
+#: A beat that is so many times later than it has said is silent.
+LATE = 3
 
 
 class Row(NamedTuple):
-    """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry."""
+    """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry.
+
+    ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat told
+    of it last. ``state``: what that means: *beat* has it, beat is *silent*, it is *gone* from beat's schedule, or it is
+    *configured* and no beat has told of it.
+    """
 
     name: str
     task: str = ""
     timing: str = ""
     queue: str = ""
-    last: RunView | None = None
+    last: datetime | None = None
+    run: RunView | None = None
     following: datetime | None = None
+    state: str = "configured"
+    heard: datetime | None = None
     problem: str = ""
 
 
 def schedules(visit: Visit, broker: Broker) -> Response:
     """By name."""
     app = visit.settings.app
-    rows = None if app is None else rows_of(app, broker, moment(visit.settings.clock.wall_ms()))
+    rows = rows_of(app, broker, moment(visit.settings.clock.wall_ms()))
     scheduler = "" if app is None else str(app.conf.beat_scheduler)
-    return visit.page("schedules", rows=rows, scheduler=scheduler)
+    return visit.page("schedules", rows=rows, scheduler=scheduler, has_app=app is not None)
 
 
-def rows_of(app: Celery, broker: Broker, now: datetime) -> list[Row]:
+def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
     """Each entry. ``now``: with a time zone."""
-    configured = app.conf.beat_schedule or {}
-    last: dict[str, RunView | None] = {}
-    return [_row(app, broker, str(name), configured[name], last, now) for name in list(configured)[:MOST_ENTRIES]]
+    configured = {str(name): each for name, each in (app.conf.beat_schedule or {}).items()} if app is not None else {}
+    told = {each.name: each for each in schedule_of(broker).told()}
+    runs = _Runs(broker)
+    heard = any(_is_heard(each, now) for each in told.values())
+    names = sorted({*configured, *told})[:MOST_ENTRIES]
+    return [
+        _told_row(told[name], runs, now, gone=heard or (app is not None and name not in configured))
+        if name in told
+        else _configured_row(app, name, configured[name], runs, now)
+        for name in names
+    ]
 
 
-def _row(app: Celery, broker: Broker, name: str, told: Any, last: dict[str, RunView | None], now: datetime) -> Row:
+class _Runs:
+    """The last run of each task, of so many tasks."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._found: dict[str, RunView | None] = {}
+
+    def last(self, task: str) -> RunView | None:
+        if task not in self._found:
+            if len(self._found) >= MOST_TASKS:
+                return None
+            self._found[task] = self._read(task)
+        return self._found[task]
+
+    def _read(self, task: str) -> RunView | None:
+        try:
+            found = page_of_runs(self._broker, Wanted(task=task), limit=1).runs
+        except HistoryOff:
+            return None
+        return found[0] if found else None
+
+
+# -- what beat has told ------------------------------------------------------------------------------------------------
+
+
+def _told_row(told: Told, runs: _Runs, now: datetime, *, gone: bool) -> Row:
+    """``gone``: what an entry is that nobody tells of any more; else beat is silent."""
+    state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
+    last, following = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
+    heard = moment(told.told_ms)
+    run = runs.last(told.task)
+    return Row(
+        told.name, told.task, told.timing, told.queue, last, run, following if state == "beat" else None, state, heard
+    )
+
+
+def _is_heard(told: Told, now: datetime) -> bool:
+    return (now - moment(told.told_ms)).total_seconds() <= LATE * told.again_s
+
+
+# -- what is configured ------------------------------------------------------------------------------------------------
+
+
+def _configured_row(app: Celery | None, name: str, configured: Any, runs: _Runs, now: datetime) -> Row:
     try:
-        entry = ScheduleEntry(**{**told, "name": name, "app": app}) if isinstance(told, Mapping) else told
+        is_told = isinstance(configured, Mapping)
+        entry = ScheduleEntry(**{**configured, "name": name, "app": app}) if is_told else configured
         task, timing = str(entry.task), entry.schedule
-        if task not in last:
-            last[task] = _last_run(broker, task) if len(last) < MOST_TASKS else None
+        run = runs.last(task)
         queue = str((entry.options or {}).get("queue", ""))
-        return Row(name, task, _text(timing), queue, last[task], _following(timing, last[task], now))
+        return Row(name, task, text_of(timing), queue, None, run, _following(timing, run, now))
     except (ImproperlyConfigured, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         return Row(name, problem=f"{type(error).__name__}: {error}")
-
-
-def _last_run(broker: Broker, task: str) -> RunView | None:
-    try:
-        found = page_of_runs(broker, Wanted(task=task), limit=1).runs
-    except HistoryOff:
-        return None
-    return found[0] if found else None
 
 
 def _following(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
@@ -89,8 +145,3 @@ def _following(timing: Any, last: RunView | None, now: datetime) -> datetime | N
         return following
     found: Any = timing.remaining_estimate(timing.maybe_make_aware(now))
     return now + found if isinstance(found, timedelta) else None
-
-
-def _text(timing: Any) -> str:
-    text = str(getattr(timing, "human_seconds", "") or timing)
-    return f"every {text}" if type(timing) is schedule else text.removeprefix("<").removesuffix(">")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
@@ -15,6 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery, login
+from celery_fdb.web.access.attempts import Attempts, address_of, browser_of
 from celery_fdb.web.access.user import User
 from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import NOTICE, Visit
@@ -33,6 +35,7 @@ class Reception:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._attempts = Attempts(settings.clock)
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if nobody knows who asks."""
@@ -55,8 +58,10 @@ class Reception:
 
     def _stranger(self, visit: Visit) -> Response:
         request, target = visit.request, self._settings.login_url
-        if request.method != "GET" or "text/html" not in request.headers.get("accept", "") or visit.is_part:
+        if "text/html" not in request.headers.get("accept", "") or visit.is_part:
             return PlainTextResponse("log in first\n", 401)
+        if request.method != "GET":
+            return self._too_late(visit)
         if self._settings.token is not None:
             path = addresses.url(visit.root, "overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
             query = f"?{request.url.query}" if request.url.query else ""
@@ -64,6 +69,14 @@ class Reception:
         if target is not None:
             return RedirectResponse(target, 303)
         return visit.page("error", 403, title="Not allowed", text="Nobody here knows you. Log in, and come back.")
+
+    def _too_late(self, visit: Visit) -> Response:
+        """A form of a page that was left open for longer than its reader was logged in."""
+        if self._settings.token is None:
+            return visit.page("error", 401, title="Log in first", text="Nobody here knows you. Nothing was changed.")
+        answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
+        self.remember(visit, answer)
+        return answer
 
     def remember(self, visit: Visit, answer: Response) -> None:
         """The cookie that the page's forms repeat."""
@@ -75,7 +88,7 @@ class Reception:
     async def greet(self, request: Request) -> Response:
         """The login page."""
         visit, _ = await self.visit(request)
-        answer = visit.page("login", next=visit.asked("next"), wrong=False)
+        answer = visit.page("login", next=visit.asked("next"), problem="")
         self.remember(visit, answer)
         return answer
 
@@ -83,19 +96,39 @@ class Reception:
         """The login page's form, with its origin checked."""
         token, now_ms = self._settings.token, self._settings.clock.wall_ms()
         host = visit.request.client.host if visit.request.client else "?"
+        who = self._who(visit.request, host)
+        wait_s = self._attempts.take(who)
+        if wait_s:
+            return _too_many(visit, wait_s)
         if token is None or not login.is_token(token, visit.sent("token").strip()):
             audit.warning("a wrong token from %s", ascii(host)[1:-1])
-            return visit.page("login", 403, next=visit.sent("next"), wrong=True)
+            return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
+        self._attempts.forget(who)
         audit.info("logged in from %s", ascii(host)[1:-1])
         answer = visit.redirect(addresses.local_path(visit.root, visit.sent("next")))
         visit.keep(answer, login.COOKIE, login.ticket(token, now_ms), login.HOLDS_S)
+        visit.keep(answer, login.KNOWN_COOKIE, login.ticket(token, now_ms, known=True), login.KNOWN_S)
         return answer
+
+    def _who(self, request: Request, host: str) -> str:
+        """Whose attempt to log in it is."""
+        token, cookie = self._settings.token, request.cookies.get(login.KNOWN_COOKIE, "")
+        now_ms = self._settings.clock.wall_ms()
+        is_known = token is not None and login.holds(token, cookie, now_ms, known=True)
+        return browser_of(cookie) if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
         """Logged out, in this browser."""
         answer = visit.redirect(visit.url("login"))
         answer.delete_cookie(login.COOKIE, path=visit.cookie_path)
         return answer
+
+
+def _too_many(visit: Visit, wait_s: float) -> Response:
+    seconds = str(math.ceil(wait_s))
+    answer = visit.page("login", 429, next=visit.sent("next"), problem=f"Too many attempts. Wait {seconds} s.")
+    answer.headers["retry-after"] = seconds
+    return answer
 
 
 # -- one line from a deed to the next page -----------------------------------------------------------------------------

@@ -71,7 +71,23 @@
     }
   };
 
-  const look = ({ summary, queues, point }) => {
+  // Links stay the same elements, so that one keeps the focus while its text changes.
+  const attend = (concerns) => {
+    const section = document.getElementById("concerns");
+    if (!section) { return; }
+    const list = section.querySelector("ul");
+    while (list.children.length > concerns.length) { list.lastElementChild.remove(); }
+    for (const [at, { text, queue }] of concerns.entries()) {
+      const item = list.children[at] ?? list.appendChild(document.createElement("li"));
+      const link = item.firstElementChild ?? item.appendChild(document.createElement("a"));
+      link.href = queue === null ? section.dataset.sessions : `${section.dataset.queue}?${new URLSearchParams({ queue })}`;
+      if (link.textContent !== text) { link.textContent = text; }
+    }
+    section.hidden = concerns.length === 0;
+  };
+
+  const look = ({ summary, queues, concerns, point }) => {
+    attend(concerns);
     for (const [name, facts] of Object.entries(queues)) { push(`queue ${name}`, facts.ready); }
     for (const [name, value] of Object.entries(summary)) { push(name, value); }
     for (const cell of document.querySelectorAll("[data-summary]")) { write(cell, summary[cell.dataset.summary]); }

@@ -22,7 +22,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Peeked
-from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.headers import ATTEMPTS, headers_of
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Part",
     "Walk",
     "Wanted",
+    "error_of",
     "look_through",
     "task_of",
 ]
@@ -106,6 +107,21 @@ def _is_class(found: object, wanted: str) -> bool:
 def task_of(letter: Peeked) -> str:
     """The name of the Celery task the letter is of; "" if it is of none."""
     return str(headers_of(letter.payload).get("task") or "")
+
+
+def error_of(message: Peeked) -> str:
+    """The class of the exception it died of last; of one that never died and waits to be retried, of its last attempt.
+
+    "" if there was none.
+    """
+    if message.deaths:
+        error = message.deaths[0].details.get("error_class")
+    else:
+        attempts = headers_of(message.payload).get(ATTEMPTS)
+        last = attempts[-1] if isinstance(attempts, list) and attempts else None
+        told = last.get("error") if isinstance(last, dict) else None
+        error = told.partition(": ")[0] if isinstance(told, str) else None
+    return error if isinstance(error, str) else ""
 
 
 class Walk(NamedTuple):

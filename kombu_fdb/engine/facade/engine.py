@@ -49,8 +49,7 @@ class Engine:
     ) -> None:
         self.transactions = run = Transactions(database, namespace, environment, policy, timeouts)
         self.keys = run.keys
-        #: Of the store: rivals wait for each other, and never run in vain.
-        self.writers_take_turns = database.writers_take_turns
+        self.writers_take_turns = run.writers_take_turns
         self.inspect = Inspection(run)
         self.publisher = Publisher(run)
         self.messages = Messages(run, self.inspect)

@@ -10,16 +10,17 @@ from typing import Any
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.inspection import browse, cancel, pages, reschedule
-from kombu_fdb.engine.messages import claim, move, serve, settle
+from kombu_fdb.engine.messages import claim, move, settle
 from kombu_fdb.engine.messages.arm import Armed, arm, arm_all, has_work
 from kombu_fdb.engine.messages.bury import Cause
+from kombu_fdb.engine.rivals import join, serve
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import LimitExceeded, Outrun, QueueError
+from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
 from kombu_fdb.store.protocol import KeyValue, Watch
@@ -58,19 +59,35 @@ class Messages:
         )
 
     def _claim(self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms) -> list[Delivery]:
+        try:
+            return self._claim_once(session_id, queues, limit, terms)
+        except StoreFull as error:
+            if not error.moves:
+                raise
+        return self._claim_once(session_id, queues, limit, terms, rests=True)
+
+    def _claim_once(
+        self, session_id: SessionId, queues: Sequence[str], limit: int, terms: ClaimTerms, *, rests: bool = False
+    ) -> list[Delivery]:
+        """``rests``: as in ``Work``."""
         number = self.reserve() if terms.first is None else terms.first
         tried: list[Delivery] = []
-        gives_way = terms.gives_way
+        gives_way = may_give_way = terms.gives_way and not self._run.writers_take_turns
+        was_beaten = False
 
         def body(work: Work) -> list[Delivery]:
             nonlocal gives_way
             window = self._window(session_id, number, limit, terms.consumers)
-            window.gives_way = terms.gives_way and not doubt.is_open
+            window.gives_way = may_give_way and not doubt.is_open
+            window.apart = was_beaten
+            work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
-            gives_way = terms.gives_way and not window.single  # a line would be served for one only: the active one
+            gives_way = may_give_way and not window.single  # a line would be served for one only: the active one
             return list(tried)
 
         def on_conflict() -> None:
+            nonlocal was_beaten
+            was_beaten = True
             self._lost(queues, tried)
             if gives_way and not doubt.is_open:
                 raise Outrun
@@ -109,20 +126,15 @@ class Messages:
 
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
 
-    def join(self, demand: Demand, acks: Sequence[Lease] = (), *, over: Collection[int] = ()) -> None:
-        """Wait for messages in the line of those who consume the same queues. ``acks`` are settled with it.
+    def join(
+        self, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
+    ) -> None:
+        """Wait for messages in the line of those who consume the same ``queues``. ``acks`` are settled with it.
 
         ``over``: the first leases of demands of the session that have ended, and that nobody will look at any more.
         Raises ``SessionLost``. Whoever does not know what has become of a demand calls ``Sessions.recover``.
         """
-
-        def body(work: Work) -> None:
-            values, _ = session.require(work, demand.session, and_read=settle.lease_keys(work, acks))
-            if acks:
-                settle.ack(work, acks, values)
-            line.join(work, demand, over)
-
-        self._run.write(body)
+        self._run.write(lambda work: join.join(work, demand, acks, queues, over))
 
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
         """How the demand stands, and what it was granted; watches that fire when that may have changed.

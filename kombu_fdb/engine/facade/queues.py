@@ -8,6 +8,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.scheduling import limits, relimit, single
+from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
@@ -28,11 +29,22 @@ class Queues:
     def __init__(self, run: Transactions) -> None:
         self._run = run
 
-    def declare(self, declaration: QueueDeclaration) -> None:
-        """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``."""
+    def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
+        """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``.
+
+        ``owner``: a session and a tag, which count as a consumer of the queue from its beginning, so an exclusive queue
+        ends with its owner even if that never consumes. Raises ``SessionLost``.
+        """
         if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
-        self._run.write(lambda work: control.declare_queue(work, declaration))
+
+        def body(work: Work) -> None:
+            control.declare_queue(work, declaration)
+            if owner is not None:
+                session.require(work, owner[0])
+                control.add_consumer(work, owner[0], declaration.name, owner[1])
+
+        self._run.write(body)
         self._run.routing.forget_queue(declaration.name)
 
     def delete(

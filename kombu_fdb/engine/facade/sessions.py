@@ -12,6 +12,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.errors import StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Watch
 
@@ -36,11 +37,25 @@ class Sessions:
 
     def beat(self, session_id: SessionId, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
+        try:
+            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
+        except StoreFull:  # there is room for as much as there was at first
+            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, ()))
 
     def beats(self) -> list[tuple[SessionId, bytes, float]]:
         """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.engine.upkeep.sweep.Observer`."""
         return self._run.read(session.beats)
+
+    def beats_of_a_writer(self) -> list[tuple[SessionId, bytes, float]]:
+        """As ``beats``, for who has no session: one of them is written as it is. Raises if the store takes none."""
+
+        def body(work: Work) -> list[tuple[SessionId, bytes, float]]:
+            found = session.beats(work)
+            for session_id, _, _ in found[:1]:
+                session.seal_beat(work, session_id)
+            return found
+
+        return self._run.write(body)
 
     def neighbours(self, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
         """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""

@@ -18,7 +18,7 @@ from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import KombuFDBError, MessageTooLarge
+from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
@@ -71,7 +71,11 @@ class Transactions:
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self.retry = Retry(database, self.clock, tokens, self.rng)
+        #: Rivals wait for each other and never run in vain, so nobody stands in a line for them.
+        self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
+        #: Called when a full disk has refused a write; True if it may be tried again.
+        self.make_room: Callable[[], bool] = lambda: False
         #: Of the duties' steps, by their name.
         self._portions: dict[str, Portion] = {}
         self._chunks = Portion(copies.CHUNKS_PER_TRANSACTION)
@@ -124,6 +128,9 @@ class Transactions:
         while True:
             try:
                 return self._write_once(verb, timeout_s, on_conflict, doubt, now_ms)
+            except StoreFull as error:
+                if error.fills or error.moves or not self.make_room():
+                    raise
             except copies.CopiesMissing as missing:
                 if doubt is not None:
                     doubt.forget()  # a run that looks for copies has found that none before it has committed

@@ -7,6 +7,7 @@ them; of a message that is unreadable, or whose payload is gone, the bytes of it
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -233,7 +234,8 @@ class DryRun:
 
     def __init__(self, inner: Transaction) -> None:
         self._inner = inner
-        self._own: dict[bytes, bytes] = {}
+        #: What was set, and what was cleared: None.
+        self._own: dict[bytes, bytes | None] = {}
 
     @property
     def read_only(self) -> bool:
@@ -245,17 +247,36 @@ class DryRun:
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
         del snapshot
-        return self._inner.get_many(keys, snapshot=True)
+        stored = self._inner.get_many(keys, snapshot=True)
+        return [self._own.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[KeyValue]:
         del snapshot
-        return self._inner.get_range(begin, end, limit=limit, reverse=reverse, snapshot=True)
+        own = self._own_in(sorted(self._own), begin, end)
+        rows = self._inner.get_range(begin, end, limit=limit and limit + len(own), reverse=reverse, snapshot=True)
+        return self._seen(rows, own, reverse=reverse)[: limit or None]
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         del snapshot
-        return self._inner.get_ranges(ranges, snapshot=True)
+        keys = sorted(self._own)
+        own = [self._own_in(keys, begin, end) for begin, end, _ in ranges]
+        both = [(*whole, each) for whole, each in zip(ranges, own, strict=True)]
+        asked = [(begin, end, limit and limit + len(each)) for begin, end, limit, each in both]
+        found = zip(self._inner.get_ranges(asked, snapshot=True), both, strict=True)
+        return [self._seen(rows, each)[: limit or None] for rows, (_, _, limit, each) in found]
+
+    @staticmethod
+    def _own_in(keys: Sequence[bytes], begin: bytes, end: bytes) -> Sequence[bytes]:
+        return keys[bisect_left(keys, begin) : bisect_left(keys, end)]
+
+    def _seen(self, rows: list[KeyValue], own: Sequence[bytes], *, reverse: bool = False) -> list[KeyValue]:
+        """With what was written to these keys. Of the rows so many more were read as may be gone."""
+        if not own:
+            return rows
+        seen = dict(rows) | {key: self._own[key] for key in own}
+        return sorted(((key, value) for key, value in seen.items() if value is not None), reverse=reverse)
 
     def get_together(
         self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
@@ -266,11 +287,17 @@ class DryRun:
         self._own[key] = value
 
     def clear(self, key: bytes) -> None:
-        """The queue's verbs never read again what they cleared."""
+        self._own[key] = None
 
-    def clear_range(self, begin: bytes, end: bytes) -> None: ...
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        self._own.update(dict.fromkeys(keys))
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        """The queue's verbs never read again what they cleared so."""
+
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...
+    def fill(self, *, moving: bool = False) -> None: ...
     def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None: ...
     def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None: ...
     def add_read_conflict_key(self, key: bytes) -> None: ...

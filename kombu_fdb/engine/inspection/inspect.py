@@ -15,10 +15,8 @@ from kombu_fdb.keyspace.codec import (
     control_of,
     decode_amount,
     decode_count,
-    decode_lease,
     limits_of,
     published_at,
-    size_of,
 )
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, readable
 from kombu_fdb.keyspace.tuples import pack, range_of
@@ -26,7 +24,7 @@ from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionF
 from kombu_fdb.routing.tables import Exchange, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "scan", "sessions"]
+__all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "sessions"]
 
 STATES = (READY, DELAYED, LEASED, NEWER)
 #: Keys of one queue whose oldest message is looked at: those next in the ring, and as many by name.
@@ -184,27 +182,6 @@ def sessions(work: Work, *, held: bool) -> list[SessionFacts]:
         )
         for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
     ]
-
-
-def scan(work: Work, queue: str) -> QueueCounts:
-    """The same numbers counted message by message: for tests and ``doctor``, as the counters must equal it."""
-    prefixes = (work.keys.ready(queue), work.keys.keyed(queue))
-    ready = [row for prefix in prefixes for row in work.tr.get_range(*range_of(prefix), snapshot=True)]
-    delayed = len(work.tr.get_range(*range_of(work.keys.delayed(queue)), snapshot=True))
-    leased = sum(_lease_queue(value) == queue for _, value in work.tr.get_range(*work.keys.all_leases, snapshot=True))
-    return QueueCounts(len(ready), delayed, leased, sum(size_of(value) for _, value in ready), _newer(work, queue))
-
-
-def _newer(work: Work, queue: str) -> int:
-    kept = readable(work.tr.get_range(*work.keys.all_newer, snapshot=True), work.keys.split_newer)
-    return sum(name == queue for (name, _place), _ in kept)
-
-
-def _lease_queue(value: bytes) -> str | None:
-    try:
-        return decode_lease(value)[0]
-    except FormatError:  # nobody's queue
-        return None
 
 
 def exchanges(work: Work) -> list[Exchange]:

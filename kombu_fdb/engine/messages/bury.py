@@ -14,6 +14,9 @@ the more there are, the fewer of its oldest deaths are remembered.
 
 A message of a newer version is not buried, for its history can't be read: it is kept for who can (``newer.py``).
 
+Where a full disk has no room for another story, a message that a claim meets *rests* instead: it is delayed for
+:data:`REST_MS`, and those behind it are claimed. Whoever else buries is refused, and tries again.
+
 Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
 when it would enter one for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
 dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
@@ -26,7 +29,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, put_ready
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, forget, put_delayed, put_ready
 from kombu_fdb.engine.stored import copies, newer, whereabouts
 from kombu_fdb.engine.stored.effects import DEAD
 from kombu_fdb.engine.stored.work import Work
@@ -48,6 +51,7 @@ HISTORY_BYTES = 80_000
 HISTORIES_BYTES = 3_000_000
 #: Into how many queues one message can die.
 MOST_LETTERS = 1_000
+REST_MS = 60_000
 
 
 class Cause(NamedTuple):
@@ -80,13 +84,17 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     if newer.keep(work, queue, value, place):
         return
     record = _readable(work, value)
-    work.effects.note(queue, DEAD, record.key)
     record = record._replace(priority=record.priority or priority_of(place))
     way = _way(work, queue)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, cause.reason)]
+    if targets and work.rests:
+        _rest(work, message, record)
+        return
+    work.effects.note(queue, DEAD, record.key)
     if not targets:
         delete_rest(work, record, place)
         return
+    work.tr.fill(moving=True)
     whereabouts.forget(work, record.task_id, place)
     most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
     details = fitted(cause.details or {}, min(DETAILS_BYTES, most_bytes // 2))
@@ -94,6 +102,13 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     record = record._replace(redeliveries=0, deaths=_remember(record.deaths, death, most_bytes))
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
         _put(work, target, copy, declared=way.declared)
+
+
+def _rest(work: Work, message: Message[bytes], record: Record) -> None:
+    """As it is, so that it takes no more room than it did."""
+    forget(work, message)
+    subqueue = Subqueue(message.queue, record.key, work.keys.rank(record.priority))
+    put_delayed(work, subqueue, work.now_ms + REST_MS, message.value)
 
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:

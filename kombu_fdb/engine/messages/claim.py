@@ -1,9 +1,9 @@
 """Claim: move ready messages under leases of a session, in one transaction.
 
-The head of the queue is read as a snapshot, and a conflict key is added for exactly the messages taken: two claims
-conflict if and only if they want the same message, and a publish conflicts with nobody. The session's record is read
-serializably, so a claim can't commit beside the sweep that ends its session. Guarantees: ONE-PLACE (ready key cleared
-and lease written by one commit), ONE-OWNER.
+The head of the queue is read as a snapshot, and what is taken is a conflict: two claims conflict if they want the same
+message, or if one puts a message back between those that the other takes (``runs.py``), and a publish conflicts with
+nobody. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
+Guarantees: ONE-PLACE (ready key cleared and lease written by one commit), ONE-OWNER.
 
 A window is bounded in bytes as well (``room.py``), so a claim of large messages takes fewer of them; and all their
 payloads are read in one round trip.
@@ -20,13 +20,14 @@ each message.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
-from kombu_fdb.engine.messages.message import Message, Opened, delete_rest, put_leased, read_all, take_row
+from kombu_fdb.engine.messages.message import Message, Opened, delete_rest, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import ageing, fair, line, single
+from kombu_fdb.engine.scheduling.allowance import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.effects import CLAIMED
@@ -34,7 +35,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, Outrun
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.keyspace.layout import counted, has_key, split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import Delivery, Lease, Place, QueueControl
 from kombu_fdb.store.protocol import KeyValue
 
@@ -49,6 +50,7 @@ __all__ = [
     "state_keys",
     "states_of",
     "take",
+    "take_rows",
 ]
 
 #: Read at once from the head of a queue, and in all.
@@ -70,6 +72,7 @@ def claim(
     rows = choose(work, states, window)
     opened = read_all(work, [value for _, (_, value) in rows])
     found = [find(work, row, each, states) for row, each in zip(rows, opened, strict=True)]
+    take_rows(work, states, rows, apart=window.apart)
     taken = [take(work, each, window, leased=each.queue not in no_ack) for each in found]
     return [delivery for delivery in taken if delivery is not None]
 
@@ -85,15 +88,17 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     a pause, or the first limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a
     key sets it again.
     """
-    leases, keys = settle.lease_keys(work, acks), state_keys(work, queues)
+    leases, keys = settle.lease_rows(work, acks), state_keys(work, queues)
     rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
-    ranges = [*rivals, *head_ranges(work, queues, window.limit)]
-    values, rows = session.require(work, window.session, and_read=[*leases, *keys], ranges=ranges)
-    states = states_of(queues, values[len(leases) :], rows[len(rivals) :])
+    ranges = [*leases.ranges, *rivals, *head_ranges(work, queues, window.limit)]
+    values, rows = session.require(work, window.session, and_read=[*leases.keys, *keys], ranges=ranges)
+    held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
+    states = states_of(queues, values[len(leases.keys) :], rows[len(rivals) :])
+    note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
     if any(rows[: len(rivals)]) and not is_single(states):  # a line would be served for one only: the active one
         raise Outrun
     if acks:
-        settle.ack(work, acks, values[: len(leases)])
+        settle.ack(work, acks, held)
     return states
 
 
@@ -110,9 +115,8 @@ def states_of(
 
 def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
     """What is to be read of queues that are claimed from; how they are worked on is a conflict."""
-    for queue in queues:
-        work.tr.add_read_conflict_key(work.keys.control(queue))
-    return [key for queue in queues for key in (work.keys.fair(queue), work.keys.control(queue))]
+    controls = control_keys(work, queues)
+    return [key for queue, control in zip(queues, controls, strict=True) for key in (work.keys.fair(queue), control)]
 
 
 def head_ranges(work: Work, queues: Sequence[str], limit: int) -> list[tuple[bytes, bytes, int]]:
@@ -173,6 +177,24 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
     return rows
 
 
+def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
+    """Take what was chosen out of the ready ranges. The first messages of a plain queue are a run (``runs.py``).
+
+    Those of each rank are one: what is published meanwhile stands behind the last of its rank, and so in none.
+    ``apart``: as in ``Window``.
+    """
+    for (queue, _), group in groupby(rows, _rank_of):
+        run = [row for _, row in group]
+        plain = not states[queue].fair and states[queue].control.ageing is None
+        for part in [run] if plain and not apart else [[row] for row in run]:
+            take_run(work, queue, part)
+
+
+def _rank_of(row: tuple[str, KeyValue]) -> tuple[str, bytes]:
+    queue, (key, _) = row
+    return queue, key[:-STAMP_LENGTH]
+
+
 class Found(NamedTuple):
     """A message that was chosen. ``opened``: its record and payload, or why they can't be read."""
 
@@ -199,8 +221,7 @@ def find(
 
 
 def take(work: Work, found: Found, window: Window, *, leased: bool = True) -> Delivery | None:
-    """Take one message out of the ready range: deliver it, or drop or bury what can't be delivered."""
-    take_row(work, found.queue, (found.key, found.value))
+    """One message whose row was taken: deliver it, or drop or bury what can't be delivered."""
     try:
         fair_key = split_place(found.place)[0]
     except FormatError as error:  # it would be at the head of each claim

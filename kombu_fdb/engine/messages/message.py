@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored import whereabouts
+from kombu_fdb.engine.stored import runs, whereabouts
 from kombu_fdb.engine.stored.effects import DELAYED, LEASED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -61,6 +61,7 @@ __all__ = [
     "read_beginning",
     "take_out",
     "take_row",
+    "take_run",
     "with_payload",
 ]
 
@@ -112,9 +113,18 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 def take_row(work: Work, queue: str, row: KeyValue) -> None:
     """The same of one row, by who sees to the turns himself."""
+    take_run(work, queue, [row])
+
+
+def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
+    """The same of rows that stand side by side (``runs.py``)."""
+    runs.take(work.tr, [key for key, _ in rows])
+    for row in rows:
+        _count_out(work, queue, row)
+
+
+def _count_out(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
-    work.tr.add_read_conflict_key(key)
-    work.tr.clear(key)
     if key.startswith(work.keys.delayed(queue)):
         work.effects.change(queue, DELAYED, -1)
         return

@@ -70,6 +70,8 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     fresh = without_duplicates(work, publications)
     refusing, overfull = _judge(work, fresh, reached)
     destinations: dict[str, _Destination] = {}
+    if any(not work.routing.empties_itself(work.tr, each) for each in {*chain.from_iterable(reached)}):
+        work.tr.fill()
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue

@@ -7,19 +7,21 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.effects import ACKED, LATE, RETURNED
+from kombu_fdb.engine.stored.runs import runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
 from kombu_fdb.keyspace.layout import key_of, split_place
 from kombu_fdb.model import Lease, Place
+from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Release", "ack", "lease_keys", "over_limit", "reject", "release", "release_message"]
+__all__ = ["LeaseRows", "Release", "ack", "lease_rows", "over_limit", "reject", "release", "release_message"]
 
 
 class Release(NamedTuple):
@@ -33,9 +35,9 @@ class Release(NamedTuple):
     details: dict[str, Any] | None = None
 
 
-def ack(work: Work, leases: Sequence[Lease], values: Sequence[bytes | None] | None = None) -> list[bool]:
-    """Delete the messages. ``values``: of their leases, for a caller who has read :func:`lease_keys`."""
-    held = _take_leases(work, leases, values)
+def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | None = None) -> list[bool]:
+    """Delete the messages. ``found``: of their leases, for a caller who has read :func:`lease_rows`."""
+    held = _take_leases(work, leases, found)
     for message in held:
         if message is not None:
             work.effects.note(message.queue, ACKED, key_of(message.place))
@@ -87,36 +89,80 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
         return True
 
 
-def lease_keys(work: Work, leases: Sequence[Lease]) -> list[bytes]:
-    """What is to be read of leases that are settled. Each is a conflict: of two who settle one, one comes first."""
-    keys = [work.keys.lease(*lease) for lease in leases]
-    for key in keys:
-        work.tr.add_read_conflict_key(key)
-    return keys
+class LeaseRows(NamedTuple):
+    """What is to be read of leases that are settled: single ones, and ranges of those that stand side by side."""
+
+    keys: list[bytes]
+    ranges: list[tuple[bytes, bytes, int]]
+
+    def found(self, values: Sequence[bytes | None], runs: Sequence[list[KeyValue]]) -> list[list[KeyValue]]:
+        """What was read, in runs: rows with no other between them."""
+        single = zip(self.keys, values, strict=True)
+        return [*([(key, value)] for key, value in single if value is not None), *filter(None, runs)]
+
+
+def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
+    """Each is a conflict: of two who settle one, one comes first.
+
+    The leases of a claim have numbers in a row. What ends together, as most of them do, is read and cleared at once.
+    """
+    rows = LeaseRows([], [])
+    for first, last in _runs(leases):
+        begin, end = work.keys.lease(*first), work.keys.lease(*last) + b"\x00"
+        if first == last:
+            work.tr.add_read_conflict_key(begin)
+            rows.keys.append(begin)
+        else:
+            work.tr.add_read_conflict_range(begin, end)
+            rows.ranges.append((begin, end, 0))  # all: what is no lease may stand between them
+    return rows
+
+
+def _runs(leases: Iterable[Lease]) -> list[tuple[Lease, Lease]]:
+    """The first and the last of those with numbers in a row."""
+    runs: list[tuple[Lease, Lease]] = []
+    for lease in sorted(set(leases)):
+        if runs and lease == runs[-1][1]._replace(number=runs[-1][1].number + 1):
+            runs[-1] = runs[-1][0], lease
+        else:
+            runs.append((lease, lease))
+    return runs
 
 
 def _take_leases(
-    work: Work, leases: Sequence[Lease], values: Sequence[bytes | None] | None = None
+    work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | None = None
 ) -> list[Message[Place] | None]:
     """Clear the leases that still exist: the message of each, or None."""
-    keys = [work.keys.lease(*lease) for lease in leases]
-    held: list[Message[Place] | None] = []
-    seen: set[bytes] = set()
-    for key, value in zip(keys, work.tr.get_many(keys) if values is None else values, strict=True):
-        if value is None or key in seen:
-            work.effects.note("", LATE)  # nobody knows its queue any more
-            held.append(None)
-            continue
-        seen.add(key)
-        held.append(_take_lease(work, key, value))
-    return held
+    if found is None:
+        rows = lease_rows(work, leases)
+        found = rows.found(*work.tr.get_together(*rows, snapshot=True))
+    asked = [work.keys.lease(*lease) for lease in leases]
+    wanted = frozenset(asked)
+    held = {key: message for run in found for key, message in _take_run(work, run, wanted)}
+    return [_told(work, held, key) for key in asked]
 
 
-def _take_lease(work: Work, key: bytes, value: bytes) -> Message[Place] | None:
-    try:
-        message = Message(*decode_lease(value))
-    except FormatError:  # left where it is: the sweep keeps it for a person to look at
+def _told(work: Work, held: dict[bytes, Message[Place] | None], key: bytes) -> Message[Place] | None:
+    """Once. None, and counted as late, of a lease that is gone."""
+    if key not in held:
+        work.effects.note("", LATE)  # nobody knows its queue any more
         return None
-    work.tr.clear(key)
-    end_lease(work, message.queue, message.place)
-    return message
+    return held.pop(key)
+
+
+def _take_run(work: Work, run: list[KeyValue], wanted: frozenset[bytes]) -> list[tuple[bytes, Message[Place] | None]]:
+    """Clear those that are wanted. One that can't be read stays where it is: the sweep keeps it for a person to see."""
+    messages = [(key, _read(value)) for key, value in run if key in wanted]
+    held = {key: message for key, message in messages if message is not None}
+    for keys in runs_of([key for key, _ in run], held):
+        work.tr.clear_run(keys)
+    for message in held.values():
+        end_lease(work, message.queue, message.place)
+    return messages
+
+
+def _read(value: bytes) -> Message[Place] | None:
+    try:
+        return Message(*decode_lease(value))
+    except FormatError:
+        return None

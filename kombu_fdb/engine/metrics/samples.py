@@ -123,6 +123,7 @@ def _traffic(now: QueueSample, before: QueueSample | None) -> int:
 
 def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
     """Into its slot of each of them, whatever is there."""
+    work.tr.fill()
     value = _encode(sample)
     for each in series:
         work.tr.set(work.keys.sample(each.step_s, each.moment(sample.taken_ms) % each.slots), value)

@@ -39,6 +39,7 @@ def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
 
 def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
     """Store those whose mark is not set yet, in this order. Returns how many."""
+    work.tr.fill()
     marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
     firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
     found = work.tr.get_many([*marks, *firsts])

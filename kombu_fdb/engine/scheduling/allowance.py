@@ -5,12 +5,13 @@ Guarantee KEY-LIMIT. The limits are read serializably, and so is the queue's con
 only lower it, and claims of one limited key exclude each other through its *bucket*, which each reads serializably and
 writes. While it is not known how many messages without a key are in flight (``relimit.py``), none may be taken.
 
-A queue in which no key has limits pays nothing for any of it.
+A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so who ends a lease, and has
+read that (as a conflict), rings no bell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kombu_fdb.engine.scheduling import rates, relimit
@@ -19,9 +20,22 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl
 
-__all__ = ["Allowance", "Allowances"]
+__all__ = ["Allowance", "Allowances", "control_keys", "note_unlimited"]
 
 UNLIMITED = 2**31
+
+
+def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
+    """What is to be read of queues to know how they are worked on, and whether keys have limits. Each is a conflict."""
+    keys = [work.keys.control(queue) for queue in queues]
+    for key in keys:
+        work.tr.add_read_conflict_key(key)
+    return keys
+
+
+def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
+    """By their :func:`control_keys`: where no key has limits, nobody waits for the end of a lease."""
+    work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
 
 
 @dataclass(slots=True)
@@ -53,7 +67,7 @@ class Allowances:
     def load(self, wanted: Collection[str]) -> None:
         """Read the keys' limits, only where a key of the queue has limits; else nobody pays for them."""
         asked = sorted(set(wanted) - self._limits.keys())
-        if not asked or not self._limited:
+        if not asked or not self._control.limits_keys:
             return
         counting = [self._keys.relimit(self._queue)] if "" in asked else []
         values = self._tr.get_many([self._keys.limits(self._queue, key) for key in asked] + counting)
@@ -61,10 +75,6 @@ class Allowances:
             self._limits[key] = self._control.every_key if value is None else limits_of(value)
         if counting:
             self._counting = relimit.is_counting(values[-1])
-
-    @property
-    def _limited(self) -> bool:
-        return self._control.limited or self._control.every_key != KeyLimits()
 
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1

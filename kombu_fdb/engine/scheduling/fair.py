@@ -16,7 +16,8 @@ that serves a line of consumers (``line.py``) is a claim like any other: the ord
 Who moves what:
 
 * publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
-  conflict. An ended lease and a changed limit ring the key's *freed* bell.
+  conflict. An ended lease and a changed limit ring the key's *freed* bell; a lease does not where its end reads, as a
+  conflict, that no key of the queue has limits.
 * a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
 * a claim that serves a sub-queue's last message: active -> idle; one that finds it blocked: active -> parked.
 
@@ -46,6 +47,7 @@ from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
 from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.scheduling.window import QueueState, Window
+from kombu_fdb.engine.stored import runs
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round
@@ -98,6 +100,9 @@ class _Scheduler:
         self._chosen: Chosen = []
         #: Turns that this claim has made and not served: a key that is alone gets many, and the store sees the last.
         self._entries: dict[bytes, Rank] = {}
+        #: Entries of the ring, as parts of it were read last; and those that have left it.
+        self._parts_read: list[list[bytes]] = []
+        self._left: set[bytes] = set()
         #: The last turn that was read, if more are behind it than one claim looks at.
         self._sight: _Place | None = None
 
@@ -126,15 +131,26 @@ class _Scheduler:
         return self._chosen
 
     def _in_order(self, rings: list[list[KeyValue]], newcomers: Sequence[Turn] = ()) -> list[Turn]:
+        self._parts_read = [[key for key, _ in ring] for ring in rings]
         turns = [turn for ring in rings for row in ring if (turn := self._turn(row)) is not None]
         turns += newcomers
         self._look_at_heads(turns)
         return sorted(turns, key=self._order)
 
     def _write_entries(self) -> None:
+        self._clear_entries()
         for entry, items in self._entries.items():
             self._tr.set(entry, items)
         self._entries.clear()
+
+    def _clear_entries(self) -> None:
+        """Those that were served stood side by side, but for those that were not to be served."""
+        for run in [run for part in self._parts_read for run in runs.runs_of(part, self._left)]:
+            runs.take(self._tr, run)
+            self._left.difference_update(run)
+        for entry in sorted(self._left):
+            runs.take(self._tr, [entry])
+        self._left.clear()
 
     def _end(self) -> None:
         self._write_entries()
@@ -319,6 +335,10 @@ class _Scheduler:
         """Those of the turns that don't stand in the line, and are behind the ``last`` one."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
+        return self._loaded(behind, want)
+
+    def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Line]:
+        """Apart from what chooses them: by age their order changes while others are served."""
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
@@ -357,8 +377,7 @@ class _Scheduler:
         """Serve a sub-queue; returns its next turn, None if it left the ring."""
         entry = self._entry(turn)
         if self._entries.pop(entry, None) is None:
-            self._tr.add_read_conflict_key(entry)
-            self._tr.clear(entry)
+            self._left.add(entry)
         self._tenants.left(turn)
         allowance = self._allowances.of(turn.key)
         if allowance.messages <= 0:

@@ -53,7 +53,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
     work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key:
         work.tr.set(work.keys.fair(queue), b"")
-        relimit.begin(work, queue, first=not _is_limited(before))
+        relimit.begin(work, queue, first=not before.limits_keys)
     work.effects.wake(queue)
 
 
@@ -76,7 +76,7 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
         work.tr.set(work.keys.limits(queue, key), encode_limits(limits))
         if not control.limited:
             work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
-        if not _is_limited(control):
+        if not control.limits_keys:
             relimit.begin(work, queue, first=True)
         work.tr.set(work.keys.fair(queue), b"")
     _leave_ring(work, queue, key, before, control.every_key if limits is None else limits)
@@ -116,10 +116,6 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
     for name in changes.keys() - known:
         raise InvalidArgument("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
-
-
-def _is_limited(control: QueueControl) -> bool:
-    return control.limited or control.every_key != KeyLimits()
 
 
 def check_capacity(work: Work, queue: str, key: str, control: QueueControl) -> None:

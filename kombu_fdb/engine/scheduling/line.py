@@ -2,7 +2,7 @@
 
 Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
 others have worked in vain. So each says what it wants in a *demand*, and the *first* one serves the whole line in one
-transaction (``engine/messages/serve.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
+transaction (``engine/rivals/serve.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
 2010, https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks
 (Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe has
 high-contention queues answered so (https://apple.github.io/foundationdb/queues.html).
@@ -25,10 +25,10 @@ Who moves it:
 A row of the line that can't be read, or whose demand does not wait there, is deposed like anybody who does not serve.
 So may be, by an older version, the row of a demand that waits: its owner finds the row gone, and joins again.
 
-Who is woken: each watches how its own demand stands, and how the one right before it in the line does. Whatever
-happens to that one happens in a commit that this look has not seen, so nobody who becomes the first misses it, however
-many were served at once; and when one message comes to fifty idle consumers, two wake up: the first of the line, which
-alone watches the queues, and the next one, which is the first now.
+Who is woken: each watches how its own demand stands, and how those of the two right before it in the line do. Whatever
+happens to these happens in a commit that this look has not seen, so nobody misses it who becomes the first, or the next
+one, who is to replace a first one that is dead, however many were served at once; and when one message comes to fifty
+idle consumers, three wake up: the first of the line, which alone watches the queues, and the two behind it.
 
 What happens at each failure:
 
@@ -52,6 +52,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -87,8 +88,8 @@ __all__ = [
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: What a session counts its leases up to, at most.
 MOST_LEASES = 2**62
-#: Of its line, the first one sees so many.
-SEEN = 64
+#: Of its line, the first one sees so many; of those before it, each other one sees and watches so many.
+SEEN, NEAR = 64, 2
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
@@ -109,8 +110,9 @@ class Sight(NamedTuple):
     """What a look has found.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
-    the first one sees it. ``server``: the session that served the line last. ``is_next``: it is right behind the first.
-    ``patience_s``: how long the first may do nothing while there is work; 0.0 if nobody has said so.
+    the first one sees it. ``server``: the session that served the line last. ``behind``: so many stand before it, if it
+    is the first (0), the next (1) or the one behind that (2); None for all others. ``patience_s``: how long the first
+    may do nothing while there is work; 0.0 if nobody has said so.
     """
 
     stands: bytes
@@ -118,12 +120,16 @@ class Sight(NamedTuple):
     rows: list[Row]
     server: bytes
     watches: list[Watch]
-    is_next: bool = False
+    behind: int | None = None
     patience_s: float = 0.0
 
     @property
     def is_first(self) -> bool:
         return bool(self.rows)
+
+    @property
+    def is_next(self) -> bool:
+        return self.behind == 1
 
 
 #: Of a demand that was granted something, when nothing else was looked at.
@@ -131,9 +137,14 @@ GRANTED_SIGHT = Sight(GRANTED, b"", [], b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
-    """The line of those who consume exactly these queues."""
+    """The line of those who consume exactly these queues. Each claim asks for it."""
+    return _digest(tuple(sorted(queues)))
+
+
+@lru_cache(256)
+def _digest(queues: tuple[str, ...]) -> bytes:
     digest = blake2b(digest_size=16)
-    for queue in sorted(queues):
+    for queue in queues:
         encoded = queue.encode()
         digest.update(len(encoded).to_bytes(2, "big") + encoded)
     return digest.digest()
@@ -170,17 +181,17 @@ def look(work: Work, demand: Demand) -> Sight:
         rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
         if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve nobody
             return Sight(ENDED, first, [], server, [])
-        return Sight(WAITING, first, rows, server, [], patience_s=patience_s)
-    behind = work.tr.get_range(begin, row + b"\x00", limit=2, reverse=True, snapshot=True)
-    if not behind or behind[0][0] != row:
+        return Sight(WAITING, first, rows, server, [], 0, patience_s)
+    here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)
+    if not here or here[0][0] != row:
         return Sight(ENDED, first, [], server, [])
-    before = _row(demand.line, behind[1]) if len(behind) > 1 else None
-    is_next = before is not None and before.key == first
-    return Sight(WAITING, first, [], server, _watch(work, demand, before), is_next, patience_s)
+    before = [_row(demand.line, each) for each in here[1:]]
+    behind = next((number for number, each in enumerate(before, 1) if each.key == first), None)
+    return Sight(WAITING, first, [], server, _watch(work, demand, before), behind, patience_s)
 
 
-def _watch(work: Work, demand: Demand, before: Row | None) -> list[Watch]:
-    watched = [demand] if before is None or before.demand is None else [demand, before.demand]
+def _watch(work: Work, demand: Demand, before: Iterable[Row]) -> list[Watch]:
+    watched = [demand, *(each.demand for each in before if each.demand is not None)]
     return [work.tr.watch(work.keys.demand(each.session, each.first)) for each in watched]
 
 

@@ -78,10 +78,6 @@ class Sightings:
         self._seen[key] = value, now_s
         return 0
 
-    def forget(self, key: bytes) -> None:
-        """The row is gone."""
-        self._seen.pop(key, None)
-
 
 def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: int) -> Bucket:
     """The bucket now. A row that can't be read is that of a full one."""

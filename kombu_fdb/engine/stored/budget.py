@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["Budget", "Portion"]
@@ -52,7 +52,8 @@ class Portion:
         """``part`` of as many messages as fit, ``wanted`` at most. Raises the store's error if one alone is too much.
 
         What was too large is tried again at once with half of it. What was too old, or not answered in time, has cost
-        its caller that time: it is half as much at the next call.
+        its caller that time: it is half as much at the next call. What a full disk refuses for what it adds to the
+        messages that it moves has cost none, and may be in the way of messages that nothing is added to.
         """
         while True:
             size = int(min(self.size, wanted))
@@ -60,9 +61,10 @@ class Portion:
                 result = part(size)
             except CommitUnknown:
                 raise
-            except (StoreUnavailable, TransactionTooOld):
+            except (StoreUnavailable, TransactionTooOld) as error:
                 self.size = max(1, size // 2)
-                raise
+                if size <= 1 or not (isinstance(error, StoreFull) and error.moves):
+                    raise
             except self._halved_by:
                 self.size = max(1, size // 2)
                 if size <= 1:

@@ -98,6 +98,7 @@ def copy_part(work: Work, missing: CopiesMissing, target: str, new_id: bytes, mo
         chunks = list(enumerate(chunks_of(missing.payload)))[begun : begun + most]
     else:
         chunks = _stored(work, missing.message_id, begun, most)
+    work.tr.fill(moving=True)
     for number, chunk in chunks:
         work.tr.set(work.keys.body(copy_id, number), chunk)
         begun = number + 1

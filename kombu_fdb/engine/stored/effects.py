@@ -83,12 +83,14 @@ def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> 
 class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "_stamped", "events")
+    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "_stamped", "events", "unlimited")
 
     def __init__(self, stamped: int = 0) -> None:
         """``stamped``: how many new messages are in the transaction already."""
         #: Happens with the commit. None of it is written by this transaction.
         self.events: dict[Event, int] = {}
+        #: Queues whose keys have no limits, as this transaction has read, and conflicts on.
+        self.unlimited: set[str] = set()
         self._counts: dict[tuple[str, str], int] = {}
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
@@ -152,6 +154,8 @@ class Effects:
 
     def spared(self, queue: str, key: str) -> None:
         """A message was chosen and not leased: its key may be parked for a slot that nobody took."""
+        if queue in self.unlimited:
+            return
         self._of_keys.freed.add((queue, key))
         self._bells.add(queue)
 

@@ -54,6 +54,7 @@ __all__ = [
     "open_session",
     "require",
     "seal",
+    "seal_beat",
 ]
 
 #: A claim's leases are numbered inside a block of its own, so it takes no more.
@@ -173,6 +174,14 @@ def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[SessionId, by
     return [(SessionId(session_id), value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
 
 
+def seal_beat(work: Work, session_id: SessionId) -> None:
+    """Write the last beat as it is: a beat of a stranger's, by which nobody takes the session for alive."""
+    key = work.keys.beat(session_id)
+    value = work.tr.get(key)
+    if value is not None:
+        work.tr.set(key, value)
+
+
 def fence(work: Work, session_id: SessionId, *, last_beat: bytes | None = None) -> bool:
     """End the session, unless its beat is no longer ``last_beat``."""
     if last_beat is not None and work.tr.get(work.keys.beat(session_id)) != last_beat:
@@ -182,11 +191,12 @@ def fence(work: Work, session_id: SessionId, *, last_beat: bytes | None = None) 
 
 
 def leases_of_claim(work: Work, session_id: SessionId, first: int, most: int) -> list[Lease]:
-    """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those."""
+    """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those.
+
+    What a commit adds between this look and the caller's own commit conflicts with it: it is looked for again.
+    """
     end = first + LEASES_PER_CLAIM
-    rows = work.tr.get_range(
-        work.keys.lease(session_id, first), work.keys.lease(session_id, end), limit=most, snapshot=True
-    )
+    rows = work.tr.get_range(work.keys.lease(session_id, first), work.keys.lease(session_id, end), limit=most)
     return [Lease(session_id, number) for (_session, number), _ in work.keys.read(rows, bytes, int)]
 
 

@@ -26,3 +26,5 @@ class Work(NamedTuple):
     now_ms: int
     #: What the run counts and whom it wakes; written at its end. A run that only looks has none to speak of.
     effects: Effects
+    #: What would be dead-lettered rests instead: there is no room for the story of its death.
+    rests: bool = False

@@ -148,9 +148,9 @@ def purge_part(
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
     purged = [row for row in rows if _came_by(last, row[0])]
-    take_out(work, queue, purged)
-    for row in purged:
+    for row in purged:  # chunks first: SQLite then gives back whole pages, and writes few of them to a full disk
         delete(work, Message(queue, *row))
+    take_out(work, queue, purged)
     if following and not _came_by(last, rows[-1][0]):
         following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
     return len(purged), following

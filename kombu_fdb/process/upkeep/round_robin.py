@@ -2,11 +2,14 @@
 
 A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. A step that fails for a
 reason of its own is *set aside*: told to whoever reports, shown in the store (``asides.py``), and not tried again for
-:data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller.
+:data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller. A full disk
+that refuses a step for what it adds is one: others may add nothing. It is not shown in the store, for that would add to
+it as well.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
@@ -15,7 +18,7 @@ from typing import Protocol, TypeVar
 
 from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.asides import Aside
-from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["ASIDE_PAUSE_S", "Guard", "RoundRobin"]
@@ -57,6 +60,8 @@ class Guard:
         self._clock = clock
         self._report = report
         self._failing: dict[tuple[str, str], _Failing] = {}
+        #: By duty, when it was last told that the disk is full.
+        self._full_told_at: dict[str, float] = {}
 
     def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
         """The step's result; None if it failed, or is still set aside. Raises ``StoreError`` if the store is away."""
@@ -65,8 +70,11 @@ class Guard:
             return None
         try:
             result = step()
-        except TROUBLE:
-            raise
+        except TROUBLE as error:
+            if not (isinstance(error, StoreFull) and (error.fills or error.moves)):
+                raise
+            self._leave(duty, subject, error)
+            return None
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not keep the others from their turn
             self._set_aside(duty, subject, error)
             return None
@@ -76,16 +84,27 @@ class Guard:
         return result
 
     def _set_aside(self, duty: str, subject: str, error: Exception) -> None:
-        failing = self._failing.setdefault((duty, subject), _Failing(self._clock.wall_ms()))
+        failing = self._fail(duty, subject)
         now = self._clock.monotonic()
-        failing.times += 1
-        failing.until = now + ASIDE_PAUSE_S
         if failing.times == 1:
             self._report(duty, subject, error)
         if now - failing.shown_at >= SHOW_INTERVAL_S:
             failing.shown_at = now
             text = str(error) if isinstance(error, KombuFDBError) else repr(error)
             self._shelf.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
+
+    def _leave(self, duty: str, subject: str, error: StoreFull) -> None:
+        """Told once of all subjects: there may be thousands, one reason, and no room to show it in the store."""
+        self._fail(duty, subject)
+        if self._clock.monotonic() >= self._full_told_at.get(duty, -math.inf) + SHOW_INTERVAL_S:
+            self._full_told_at[duty] = self._clock.monotonic()
+            self._report(duty, subject, error)
+
+    def _fail(self, duty: str, subject: str) -> _Failing:
+        failing = self._failing.setdefault((duty, subject), _Failing(self._clock.wall_ms()))
+        failing.times += 1
+        failing.until = self._clock.monotonic() + ASIDE_PAUSE_S
+        return failing
 
 
 class RoundRobin:

@@ -282,11 +282,18 @@ class FoundationTransaction:
         if begin < end:
             self._writer().clear_range(begin, end)
 
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        if len(keys) > 1:
+            self.clear_range(keys[0], keys[-1] + b"\x00")
+        else:
+            self.clear(keys[0])
+
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         check_key(key)
         tr = self._writer()
         tr.add(key, delta.to_bytes(width, "little", signed=True))
-        tr.compare_and_clear(key, bytes(width))
+        if delta < 0:
+            tr.compare_and_clear(key, bytes(width))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
         check_key(key)
@@ -304,6 +311,9 @@ class FoundationTransaction:
         check_key(key)
         check_value(value)
         self._writer().set_versionstamped_value(key, value + _pack_offset(len(prefix)))
+
+    def fill(self, *, moving: bool = False) -> None:
+        """The cluster watches its disks."""
 
     def _writer(self) -> Any:
         tr = self._alive()

@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 
-from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
+from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
 __all__ = ["explain", "explain_os"]
 
@@ -30,7 +30,7 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_NOTADB: ("this file is not a SQLite database", "Give another path, or move {path} away"),
     sqlite3.SQLITE_CORRUPT: (
         "the database is damaged",
-        "Stop all processes that use it, then restore a backup, or save what is left with `sqlite3 {path} .recover`",
+        "Stop all processes that use it, then restore a backup, or save what `.recover` of sqlite.org's sqlite3 finds",
     ),
     sqlite3.SQLITE_IOERR: ("the disk failed", "Check the system's log and the disk of {path}"),
     sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
@@ -46,12 +46,16 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     primary = (code or 0) & 0xFF
     if primary == sqlite3.SQLITE_IOERR and _is_full(path):
         primary = sqlite3.SQLITE_FULL
+    elif primary == sqlite3.SQLITE_CANTOPEN and _has_no_inode(path):
+        advice = f"Delete files on the file system of {path}: it has no inode left (`df -i`)"
+        return StoreFull(path=path, reason=name or str(error), fix=advice)
     text, advice = _MEANINGS.get(primary, ("SQLite failed", ""))
     fix = None
     if primary in _REFUSED:
         path = _in_the_way(path) or path
         fix = _to_be_let_in(path)
-    return StoreUnavailable(text, path=path, reason=name or str(error), fix=fix or advice.format(path=path) or None)
+    kind = StoreFull if primary == sqlite3.SQLITE_FULL else StoreUnavailable
+    return kind(text, path=path, reason=name or str(error), fix=fix or advice.format(path=path) or None)
 
 
 _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
@@ -94,6 +98,15 @@ def _is_full(path: str) -> bool:
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES
+
+
+def _has_no_inode(path: str) -> bool:
+    """For the log or its index; some file systems count none."""
+    try:
+        disk = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return disk.f_files > 0 and disk.f_favail == 0
 
 
 def explain_os(error: OSError, path: str) -> StoreUnavailable:

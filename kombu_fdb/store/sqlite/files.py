@@ -27,18 +27,25 @@ APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
 MMAP_BYTES = 256 * 1024 * 1024
-#: Of a new file. A row of up to about a quarter of a page stands among others, a larger one has a page of its own (in
-#: a ``WITHOUT ROWID`` table, https://www.sqlite.org/fileformat2.html#b_tree_pages). Celery's messages are about 1 kB.
-PAGE_BYTES = 8192
+#: Of a new file. Each commit writes its pages whole, to the log and later to the file: smaller ones are less to write.
+PAGE_BYTES = 4096
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
 
 #: The row of the key 0, a number, is the version. No range of keys meets it: to SQLite a number is less than any bytes.
 #: It stands beside the bells and counters, so a commit writes one page less than with a table of its own.
+#:
+#: Rows stand in the order in which they came, and only their keys are sorted, in an index: messages fill one page after
+#: the other. If rows were sorted themselves (``WITHOUT ROWID``, as in files of before), each queue would grow in
+#: the middle of the tree, where every second publish moves rows to the pages beside it. The statements are the same.
 SCHEMA = """
-CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
 INSERT INTO kv VALUES (0, 0);
 """
+
+#: What ``.recover`` saves of a damaged file can lack the version, and without one all new messages would get the same
+#: key. The microseconds since 1970 are more than any number of commits, so they come after all that is there.
+MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
 
 
 def check_library() -> None:
@@ -111,7 +118,7 @@ def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
         connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
 
 
-def create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection, wall_ms: int) -> None:
     """Make the tables if the file is empty; refuse a database that is somebody else's. Probes for write access."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
@@ -128,7 +135,8 @@ def create(connection: sqlite3.Connection) -> None:
         if mode != "wal":  # a copy by VACUUM INTO, or one that somebody has changed
             _set_wal(connection)
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("ROLLBACK")
+    connection.execute(MEND_VERSION, (wall_ms * 1000,))
+    connection.execute("COMMIT")
 
 
 def _set_wal(connection: sqlite3.Connection) -> None:

@@ -125,10 +125,10 @@ class OpenFile:
         self.lock.release(turn)
         self.leave(turn)
 
-    def open_reserve(self) -> None:
-        """For the writer, who is about to clear something. Raises ``sqlite3.Error``."""
+    def grant(self, share: float) -> None:
+        """The writer gets this share of the reserve. Raises ``sqlite3.Error``."""
         if self._writer is not None:
-            self._space.open_reserve(self._writer)
+            self._space.grant(self._writer, share)
 
     def look_again(self) -> None:
         """The disk was full: after the next look at it, it may be so no more."""
@@ -146,7 +146,7 @@ class OpenFile:
         _check(self.path, self.identity)
         connection = self.insist(lambda: connect(self.path, writer=True), deadline)
         try:
-            self.insist(lambda: create(connection), deadline)
+            self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
             share_log(self.path, self.access)
             self._log = _identity(self._log_path)
             # An overlay of file systems may give a file another inode when it is first opened for writing.

@@ -8,8 +8,13 @@ So
 * the log is copied when it has reached 16 MB, or a sixteenth of the free space where that is less;
 * on a disk with little space the file's pages are limited (``PRAGMA max_page_count``) such that all that was committed
   can be copied, and a log of its usual size stands beside it. A transaction that needs more pages is refused with
-  ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are for
-  transactions that also clear something: a claim moves a message from one row to another, and may need a page for it;
+  ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are a
+  *reserve*, of which each kind of transaction gets a share, and leaves the rest to the next ones. Who fills the file, a
+  publisher, gets none of it. Who moves something and adds to it gets a quarter: a message that dies takes the story of
+  its death along, and thousands may die. Half of it is for all others: a consumer that starts needs a session and its
+  declarations. All of it is for transactions that clear something: a claim moves a message from one row to another, and
+  may need a page for it. Free pages count as much as those that the file may grow by: a claim that takes a page and an
+  acknowledgement that frees one would otherwise hand the reserve to publishers page by page;
 * on a disk with hardly any, which others may have filled, the log is copied before each transaction: so it begins anew,
   in space that it has already;
 * a reader that is halfway through keeps the log from being copied whole. Then nothing more is written as soon as the
@@ -27,15 +32,17 @@ import os
 import sqlite3
 from typing import NamedTuple
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import StoreFull
 
-__all__ = ["FULL_S", "Space"]
+__all__ = ["CLEARING", "FILLING", "FULL_S", "MOVING", "Space"]
 
-#: What a checkpoint copies at most while writers wait: 16 MB in pages of 8 KiB.
-CHECKPOINT_PAGES = 2_000
+#: What a checkpoint copies at most while writers wait.
+CHECKPOINT_BYTES = 16_000_000
 #: Less would mean a checkpoint for each larger transaction.
-FEWEST_PAGES = 32
-RESERVE_PAGES = 16
+FEWEST_BYTES = 256 * 1024
+RESERVE_BYTES = 256 * 1024
+#: Shares of it, by what a transaction does.
+FILLING, MOVING, WRITING, CLEARING = 0.0, 0.25, 0.5, 1.0
 #: The log gets this part of the free space.
 LOG_SHARE = 16
 #: With this much left, nothing is limited.
@@ -51,14 +58,25 @@ class Limits(NamedTuple):
     """In pages."""
 
     log: int
-    #: Of the file, for any transaction, and for one that also clears.
-    most: int
-    reserve: int
+    #: Of the file as it is, and by how many it may grow; the last of those are the reserve.
+    pages: int = MOST_PAGES
+    left: int = 0
+    reserve: int = 0
     #: Hardly any space is left.
     short: bool = False
 
+    @property
+    def plenty(self) -> bool:
+        """Nothing is limited but the log."""
+        return self.pages == MOST_PAGES
 
-PLENTY = Limits(CHECKPOINT_PAGES, MOST_PAGES, MOST_PAGES)
+    def kept(self, share: float) -> int:
+        """Of the reserve, for others than a transaction that gets this share of it."""
+        return int((1 - share) * self.reserve)
+
+    def most(self, share: float) -> int:
+        """Of the file, for a transaction that gets this share of the reserve."""
+        return self.pages + max(self.left - self.kept(share), 0)
 
 
 class Space:
@@ -68,6 +86,8 @@ class Space:
         self._path = path
         self._look_at = 0.0
         self._limits: Limits | None = None
+        #: What is set is the share of one transaction.
+        self._granted = False
 
     def forget(self) -> None:
         """Another connection, or a disk that was full: look before the next transaction."""
@@ -78,24 +98,31 @@ class Space:
         return now >= self._look_at
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
-        """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreUnavailable`` if a reader is in the way."""
+        """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreFull`` if a reader is in the way."""
         try:
             limits = self._look(connection)
         except OSError:  # the folder is gone: whoever commits will hear of it
             return
-        if limits != self._limits:
+        if limits != self._limits or self._granted:
             connection.execute(f"PRAGMA wal_autocheckpoint={limits.log}").fetchall()
-            connection.execute(f"PRAGMA max_page_count={limits.most}").fetchall()
+            connection.execute(f"PRAGMA max_page_count={limits.most(WRITING)}").fetchall()
+            self._granted = False
         if limits.short:
             self._copy_log(connection, limits)
         # On a small disk before each transaction: space that was freed a moment ago is used.
-        self._look_at, self._limits = now + (LOOK_S if limits is PLENTY else 0), limits
+        self._look_at, self._limits = now + (LOOK_S if limits.plenty else 0), limits
 
-    def open_reserve(self, connection: sqlite3.Connection) -> None:
-        """The transaction under way clears something: what it takes from the reserve it is about to give back."""
-        if self._limits is not PLENTY and self._limits is not None:
-            connection.execute(f"PRAGMA max_page_count={self._limits.reserve}").fetchall()
-            self._limits = None
+    def grant(self, connection: sqlite3.Connection, share: float) -> None:
+        """The transaction under way gets this share of the reserve, from here on. Raises ``sqlite3.Error``."""
+        limits = self._limits
+        if limits is None or limits.plenty:
+            return
+        self._granted = True
+        connection.execute(f"PRAGMA max_page_count={limits.most(share)}").fetchall()
+        if share < WRITING:
+            (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+            if limits.left + free < limits.kept(share):
+                raise _full()
 
     def _copy_log(self, connection: sqlite3.Connection, limits: Limits) -> None:
         """As far as it goes."""
@@ -103,8 +130,7 @@ class Space:
         with contextlib.suppress(sqlite3.Error):  # no space for all of it; then it goes on in the space that it has
             _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if copied < frames and self._left(connection) < limits.log:
-            error = StoreUnavailable(
-                "the disk is full",
+            error = StoreFull(
                 path=self._path,
                 reason="a reader keeps the log from being emptied",
                 fix=f"Free space on the file system of {self._path}, or stop the program that reads from it",
@@ -123,17 +149,23 @@ class Space:
     def _look(self, connection: sqlite3.Connection) -> Limits:
         disk = os.statvfs(os.path.dirname(self._path))
         free = disk.f_bavail * disk.f_frsize
-        if free > PLENTY_BYTES:
-            return PLENTY
         (page,) = connection.execute("PRAGMA page_size").fetchone()
+        if free > PLENTY_BYTES:
+            return Limits(CHECKPOINT_BYTES // page)
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         log = _size(f"{self._path}-wal")
-        checkpoint = min(max((free + log) // LOG_SHARE // page, FEWEST_PAGES), CHECKPOINT_PAGES)
+        checkpoint = min(max((free + log) // LOG_SHARE, FEWEST_BYTES), CHECKPOINT_BYTES) // page
         # What a checkpoint would add to the file, and a log of twice the size at which it is copied.
         promised = max(pages * page - _size(self._path), 0) + max(2 * checkpoint * page - log, 0)
         left = max(free - promised, 0) // 2 // page
-        most = pages + max(left - RESERVE_PAGES, 0)
-        return Limits(checkpoint, most, most + min(left, RESERVE_PAGES), free < promised + checkpoint * page)
+        return Limits(checkpoint, pages, left, RESERVE_BYTES // page, free < promised + checkpoint * page)
+
+
+def _full() -> sqlite3.OperationalError:
+    """As SQLite raises it."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 def _size(path: str) -> int:

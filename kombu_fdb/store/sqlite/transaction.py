@@ -15,13 +15,13 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import Turn
 from kombu_fdb.store.limits import check_key
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.sqlite.errors import explain, explain_os
-from kombu_fdb.store.sqlite.space import FULL_S
+from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
 from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
 from kombu_fdb.store.sqlite.write_set import WriteSet, blob
@@ -68,7 +68,7 @@ class File(Protocol):
     def take_reader(self, turn: Turn, deadline: float) -> sqlite3.Connection: ...
     def return_reader(self, connection: sqlite3.Connection, *, sound: bool) -> None: ...
     def leave(self, turn: Turn) -> None: ...
-    def open_reserve(self) -> None: ...
+    def grant(self, share: float) -> None: ...
     def look_again(self) -> None: ...
     def check_place(self) -> None: ...
 
@@ -143,7 +143,8 @@ class SqliteTransaction(WriteSet):
         check_key(end)
         self._grow(0, 2 * (len(begin) + len(end)))
         self._write()
-        self._open_reserve()
+        self._clears = True
+        self._bound()
         self._run(CLEAR_RANGE, (begin, end))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
@@ -157,10 +158,10 @@ class SqliteTransaction(WriteSet):
         cursor = self._cursor or self._start()
         self._ended = True  # until all of it is written
         gone, kept = self._rows_with(self._stored(self._asked()))
+        self._clears = self._clears or bool(gone)
+        self._bound()
         try:
             if gone:
-                self._clears = True
-                self._file.open_reserve()
                 cursor.executemany(CLEAR, gone)
             if kept:
                 cursor.executemany(SET, kept)
@@ -168,13 +169,15 @@ class SqliteTransaction(WriteSet):
             raise self._failed(error) from error
         self._ended = False
 
-    def _open_reserve(self) -> None:
-        """A transaction that clears may use the file's last pages."""
-        self._clears = True
+    def _bound(self) -> None:
+        """How much of a disk with little space the transaction may use depends on what it does."""
         try:
             if self._cursor is None:
                 self._start()
-            self._file.open_reserve()
+            if self._fills or self._moves:
+                self._file.grant(FILLING if self._fills else MOVING)
+            elif self._clears:
+                self._file.grant(CLEARING)
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -266,9 +269,11 @@ class SqliteTransaction(WriteSet):
 
     def _failed(self, error: sqlite3.Error) -> StoreError:
         explained = explain(error, self._file.path)
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        if isinstance(explained, StoreFull):
             self._file.look_again()
-            explained.retryable, explained.retry_s = self._clears, FULL_S
+            explained.fills, explained.moves = self._fills, self._moves
+            # Who moves something has used up a share, which no reader that ends gives back.
+            explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained
 

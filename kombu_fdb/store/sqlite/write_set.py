@@ -13,7 +13,7 @@ it commits. Writing is the transaction's part, and what goes wrong there: what w
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 class WriteSet:
     """Blind writes of one transaction."""
 
-    __slots__ = ("_bells", "_clears", "_rows", "_size", "_stamp", "_stamped", "_stamps", "_sums")
+    __slots__ = ("_bells", "_clears", "_fills", "_moves", "_rows", "_size", "_stamp", "_stamped", "_stamps", "_sums")
 
     def __init__(self) -> None:
         self._rows: dict[bytes, bytes | None] = {}
@@ -59,6 +59,9 @@ class WriteSet:
         self._bells: list[bytes] = []
         #: Something is cleared.
         self._clears = False
+        #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
+        self._fills = False
+        self._moves = False
         #: Of all that was noted, as FoundationDB counts it.
         self._size = 0
 
@@ -78,6 +81,16 @@ class WriteSet:
         self._rows[key] = None
         if self._sums or self._stamps:
             self._forget(key)
+
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.clear(key)
+
+    def fill(self, *, moving: bool = False) -> None:
+        if moving:
+            self._moves = True
+        else:
+            self._fills = True
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         self._grow(len(key), width)

@@ -51,7 +51,10 @@ class Plan:
 class Dispatch:
     """The consumers of one connection. Thread-safe."""
 
-    def __init__(self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic, turn: int = 0
+    ) -> None:
+        """``turn``: which of several queues has the first turn; other consumers have another one."""
         self._window = window
         self._group_s = group_s
         self._patience_s = patience_s
@@ -59,7 +62,10 @@ class Dispatch:
         self._lock = threading.Lock()
         self._by_queue: dict[str, deque[Subscription]] = {}
         self._credits: deque[Credit[Subscription]] = deque()
-        self._turn = 0
+        self._offset = turn
+        #: By queue, the last turn in which it was the first.
+        self._firsts: dict[str, int] = {}
+        self._turns = 0
         self._stalled: set[Credit[Subscription]] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
@@ -79,6 +85,7 @@ class Dispatch:
             subscriptions.remove(subscription)
             if not subscriptions:
                 del self._by_queue[subscription.queue]
+                self._firsts.pop(subscription.queue, None)
             return subscription.credit.inbox.withdraw(lambda each, _: each is subscription)
 
     def drop_session(self, session_id: SessionId) -> None:
@@ -184,7 +191,7 @@ class Dispatch:
     # -- what to claim -------------------------------------------------------------------------------------------------
 
     def plan(self, hungry: set[str], now: float) -> Plan:
-        """What to claim of those queues that may have messages."""
+        """What to claim of those queues that may have messages; first the one that was first longest ago."""
         plan = Plan()
         limit = self._window
         with self._lock:
@@ -198,14 +205,19 @@ class Dispatch:
                         plan.leaseless.add(queue)
         if plan.queues:
             plan.limit = limit
-            self._rotate(plan.queues)
+            start = self._offset % len(plan.queues)
+            plan.queues = sorted(plan.queues[start:] + plan.queues[:start], key=lambda each: self._firsts.get(each, 0))
         return plan
 
-    def _rotate(self, queues: list[str]) -> None:
-        """Each queue is the first in turn, so that a full one does not shut out the others."""
-        self._turn += 1
-        start = self._turn % len(queues)
-        queues[:] = queues[start:] + queues[:start]
+    def end_turn(self, first: str) -> None:
+        """A plan was carried out, and this queue was its first: next comes another, so that a full one shuts none out.
+
+        No count of turns would do: plans have different queues, as now this channel has room and now that one.
+        """
+        with self._lock:
+            self._turns += 1
+            if first in self._by_queue:
+                self._firsts[first] = self._turns
 
     def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
         rooms: dict[Credit[Subscription], int] = {}

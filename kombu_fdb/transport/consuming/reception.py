@@ -80,7 +80,13 @@ class Reception:
         options = client.options
         self.arrived = arrived
         self.attendance = Attendance(options.undrained_timeout, clock)
-        self.dispatch = Dispatch(options.claim_window, options.ack_delay_ms / 1000, options.undrained_timeout, clock)
+        self.dispatch = Dispatch(
+            options.claim_window,
+            options.ack_delay_ms / 1000,
+            options.undrained_timeout,
+            clock,
+            int(rng.uniform(0, 1000)),
+        )
         #: What ended the turns; the consumer's next drain raises it.
         self.error: BaseException | None = None
         #: Nobody drains.
@@ -317,6 +323,7 @@ class Reception:
         self._active.update(plan.consumers.values())
         self._first_ack = None  # before the list is emptied: an ack that comes after it rings
         found = self._claiming.claim(membership, plan)
+        self.dispatch.end_turn(plan.queues[0])
         if len(found) < plan.limit:
             self._lookout.hungry.difference_update(plan.queues)
         if found:

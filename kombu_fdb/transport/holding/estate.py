@@ -29,17 +29,14 @@ class Estate(NamedTuple):
     leases: Sequence[Lease] = ()
     #: Session, queue, tag.
     consumers: Sequence[tuple[SessionId, str, str]] = ()
-    #: Queues that end with their connection.
-    exclusive: Sequence[str] = ()
 
     @classmethod
-    def of(cls, channels: Iterable[Holder], exclusive: Sequence[str]) -> Estate:
+    def of(cls, channels: Iterable[Holder], owned: Iterable[tuple[SessionId, str, str]]) -> Estate:
         """Takes no lock, as a finalizer must not: nobody else has these channels any more."""
         channels = list(channels)
         return cls(
             [lease for channel in channels for lease in channel.bequeath()],
-            [consumer for channel in channels for consumer in channel.consumers],
-            exclusive,
+            [*(consumer for channel in channels for consumer in channel.consumers), *owned],
         )
 
     def settler(self, client: Client) -> Callable[[], None]:
@@ -51,5 +48,3 @@ class Estate(NamedTuple):
         # Only now: where one consumer is active at a time, the next one must find what this one held.
         for session_id, queue, tag in self.consumers:
             client.engine.queues.remove_consumer(session_id, queue, tag)
-        for queue in self.exclusive:
-            client.engine.queues.delete(queue, if_unused=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kombu_fdb.transport.worker.poison import mend
+from kombu_fdb.transport.worker.requests import guard_pool, receive
 
 __all__ = ["join_workers"]
 
@@ -24,11 +24,17 @@ def join_workers(driver_type: str) -> None:
             getattr(loaded, step).compatible_transports |= {driver_type}
     signals = sys.modules.get("celery.signals")
     if signals is not None:
-        signals.task_received.connect(mend, weak=False, dispatch_uid="kombu_fdb.transport.worker.poison")
-        signals.worker_ready.connect(read_results_to_the_end, weak=False, dispatch_uid="kombu_fdb.transport.results")
+        signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker.requests")
+        signals.worker_ready.connect(see_to_the_pool, weak=False, dispatch_uid="kombu_fdb.transport.pool")
 
 
-def read_results_to_the_end(sender: Any, **_: Any) -> None:
+def see_to_the_pool(sender: Any, **_: Any) -> None:
+    """The worker is about to consume."""
+    guard_pool(sender.pool)
+    read_results_to_the_end(sender)
+
+
+def read_results_to_the_end(sender: Any) -> None:
     """Let a prefork pool that ends read what its children say for as long as one of them lives.
 
     Celery (5.7, ``asynpool.ResultHandler.on_stop_not_started``) stops reading once it knows of no request under way,

@@ -12,7 +12,9 @@ may. A message without acks, such as a broadcast, is logged and gone.
 A task's headers and body are looked at before (``encoding/tasks.py``), since some of them are used only later, when a
 process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
 
-Errors of the connection pass, as Celery mends those: it connects again, and the message comes again.
+Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel
+don't: unless it is told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a
+key of the result backend is one.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from typing import Any
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
-from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
 
-__all__ = ["fault_in", "mend", "survives"]
+__all__ = ["fault_in", "give_back", "mend", "survives"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +61,8 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
         return None
 
 
-def mend(request: Any = None, **_: Any) -> None:
-    """A task's time limits of protocol 1 stand in its body, where nobody has looked: nonsense limits nothing.
-
-    For Celery's signal ``task_received``.
-    """
+def mend(request: Any) -> None:
+    """A task's time limits of protocol 1 stand in its body, where nobody has looked: nonsense limits nothing."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
         request.time_limits = (None, None)
@@ -71,27 +70,31 @@ def mend(request: Any = None, **_: Any) -> None:
 
 def survives(message: Any, delivery: Delivery, error: Exception) -> bool:
     """Whether the error ends here, and the message with it. Raises a ``StoreError`` if it can't be given back."""
-    if isinstance(error, (*CONNECTION_ERRORS, *CHANNEL_ERRORS)) or not _celery_drains(sys._getframe()):
+    if isinstance(error, CONNECTION_ERRORS) or not _celery_drains(sys._getframe()):
         return False
-    tag, qos = message.delivery_tag, message.channel.qos
-    held = qos.holds(tag)
-    _tell(delivery, error, goes_back=held)
-    qos.explain(tag, _details(error), reason="malformed")
-    if held:
-        qos.release(tag, _pause_ms(delivery.redeliveries))
+    give_back(message, error, f"message {delivery.message_id.hex()} of queue {delivery.queue}", delivery.redeliveries)
     return True
 
 
-def _tell(delivery: Delivery, error: Exception, *, goes_back: bool) -> None:
+def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> None:
+    """Release it, counted, after a pause. Raises a ``StoreError`` if that can't be done."""
+    tag, qos = message.delivery_tag, message.channel.qos
+    held = qos.holds(tag)
+    _tell(name, redeliveries, error, goes_back=held)
+    qos.explain(tag, _details(error), reason="malformed")
+    if held:
+        qos.release(tag, _pause_ms(redeliveries))
+
+
+def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
     """Where it comes from is said once: each later attempt is one line."""
     logger.error(
-        "attempt %d: message %s of queue %s can't be handled%s: %.200r",
-        delivery.redeliveries + 1,
-        delivery.message_id.hex(),
-        delivery.queue,
+        "attempt %d: %s can't be handled%s: %.200r",
+        redeliveries + 1,
+        name,
         " and is released" if goes_back else "",
         error,
-        exc_info=None if delivery.redeliveries else error,
+        exc_info=None if redeliveries else error,
     )
 
 

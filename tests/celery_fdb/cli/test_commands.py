@@ -511,6 +511,19 @@ def test_of_a_failover_list_ours_is_taken(run, url, broker):
     app.close()
 
 
+def test_the_broker_may_be_named_behind_the_command(run, url, broker):
+    """There it counts more than before it, or in the environment; each of the two options by itself."""
+    broker.queue("jobs").put("a")
+    elsewhere, patience = "fdb+sqlite:////nosuch/folder/broker.db", '{"connect_timeout": 5.0}'
+    for named in (None, elsewhere):
+        found = run("queues", "--json", "--broker", url, "--broker-options", patience, broker=named)
+        assert [each["name"] for each in found.json] == ["jobs"]
+    assert run("--broker-options", '{"session_tll": 3}', "status", "--broker-options", patience).code == 0
+    assert run("--broker-options", '{"session_tll": 3}', "status", "--broker", url, broker=None).code == 2
+    assert run("status", "--broker", elsewhere).code == 3
+    assert run("dead", "list", "--broker", url, broker=None).code == 0
+
+
 def test_another_kind_of_broker_is_wrong_usage(run):
     app = Celery("cli", broker="amqp://me:secret@nowhere", set_as_current=False)
     result = run("status", broker=None, obj=App(app))
@@ -570,6 +583,8 @@ def test_an_unreachable_store_is_exit_code_3_and_names_the_fix(run, url):
         ["--broker", "redis://:thesecret@host", "status"],
         ["--broker", "thesecret", "status"],
         ["--broker-options", "[]", "status"],
+        ["status", "--broker-options", "[]"],
+        ["status", "--broker", "redis://:thesecret@host"],
         ["--broker-options", '{"session_tll": 3}', "status"],
         ["stauts"],
         ["peek"],
@@ -654,12 +669,13 @@ def test_doctor_reports_and_fails_with_what_is_to_mend(run, broker):
     assert [each["what"] for each in result.json if each["level"] == "fail"] == ["file"]
 
 
-def test_every_command_has_json_and_help(run):
+def test_every_command_has_json_and_help_and_names_its_broker(run):
     for name in HOMES:
         command = fdb.get_command(None, name)
         for each in getattr(command, "commands", {name: command}).values():
             assert each.help, name
-            assert "--json" in {option for param in each.params for option in param.opts}, each.name
+            options = {option for param in each.params for option in param.opts}
+            assert {"--json", "--broker", "--broker-options"} <= options, each.name
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:opentelemetry.*")
 
-DEADLINE_S = 20
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ runs = st.builds(
     runtime_s=st.none() | st.floats(0, 1e9),
     args=texts,
     kwargs=texts,
+    published_ms=st.just(0) | moments,
+    due_ms=st.just(0) | moments,
     key=texts,
     retries=st.integers(0, 2**40),
     redeliveries=st.integers(0, 9),
@@ -54,6 +56,17 @@ def test_a_round_trip(given_runs: list[Run]) -> None:
     for group in groups:
         assert group.runs[-1].end_ms - group.runs[0].end_ms <= GROUP_SPAN_MS
         assert len(group.value) < LIMIT_OF_A_VALUE
+
+
+def test_what_the_first_version_wrote_is_read() -> None:
+    """Nothing was known of publications."""
+    rows = b'["t0","shop.pay","q","w@h","SUCCESS"],[["a",1,2,3,4,5,6,0.5,"(1,)","{}","acme",1],["b",1,2,3,4,5,7]]'
+    found = decode(b"\x01[" + rows + b"]")
+    told = {"queue": "q", "worker": "w@h", "state": "SUCCESS", "start_ms": 5}
+    assert found == [
+        Run("a", "shop.pay", **told, end_ms=6, runtime_s=0.5, args="(1,)", kwargs="{}", key="acme", retries=1),
+        Run("b", "shop.pay", **told, end_ms=7),
+    ]
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "é", "\U0001f4a5", '"'])
@@ -84,7 +97,7 @@ def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None
     "value",
     [
         b"",
-        b"\x02[[],[]]",
+        b"\x03[[],[]]",
         b"\x01",
         b"\x01[]",
         b"\x01{}",
@@ -107,8 +120,10 @@ def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None
     ids=lambda value: repr(value)[:40],
 )
 def test_what_nobody_of_ours_can_have_written(value: bytes) -> None:
-    with pytest.raises(FormatError):
-        decode(value)
+    versions = (b"\x01", b"\x02") if value[:1] == b"\x01" else (value[:1],)
+    for version in versions:
+        with pytest.raises(FormatError):
+            decode(version + value[1:])
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from celery import Celery, chain, chord, group
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
 
+from celery_fdb import install
 from celery_fdb.history.options import History
+from celery_fdb.history.publishing import PUBLISHED
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
@@ -30,6 +32,8 @@ from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
 from celery_fdb.history.views.workflows import Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.testing.clock import ManualClock
 
 Keep = Callable[..., None]
@@ -142,6 +146,34 @@ def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: History
     assert "attempt 2, delivered 2 times, by w@h from celery" in life.events[2].about
     store.activity(b"s", {1: run("t", state=STARTED, end_ms=0, runtime_s=None)})
     assert life_of(broker, "t").state == STARTED
+
+
+def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Keep, run: Make) -> None:
+    """Each attempt has a message of its own; one that was delivered twice was published once."""
+    sent_ms = run().end_ms - 60_000
+    first = {"published_ms": sent_ms, "due_ms": sent_ms + 40_000, "key": "acme"}
+    keep(run("t", state="LOST", ago_s=15, **first), run("t", state=RETRY, ago_s=10, redeliveries=1, **first))
+    keep(run("t", retries=1, published_ms=sent_ms + 50_000, due_ms=sent_ms + 55_000))
+    life = life_of(broker, "t")
+    assert [event.what for event in life.events] == [
+        *("published", "due", "started", "lost", "started", "retried"),
+        *("published", "due", "started", "succeeded"),
+    ]
+    assert life.events[0].about == "in celery, key acme"
+
+
+def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Celery) -> None:
+    """And others do not: what waits is then shown as the store knows it."""
+    install(app, history=True)
+    sent_ms = SystemClock().wall_ms()
+    app.send_task("shop.pay", task_id="t", countdown=600)
+    published, due = life_of(broker, "t").events
+    assert (published.what, due.what) == ("published", "due")
+    assert sent_ms <= published.moment * 1000 < due.moment * 1000
+    (message,) = broker.spots("t")
+    assert headers_of(message.message.payload)[PUBLISHED] == published.moment * 1000
+    other = Celery("other", set_as_current=False)
+    assert PUBLISHED not in other.amqp.as_task_v2("t", "shop.pay").headers
 
 
 def test_a_task_that_nobody_knows(broker: Broker, store: HistoryStore) -> None:

@@ -10,15 +10,16 @@ import pytest
 from kit.costs import cost
 
 from celery_fdb.inspection import search as module
+from celery_fdb.inspection.dead_letters.groups import group
 from celery_fdb.inspection.filters import Filter
-from celery_fdb.inspection.groups import group
 from celery_fdb.inspection.keys import find_keys
 from celery_fdb.inspection.search import Scope, search
+from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker
 from kombu_fdb.engine.dead_letters.scan import Wanted
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Death, Listed, Peeked, Publication
-from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.headers import ATTEMPTS, HEAD, VERSION
 
 HOUR_MS = 3_600_000
 TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
@@ -109,15 +110,27 @@ def test_conditions_hold_for_what_matches_and_for_nothing_else(seed: int) -> Non
         Death(chance.choice(["q", "r"]), chance.choice(["rejected", "slow"]), 1, 5, details={"error_class": error})
         for error in chance.sample(ERRORS, chance.randrange(3))
     ]
-    letter = Peeked(
-        b"i" * 16, "q.dead", "ready", envelope(chance.choice(TASKS)), "acme", 0, 1, 0, tuple(deaths), task_id="id-1"
-    )
+    retried = {ATTEMPTS: _attempts([], chance.choice([KeyError("a: b"), None]))} if chance.random() < 0.5 else {}
+    payload = envelope(chance.choice(TASKS), **retried)
+    letter = Peeked(b"i" * 16, "q.dead", "ready", payload, "acme", 0, 1, 0, tuple(deaths), task_id="id-1")
     for wanted in FILTERS:
         conditions: Any = wanted.conditions()
         where = conditions.pop("where", None)
         record: Any = letter  # has the fields that are asked for
         held = Wanted(**conditions).matches(record) and (where is None or where(letter))
         assert held == wanted.matches(letter), (wanted, letter)
+
+
+def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(broker: Broker) -> None:
+    """Headers are anybody's: what is no such list has no error."""
+    attempts = _attempts(_attempts([], ValueError("then")), ConnectionError("now: it is down"))
+    told = [attempts, [], None, "builtins.ConnectionError: x", [5], [{"error": 5}], [{}]]
+    due_ms = 2**41
+    for each in told:
+        publish(broker, Publication("", "q", envelope("shop.pay", **{ATTEMPTS: each}), due_ms=due_ms))
+    scope = Scope("q", "delayed")
+    for error, number in (("ConnectionError", 1), ("builtins.ConnectionError", 1), ("ValueError", 0), ("-", 6)):
+        assert len(everything(broker, scope, Filter(error=error))) == number, error
 
 
 def test_moments(broker: Broker) -> None:

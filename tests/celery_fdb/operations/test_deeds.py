@@ -12,13 +12,16 @@ import pytest
 from celery import Celery
 from kombu import Consumer
 
+from celery_fdb.inspection.dead_letters.groups import group, group_all
+from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.filters import Filter
-from celery_fdb.inspection.groups import group
+from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.row import row_of
 from celery_fdb.operations import parts, queues
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Request
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb.primitives.clock import SystemClock
 
 Do = Callable[..., Any]
 
@@ -47,6 +50,17 @@ def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
     row = row_of(listed, 0)
     assert row.envelope is not None
     return row.envelope.headers
+
+
+class Late(SystemClock):
+    """Half of a deed's time is over each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += Request("").seconds / 2
+        return self.now
 
 
 # -- due at another moment ---------------------------------------------------------------------------------------------
@@ -212,15 +226,70 @@ def test_a_group_is_discarded_and_nothing_else(app: Celery, broker: Broker, do: 
     assert do("discard_all", "q.dead").text == "Discarded 5 dead letters of q.dead."
 
 
+def review(broker: Broker) -> None:
+    """A queue with messages of its own, to which another one's dead letters go."""
+    broker.declare("review")
+    broker.declare("r", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "review"})
+    broker.queue("review").put_many([b"mine"] * 2)
+
+
+def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Broker, do: Do) -> None:
+    for queue in ("q", "r", "s"):
+        for task in ("shop.pay", "shop.pay", "shop.mail"):
+            app.send_task(task, queue=queue)
+    review(broker)
+    for queue in ("q", "r", "s"):
+        bury(broker, queue, error_class="shop.Declined")
+    queues = sorted(dead_queues(broker, look(broker)))
+    assert queues == ["q.dead", "review", "s.dead"]
+    found = group_all(broker, queues)
+    assert [(each.task, each.count, each.queues) for each in found.groups] == [
+        ("shop.pay", 6, {"q.dead": 2, "review": 2, "s.dead": 2}),
+        ("shop.mail", 3, {"q.dead": 1, "review": 1, "s.dead": 1}),
+    ]
+    assert (found.counted, found.total, found.is_whole) == (11, 11, True)
+    wanted = found.groups[0].filter.fields()
+    request = Request(DEEDS["replay_everywhere"].target("whatever"), fields=wanted)
+    assert "all queues of dead letters that match task=shop.pay" in DEEDS["replay_everywhere"].question(request)
+    outcome = do("replay_everywhere", fields=wanted)
+    assert outcome.text.startswith("Replayed 6 dead letters")
+    assert [broker.queue(each).count() for each in ("q", "r", "s")] == [2, 2, 2]
+    assert broker.queue("review").count() == 3, "its own, and a letter of another cause"
+    assert do("discard_everywhere").text.startswith("Discarded 3 dead letters")
+    assert [each.payload for each in broker.queue("review").each()] == [b"mine"] * 2
+
+
+def test_where_the_queue_is_gone_letters_stay_and_all_others_go(broker: Broker, do: Do) -> None:
+    for queue in ("a", "b", "c"):
+        broker.queue(queue).put_many([b"x"] * 250)
+        bury(broker, queue)
+    broker.queue("b").drop()
+    mark, texts = "", []
+    while True:
+        outcome = do("replay_everywhere", mark=mark, clock=Late())
+        texts.append(outcome.text)
+        if not (mark := outcome.following):
+            break
+    assert len(texts) >= 2
+    assert "Replayed 500 dead letters" in texts[-1]
+    assert "Some stay in b.dead: the queue to replay to does not exist" in " ".join(texts)
+    assert [broker.queue(each).count() for each in ("a", "b.dead", "c")] == [250, 250, 250]
+
+
+def test_all_queues_are_counted_at_a_bounded_cost(broker: Broker) -> None:
+    for number in range(6):
+        broker.queue(f"q{number}").put_many([b"x"] * 30)
+        bury(broker, f"q{number}")
+    found = group_all(broker, [f"q{number}.dead" for number in range(6)], most=100)
+    assert (found.counted, found.total, found.is_whole) == (100, 180, False)
+    assert list(found.groups[0].queues.values()) == [30, 30, 30, 10]
+
+
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "purge", "move", "cancel_all"])
 def test_many_are_done_in_parts_that_tell_how_far_they_are(
     broker: Broker, do: Do, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts.in_parts, "__defaults__", (1,))
-    if name == "cancel_all":
-        monkeypatch.setattr(
-            "celery_fdb.operations.cancelling.in_parts", lambda part, mark, _: parts.in_parts(part, mark)
-        )
     number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
     broker.queue("q").put_many([b"x"] * number)
     broker.queue("other").put(b"there")
@@ -244,6 +313,44 @@ def test_many_are_done_in_parts_that_tell_how_far_they_are(
     assert left == (0 if name == "cancel_all" else 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("replay_all", 400), ("discard_all", 400), ("purge", 1_000), ("move", 400), ("cancel_all", 2)]
+)
+def test_when_the_time_is_over_a_deed_tells_how_far_it_is(broker: Broker, do: Do, name: str, number: int) -> None:
+    """Whatever the store takes for each part; whoever asked is still there to read it."""
+    queue = "q.dead" if name in {"replay_all", "discard_all"} else "q"
+    broker.queue("q").put_many([b"x"] * 1_100)
+    broker.declare("other")
+    if queue == "q.dead":
+        bury(broker)
+    outcome = do(name, queue, fields={"target": "other"}, clock=Late())
+    assert f" {number:,} " in outcome.text
+    assert " so far" in outcome.text
+    assert broker.queue(queue).count() == 1_100 - number
+    while outcome.following:
+        outcome = do(name, queue, mark=outcome.following, fields={"target": "other"})
+    assert "1,100" in outcome.text
+    assert broker.queue(queue).count() == 0
+
+
+@pytest.mark.parametrize("name", ["replay", "discard", "cancel", "run_now", "reschedule"])
+def test_what_was_selected_and_not_reached_in_time_is_left_and_told(
+    broker: Broker, do: Do, spots: Do, name: str
+) -> None:
+    is_dead = name in {"replay", "discard"}
+    broker.queue("q").put_many([b"x"] * 5, delay=0 if is_dead else 3600)
+    if is_dead:
+        bury(broker)
+    queue, state = ("q.dead", "ready") if is_dead else ("q", "delayed")
+    chosen = spots(state, queue)
+    broker.queue(queue).delete(chosen[0])
+    outcome = do(name, queue, spots=chosen, fields={"due": "2h"}, clock=Late())
+    assert outcome.missed == 1
+    assert outcome.text.endswith("Not reached in time: 3 messages; select them again to go on.")
+    again = do(name, queue, spots=chosen[2:], fields={"due": "3h"})
+    assert (again.missed, " 3 " in again.text) == (0, True)
+
+
 def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(
     app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +367,7 @@ def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(
 
 
 @pytest.mark.parametrize("mark", ["x", "1", "1.zz", ".", "-.00", "9" * 5_000, "5.00ff", "0." + "ff" * 30])
-@pytest.mark.parametrize("name", ["replay_all", "purge", "move"])
+@pytest.mark.parametrize("name", ["replay_all", "replay_everywhere", "purge", "move"])
 def test_a_mark_of_anybodys_invention_does_no_harm(broker: Broker, do: Do, name: str, mark: str) -> None:
     broker.queue("other").put(b"mine")
     broker.queue("q").put(b"x")

@@ -288,13 +288,13 @@ def test_a_task_that_joins_is_waited_for(store: ResultStore) -> None:
 
 
 def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> None:
-    """3,000 ids of tasks are over 100,000 bytes."""
+    """600 long ids of tasks are over 100,000 bytes."""
     store.open_chord("c", None, 0)
-    for number in range(3_000):
-        store.enlarge_chord("c", joined=f"{number:036d}")
-    store.enlarge_chord("c", joined=f"{2_999:036d}")
+    for number in range(600):
+        store.enlarge_chord("c", joined=f"{number:0180d}")
+    store.enlarge_chord("c", joined=f"{599:0180d}")
     store.enlarge_chord("c", size=1)
-    assert [add(store, part("c", place)) for place in range(3_001)] == [Turn.NOTHING] * 3_000 + [Turn.PUBLISH]
+    assert [add(store, part("c", place)) for place in range(601)] == [Turn.NOTHING] * 600 + [Turn.PUBLISH]
     store.finish_chord("c")
     assert scan(store) == []
 
@@ -454,3 +454,28 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore
     store.add_part(part("g", 0))
     assert store.claim_chord(Part("g", 0, "t0")) is Turn.PUBLISH
     store.finish_chord("g")
+
+
+def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_next_one(
+    store: ResultStore, clock: ManualClock, scan: Any
+) -> None:
+    """Neither if it is begun anew nor when it has expired."""
+    for _ in range(2):
+        store.open_chord("c", b"body", clock.wall_ms() + 1_000)
+        store.enlarge_chord("c", size=2)
+        assert add(store, part("c", 0)) is Turn.NOTHING
+        store._write(lambda tr: tr.clear(store.keys.chord("c")))
+    clock.advance(1.0)
+    store.sweep()
+    clock.advance(chords.CLAIM_MS / 1000)
+    assert store.abandoned_chords() == []
+    assert scan(store) == []
+
+
+def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore, clock: ManualClock) -> None:
+    store.open_chord("c", b"body", 0)
+    store.enlarge_chord("c", size=1)
+    assert add(store, part("c", 0)) is Turn.PUBLISH
+    store._write(lambda tr: tr.set(store.keys.look(1, "c"), b""))
+    assert store.abandoned_chords() == ["c"]
+    assert store.abandoned_chords() == [], "whoever found it has its time"

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 
 from celery import Celery
+from kit.browser import chromium
 from kit.dashboard import Person
 
 from celery_fdb.web import dashboard
@@ -66,3 +67,10 @@ def viewer(visit: Callable[..., Person]) -> Person:
 @pytest.fixture
 def operator(visit: Callable[..., Person], app: Celery) -> Person:
     return visit(app=app, read_only=False, show_bodies=True)
+
+
+@pytest.fixture(scope="session", name="chromium")
+def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One for all tests of a process."""
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser

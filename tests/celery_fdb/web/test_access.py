@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.dashboard import Person
 
 import celery_fdb.web
 from celery_fdb.web import User, dashboard
 from celery_fdb.web.access import login
+from celery_fdb.web.access.attempts import AGAIN_S, FREE, MOST, Attempts, address_of
 from celery_fdb.web.addresses import PATHS, local_path
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.testing.clock import ManualClock
 
 TOKEN = "a token of enough letters"
 FORMS = ["/logout"]
@@ -56,6 +60,81 @@ def test_a_wrong_token_is_refused_and_told_in_the_audit(visit: Any, caplog: pyte
             assert "That is not the token" in person.submit("/login", status=403, token=given)
     assert sum("wrong token" in each for each in caplog.messages) == 4
     assert person.get("/", headers={"accept": "text/html"}).url.path == "/login"
+
+
+def test_a_form_of_a_page_that_was_left_open_for_a_day_changes_nothing_and_asks_to_log_in(
+    visit: Any, broker: Any
+) -> None:
+    clock = ManualClock()
+    person = visit(token=TOKEN, clock=clock, read_only=False)
+    person.submit("/login", token=TOKEN)
+    broker.queue("jobs").put("a")
+    clock.advance(86_400)
+    page = person.submit("/act", status=401, deed="purge", queue="jobs", confirmed="yes")
+    assert "You are logged out. Nothing was changed." in page
+    assert broker.queue("jobs").count() == 1
+    assert "<h1>Overview" in person.submit("/login", token=TOKEN), "the form that it shows"
+    assert "Deleted 1 message" in person.submit("/act", deed="purge", queue="jobs", confirmed="yes")
+
+
+def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> None:
+    clock = ManualClock()
+    rightful = visit(token=TOKEN, clock=clock)
+    rightful.submit("/login", token=TOKEN)
+    rightful.submit("/logout")
+    application = rightful.app
+    guesser = Person(application)
+    for _ in range(FREE):
+        guesser.submit("/login", status=403, token="x" * 20)
+    for _ in range(3):  # which do not prolong it
+        refused = guesser.post(
+            "/login", data={"token": TOKEN, "form_token": guesser.form_token()}, headers=guesser.origin()
+        )
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "Too many attempts. Wait 5 s." in refused.text
+    assert "<h1>Overview" in rightful.submit("/login", token=TOKEN), "at the same address"
+    clock.advance(AGAIN_S)
+    guesser.submit("/login", status=403, token="x")
+    guesser.submit("/login", status=429, token="x")
+    clock.advance(AGAIN_S)
+    assert "<h1>Overview" in guesser.submit("/login", token=TOKEN), "who has waited is looked at"
+
+
+def test_a_cookie_of_nobodys_making_has_no_attempts_of_its_own(visit: Any) -> None:
+    person = visit(token=TOKEN, clock=ManualClock())
+    for number in range(FREE + 1):
+        person.cookies.set("celery_fdb_known", f"9999999999.{number}")
+        person.submit("/login", status=403 if number < FREE else 429, token="x")
+    opens_nothing = visit(token=TOKEN)
+    opens_nothing.cookies.set("celery_fdb_session", login.ticket(TOKEN, SystemClock().wall_ms(), known=True))
+    assert opens_nothing.get("/", headers={"accept": "text/html"}).url.path == "/login"
+
+
+def test_attempts_are_remembered_in_bounds() -> None:
+    clock = ManualClock()
+    attempts = Attempts(clock)
+    for _ in range(FREE):
+        assert attempts.take("one") == 0
+    assert attempts.take("one") == AGAIN_S
+    clock.advance(AGAIN_S / 2)
+    assert attempts.take("one") == pytest.approx(AGAIN_S / 2)
+    for number in range(3 * MOST):
+        assert attempts.take(f"other {number}") == 0
+    assert len(attempts._full_s) == MOST
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("testclient", "testclient"),
+        ("x" * 9_000, "x" * 100),
+    ],
+)
+def test_whose_attempt_it_is(host: str, address: str) -> None:
+    assert address_of(host) == address
 
 
 @pytest.mark.parametrize("cookie", ["", ".", "9999999999.", "9999999999.AAAA", "x.y", "1.\u00e9"])

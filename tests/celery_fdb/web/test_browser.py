@@ -5,37 +5,26 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from celery import _state
+from kit.browser import NARROW, WIDE, Window, until
 
 from kombu_fdb import Broker
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 AXE = HERE / "axe" / "axe-core-4.14.1.min.js"
-DEADLINE_S = 90.0
-WIDE, NARROW = (1280, 860), (390, 844)
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-
-
-def until(condition: Callable[[], Any], say: Callable[[], Any] | None = None) -> Any:
-    """Wait until ``condition`` is true; its value."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
-        time.sleep(0.02)
-    return value
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200), pytest.mark.xdist_group("dashboard in a browser")]
 
 
 class Shop:
@@ -49,7 +38,9 @@ class Shop:
         assert spec is not None
         assert spec.loader is not None
         self.tasks = importlib.util.module_from_spec(spec)
+        shared = set(_state._on_app_finalizers)
         spec.loader.exec_module(self.tasks)
+        _state._on_app_finalizers &= shared  # its tasks are for no app of another test, which may come in between
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str, *arguments: str) -> Path:
@@ -111,72 +102,6 @@ def address(shop: Shop) -> str:
     return shop.start_dashboard("--write", "--show-bodies")
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip("no Chromium with chromedriver here (Debian: apt install chromium chromium-driver)")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-class Window:
-    """A person's browser."""
-
-    def __init__(self, browser: Any, address: str) -> None:
-        self.browser = browser
-        self.address = address
-
-    def look(self, size: tuple[int, int] = WIDE, theme: str = "light") -> None:
-        width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def open(self, path: str, **query: str) -> None:
-        self.browser.get(f"{self.address}{path}{'?' + urlencode(query) if query else ''}")
-
-    def find(self, selector: str) -> Any:
-        return self.browser.find_element("css selector", selector)
-
-    def text(self, selector: str) -> str:
-        from selenium.common.exceptions import WebDriverException
-
-        with suppress(WebDriverException):  # the page is just being replaced
-            return str(self.find(selector).text)
-        return ""
-
-    def wait_for(self, selector: str, pattern: str) -> None:
-        until(lambda: re.search(pattern, self.text(selector)), say=lambda: self.text("body"))
-
-    def press(self, *keys: str) -> None:
-        from selenium.webdriver import ActionChains
-
-        for key in keys:
-            ActionChains(self.browser).send_keys(key).perform()
-
-    @property
-    def focused(self) -> Any:
-        return self.browser.switch_to.active_element
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(script, *arguments)
-
-    def complaints(self) -> list[Any]:
-        """What the browser complains of: scripts that fail, and what the policy forbids."""
-        return [each for each in self.browser.get_log("browser") if each["level"] in {"SEVERE", "WARNING"}]
-
-
 @pytest.fixture
 def window(chromium: Any, address: str) -> Window:
     window = Window(chromium, address)
@@ -185,7 +110,15 @@ def window(chromium: Any, address: str) -> Window:
     return window
 
 
+def workflow(window: Window) -> str:
+    """The id of one, as soon as it is in the history."""
+    window.open("/workflows")
+    until(lambda: window.browser.find_elements("css selector", "tbody a") or window.browser.refresh())
+    return parse_qs(urlsplit(window.find("tbody a").get_attribute("href")).query)["id"][0]
+
+
 def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
+    root = workflow(window)
     window.open("/messages", queue="payments.dead")
     spot = window.find("input[name=selected]").get_attribute("value")
     return [
@@ -193,20 +126,34 @@ def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
         ("/queues", {}),
         ("/queue", {"queue": "payments"}),
         ("/keys", {"queue": "mails"}),
+        ("/keys", {"queue": "payments"}),
         ("/messages", {"queue": "mails"}),
         ("/messages", {"queue": "payments.dead"}),
         ("/message", {"queue": "payments.dead", "spot": spot, "body": "1"}),
         ("/dead", {}),
         ("/dead", {"queue": "payments.dead"}),
+        ("/causes", {}),
         ("/task", {"id": "x"}),
+        ("/task", {"id": root}),
         ("/tasks", {}),
         ("/runs", {}),
         ("/workflows", {}),
+        ("/workflow", {"id": root}),
         ("/schedules", {}),
         ("/workers", {}),
         ("/sessions", {}),
+        ("/login", {}),
         ("/nowhere", {}),
     ]
+
+
+#: A page, the queue it is about, and the deed of which it asks for more.
+QUESTIONS = [
+    ("/queue", "payments", "publish"),
+    ("/queue", "payments", "purge"),
+    ("/keys", "payments", "limit"),
+    ("/messages", "payments.dead", "edit"),
+]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -216,11 +163,22 @@ def test_each_page_is_accessible_and_fits(window: Window, size: tuple[int, int],
     window.look(size, theme)
     for path, query in pages(window):
         window.open(path, **query)
-        assert window.run("return document.documentElement.scrollWidth") <= size[0], (path, query)
-        window.run(AXE.read_text())
-        bad = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations(window)]
-        assert not bad, (path, query)
+        check(window, size, f"{path} {query}")
+    for path, queue, deed in QUESTIONS:
+        window.open(path, queue=queue)
+        for box in window.browser.find_elements("css selector", "input[name=selected]")[:1]:
+            box.click()
+        window.find(f"button[value={deed}]").click()
+        window.wait_for("main form", "Go back")
+        check(window, size, f"{path} {deed}")
     assert not [each for each in window.complaints() if "/nowhere" not in each["message"]]
+
+
+def check(window: Window, size: tuple[int, int], what: str) -> None:
+    assert window.run("return document.documentElement.scrollWidth") <= size[0], what
+    window.run(AXE.read_text())
+    bad = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations(window)]
+    assert not bad, what
 
 
 def test_axe_finds_what_is_wrong(window: Window) -> None:
@@ -250,9 +208,17 @@ def test_the_overview_is_live(window: Window, shop: Shop) -> None:
         window.run("document.body.dataset.mine = '1'")
         until(lambda: window.run("return document.querySelectorAll('.chart canvas').length") == 2)
         until(lambda: window.run("return document.querySelectorAll('tr[data-queue=mails] .trend polyline').length"))
+        concern = "mails is paused with"
+        assert concern in window.text("#concerns")
         broker.queue("mails").resume()
+        until(lambda: concern not in window.text("#concerns"))
         until(lambda: not window.find('tr[data-queue="mails"] .tag').is_displayed())
         broker.queue("mails").pause()
+        broker.queue("mails").put("x", key="wonka")
+        window.wait_for("#concerns", concern)
+        assert (
+            window.find("#concerns li:last-child a").get_attribute("href").startswith(f"{window.address}/queue?queue=")
+        )
     assert window.run("return document.body.dataset.mine") == "1", "without loading the page again"
     window.wait_for('tr[data-queue="mails"] [data-field="consumers"]', "^1$")
     window.find('button[data-span="hour"]').click()
@@ -309,8 +275,7 @@ def test_a_worker_is_asked_and_answers(window: Window) -> None:
 
 
 def test_a_workflow_is_a_tree(window: Window) -> None:
-    window.open("/workflows")
-    until(lambda: window.browser.find_elements("css selector", "tbody a") or window.browser.refresh())
+    workflow(window)
     window.find("tbody a").click()
     window.wait_for("main", "shop.render")
 

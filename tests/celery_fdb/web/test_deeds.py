@@ -86,6 +86,21 @@ def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None
     assert len(boxes(operator.see(html.unescape(link[1])))) == 1
 
 
+def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths: None) -> None:
+    broker.queue("other").put("x")
+    broker.queue("other").take(0).bury(error="broke")
+    assert "/causes" in operator.see("/dead")
+    page = operator.see("/causes")
+    assert page.count('value="replay_everywhere"') == 4
+    form = next(each for each in page.split("<form method") if "shop.task1" in each and "replay_everywhere" in each)
+    sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', form)}
+    question = operator.submit("/act", **sent)
+    assert "Replay all dead letters of all queues of dead letters that match task=shop.task1" in question
+    assert "Replayed 1 dead letter" in operator.submit("/act", **fields(question), deed="replay_everywhere")
+    assert "<h1>Dead letters of all queues</h1>" in operator.see("/causes")
+    assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
+
+
 def test_messages_are_filtered_and_paged(visit: Any, app: Celery, broker: Broker) -> None:
     for number in range(7):
         app.send_task("shop.pay" if number % 2 else "shop.mail", queue="jobs", task_id=f"id{number}")
@@ -100,6 +115,19 @@ def test_messages_are_filtered_and_paged(visit: Any, app: Celery, broker: Broker
     assert seen == ["id0", "id2", "id4", "id6"]
     assert "Nothing matches" in person.see("/messages", queue="jobs", task="nobody.*")
     assert "must be a date" in person.see("/messages", 422, queue="jobs", since="yesterday")
+
+
+def test_what_waits_to_be_retried_is_found_by_its_last_error(operator: Any, app: Celery) -> None:
+    attempts = [{"time": "2031-05-05T12:00:00.000+00:00", "error": "shop.errors.Declined: no cover"}]
+    app.send_task("shop.pay", queue="jobs", task_id="again", countdown=60, headers={"fdb_attempts": attempts})
+    app.send_task("shop.pay", queue="jobs", task_id="first", countdown=60)
+    page = operator.see("/messages", queue="jobs", state="delayed", error="Declined")
+    assert re.findall(r"<code>(again|first)</code>", page) == ["again"]
+    assert "<td>Declined</td>" in page
+    assert "no cover" not in page, "the class alone"
+    assert re.findall(
+        r"<code>(again|first)</code>", operator.see("/messages", queue="jobs", state="delayed", error="-")
+    ) == ["first"]
 
 
 def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: Any, app: Celery) -> None:
@@ -117,7 +145,7 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
 def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
     app.send_task("shop.pay", queue="jobs", task_id="t1")
     assert "shop.pay" in viewer.see("/task", id=" t1 ")
-    assert "Nothing is known of it" in viewer.see("/task", id="t2")
+    assert "Nothing is known about this task" in viewer.see("/task", id="t2")
 
 
 def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
@@ -157,7 +185,7 @@ def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
 def test_a_deed_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put("x")
     operator.form_token()
-    assert operator.get("/act?deed=pause&queue=jobs").status_code == 404
+    assert operator.get("/act?deed=pause&queue=jobs").status_code == 405
     answer = operator.post("/act", data={"deed": "pause", "queue": "jobs"}, headers=operator.origin())
     assert answer.status_code == 403
     assert not broker.queue("jobs").control().paused
@@ -268,6 +296,21 @@ def test_a_delayed_message_is_run_now(operator: Any, app: Celery, broker: Broker
     assert broker.queue("jobs").count() == 1
 
 
+def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, broker: Broker) -> None:
+    app.send_task("shop.pay", queue="jobs")
+    (spot,) = boxes(operator.see("/messages", queue="jobs"))
+    question = operator.submit("/act", deed="reschedule", queue="jobs", selected=spot)
+    assert 'name="due"' in question
+    given = {**fields(question), "deed": "reschedule"}
+    assert "no moment to be due at" in operator.submit("/act", status=422, **given, due="sometime")
+    operator.submit("/act", **given, due="2041-05-05T12:00")
+    counts = broker.queue("jobs").stats()
+    assert (counts.ready, counts.delayed) == (0, 1)
+    assert "2041-05-05" in operator.see(
+        "/message", queue="jobs", spot=boxes(operator.see("/messages", queue="jobs", state="delayed"))[0]
+    )
+
+
 # -- never on more than was asked for ----------------------------------------------------------------------------------
 
 
@@ -286,6 +329,38 @@ def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, a
     assert (counts.ready, counts.delayed) == (3, 0)
 
 
+ODD = ["a\x00b", "a\nb", "a\r\nb", "\rx\n", "\u202e", "100%25", "%00", "x.quoted", " ", ""]
+
+
+def as_a_browser_sends(value: str) -> str:
+    return re.sub("\r\n|\r|\n", "\r\n", value.replace("\x00", "\ufffd"))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator: Any, broker: Broker, name: str) -> None:
+    """Browsers can't send every text; and a name that is another one in a form may be that of another queue."""
+    queue, others = broker.queue(name), {as_a_browser_sends(name), f"{name}x"} - {name}
+    for each in (name, *others):
+        broker.queue(each).put("a", key=name or "k")
+    page = operator.see("/keys", queue=name)
+    form = next(each for each in page.split("<form ") if 'value="pause"' in each)
+    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form)
+    operator.submit("/act", deed="pause", **{k: as_a_browser_sends(html.unescape(v)) for k, v in found})
+    assert queue.limits(name or "k").paused
+    question = operator.submit("/act", deed="purge", queue=name)
+    sent = {each: [as_a_browser_sends(value) for value in values] for each, values in fields(question).items()}
+    operator.submit("/act", deed="purge", **sent)
+    assert queue.count() == 0
+    assert [broker.queue(each).count() for each in others] == [1] * len(others)
+
+
+def test_what_is_quoted_wrongly_is_a_page(operator: Any) -> None:
+    for value in ("%ff", "%", "%ed%a0%80", "%zz"):
+        assert operator.post(
+            "/act", data={"form_token": operator.form_token(), "deed": "purge", "queue.quoted": value}
+        ).status_code in {200, 422}
+
+
 def test_a_question_about_a_key_is_confirmed_for_that_key(operator: Any, broker: Broker) -> None:
     for key in ("acme", "other"):
         broker.queue("jobs").put("a", key=key)
@@ -301,7 +376,7 @@ def test_a_deed_on_one_key_goes_on_with_that_key(
     from celery_fdb.operations import queues
 
     monkeypatch.setattr(queues, "PART", 2)
-    monkeypatch.setattr(queues, "in_parts", lambda part, mark: in_parts(part, mark, 1))
+    monkeypatch.setattr(queues, "in_parts", lambda part, request: in_parts(part, request, 1))
     for key in ("acme", "other"):
         for _ in range(5):
             broker.queue("jobs").put("a", key=key)

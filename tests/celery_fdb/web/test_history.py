@@ -74,7 +74,7 @@ def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore)
     active = person.see("/runs", state=ACTIVE)
     assert "r9" in active
     assert "worker gone" in active
-    assert "No such run" in person.see("/runs", task="nobody")
+    assert "No matching runs" in person.see("/runs", task="nobody")
     assert "not a state" in person.see("/runs", 422, state="BAD")
 
 

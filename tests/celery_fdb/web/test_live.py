@@ -13,13 +13,13 @@ from celery.states import FAILURE, SUCCESS
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.inspection.overview import Overview, QueueView
+from celery_fdb.inspection.overview import Overview, QueueView, SessionView
 from celery_fdb.web import dashboard
 from celery_fdb.web.live.feed import Feed
 from celery_fdb.web.live.trend import points
 from celery_fdb.web.live.vitals import Runs, Vitals
 from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.samples import QueueSample, Sample
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, QueueSample, Sample, write
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -253,6 +253,19 @@ def test_rates_and_what_follows_from_them() -> None:
     assert vitals.points() == [[0.0, 60, None, None], [2.0, 60, 20, 7.5]]
 
 
+def test_what_needs_attention_is_told_with_each_look() -> None:
+    """And nothing of it turns a line around."""
+    name = "jobs\u202e"
+    told = Vitals().told(Overview(0, "x", [QueueView(name, ready=3, dead=1), QueueView("w.celery.pidbox", dead=1)], []))
+    assert told["concerns"] == [
+        {"text": "1 dead letter of jobs\\u202e", "queue": name},
+        {"text": "nobody consumes jobs\\u202e, where 3 wait", "queue": name},
+    ]
+    silent = SessionView("s", "host", 7, "worker", 10.0, open=True, beat="", queues=[], beat_ms=1)
+    told = Vitals().told(Overview(20_000, "x", [], [silent]))
+    assert told["concerns"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
+
+
 def test_with_a_history_failures_are_those_of_runs() -> None:
     vitals = Vitals()
     assert vitals.told(seen(0), Runs(100, 50))["summary"]["failures"] is None
@@ -312,7 +325,16 @@ def test_samples_leave_out_dead_letters_and_celerys_own() -> None:
     assert points([sample(0, **queues), sample(5, **queues)]) == [[5.0, 1, 0, 0]]
 
 
-def test_the_charts_have_an_hour_and_a_day(viewer: Any) -> None:
+def test_the_charts_have_an_hour_and_a_day(viewer: Any, broker: Broker) -> None:
+    """Each of its own series in the store, as it is there."""
     for span in ("hour", "day"):
         assert viewer.get("/trend", params={"span": span}).json() == {"points": []}
+    now_s = SystemClock().wall_ms() // 1000
+    kept = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((900, 5, 0), (600, 7, 600))]
+    for series, shift_ms in ((DAY, 0), (HOUR, 300_000)):
+        for each in kept:
+            later = Sample(each.taken_ms + shift_ms, each.queues)
+            broker._engine.transactions.write(lambda work, s=series, one=later: write(work, [s], one))
+    assert viewer.get("/trend", params={"span": "day"}).json() == {"points": [[now_s - 600.0, 7, 0, 2.0]]}
+    assert viewer.get("/trend", params={"span": "hour"}).json() == {"points": [[now_s - 300.0, 7, 0, 2.0]]}
     assert viewer.get("/trend", params={"span": "year"}).status_code == 404

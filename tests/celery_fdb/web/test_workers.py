@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,10 +16,14 @@ from kombu.exceptions import OperationalError
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.schedules.entry import Told
+from celery_fdb.schedules.store import schedule_of
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import worker_of
+from celery_fdb.web.rendering import NOTHING
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.testing.clock import ManualClock
 
 STATS = {
     "pool": {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 4},
@@ -58,14 +63,32 @@ def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_worker_with_what_it_runs(operator: Any, answers: dict[str, Any]) -> None:
     answers["active"]["w@h"] = [{"id": "t1", "name": "shop.pay", "time_start": time.time() - 90, "args": ["secret"]}]
     page = operator.see("/workers")
-    for text in ("w@h", "TaskPool", "ran 7", "1 h 1 min", "shop.pay", "1 min"):
+    for text in ("w@h", "TaskPool", "tasks run: 7", "1 h 1 min", "shop.pay", "1 min"):
         assert text in page
     assert "secret" not in page
 
 
+def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit: Any, app: Celery, answers: dict[str, Any]) -> None:
+    """The longest first; it grows from look to look."""
+    clock = ManualClock()
+    now_s = clock.wall_ms() / 1000
+    answers["active"]["w@h"] = [
+        {"id": "t2", "name": "shop.mail", "time_start": now_s - 4.5},
+        {"id": "t1", "name": "shop.pay", "time_start": now_s - 90},
+        {"id": "t3", "name": "shop.new", "time_start": None},
+    ]
+    person = visit(app=app, clock=clock)
+    row = re.compile(r'<tr><th scope="row"><a href="/task\?id=t\d">([\w.]+)</a>.*?<td class="n">([^<]*)</td></tr>')
+    for shown in (
+        [("shop.pay", "1 min 30 s"), ("shop.mail", "4.5 s"), ("shop.new", NOTHING)],
+        [("shop.pay", "1 h 1 min"), ("shop.mail", "1 h"), ("shop.new", NOTHING)],
+    ):
+        assert row.findall(person.see("/workers")) == shown
+        clock.advance(3_600)
+
+
 def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any, answers: dict[str, Any]) -> None:
     assert "celery -A proj fdb web" in visit().see("/workers")
-    assert "celery -A proj fdb web" in visit().see("/schedules")
     answers.update(stats=None, active=None)
     assert "No worker answered" in operator.see("/workers")
 
@@ -144,14 +167,58 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
         store.write(unwritten, History())
     rows = {each.name: each for each in rows_of(app, broker, NOW)}
     assert rows["often"].following == NOW + timedelta(seconds=240)
-    assert rows["often"].last is not None
+    assert rows["often"].run is not None
+    assert rows["often"].last is None, "no beat has told of it"
     assert rows["often"].queue == "mails"
     following = rows["nightly"].following
     assert following is not None
     assert (following.hour, following.minute) == (3, 15)
-    assert rows["nightly"].last is None
+    assert rows["nightly"].run is None
     assert rows["broken"].problem
     assert rows["empty"].problem
     page = operator.see("/schedules")
     for text in ("often", "every 5.00 minutes", "crontab", "not in the history"):
         assert text in page
+
+
+def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker) -> None:
+    assert "No beat has reported its schedule" in viewer.see("/schedules")
+    now_ms = SystemClock().wall_ms()
+    schedule_of(broker).tell(
+        [
+            Told(
+                "often", "shop.remind", "every 5 minutes", "mails", now_ms - 60_000, now_ms + 240_000, 7, now_ms, 60.0
+            ),
+            Told("<b>old</b>", "shop.x", "every hour", "", None, now_ms, 0, now_ms - 86_400_000, 60.0),
+        ]
+    )
+    page = viewer.see("/schedules")
+    for text in (
+        "often",
+        "shop.remind",
+        "every 5 minutes",
+        "mails",
+        "&lt;b&gt;old",
+        "gone from beat",
+        "fdb web</code>",
+    ):
+        assert text in page
+    assert page.count("<time") == 3, "last and next; since when nobody tells of the other one"
+
+
+@pytest.mark.parametrize("has_app", [True, False])
+def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: bool) -> None:
+    app.conf.beat_schedule = {"kept": {"task": "t", "schedule": 60.0}, "untold": {"task": "t", "schedule": 60.0}}
+    at_ms = int(NOW.timestamp() * 1000)
+
+    def states(age_s: int) -> dict[str, str]:
+        told = [Told(name, "t", "", "", None, None, 0, at_ms - age_s * 1000, 60.0) for name in ("kept", "old")]
+        schedule_of(broker).tell(told)
+        return {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
+
+    untold = {"untold": "configured"} if has_app else {}
+    assert states(100) == {"kept": "beat", "old": "beat", **untold}
+    assert states(200) == {"kept": "silent", "old": "gone" if has_app else "silent", **untold}
+    schedule_of(broker).tell([Told("new", "t", "", "", None, None, 0, at_ms, 60.0)])
+    found = {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
+    assert found == {"kept": "gone", "old": "gone", "new": "beat", **untold}

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
-from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
 from kombu_fdb.engine.stored.work import Work
@@ -22,7 +22,7 @@ __all__ = ["LineConformance", "Rival"]
 
 
 #: For a watch that fires.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Rival:
@@ -38,7 +38,7 @@ class Rival:
     def join(self, *acks: Lease, over: Collection[int] = ()) -> Demand:
         first = self.engine.messages.reserve()
         self.demand = Demand(line.name(self.queues), self.session, first, self.want)
-        self.engine.messages.join(self.demand, acks, over=over)
+        self.engine.messages.join(self.demand, acks, queues=self.queues, over=over)
         return self.demand
 
     def look(self, *, fired: bool = False) -> Sight:
@@ -91,6 +91,9 @@ class LineConformance(OnBench):
         (held,) = bench.take(1)
         rival = Rival(bench)
         terms = ClaimTerms(acks=[held.lease], gives_way=True)
+        if bench.engine.writers_take_turns:  # there is no line
+            assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
+            return
         with pytest.raises(Outrun):
             bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)
         assert bench.counts() == (2, 0, 1), "nor is anything settled"
@@ -120,6 +123,7 @@ class LineConformance(OnBench):
         theirs = two.collect()
         assert {each.lease.session for each in mine} == {one.session}
         assert {each.lease.session for each in theirs} == {two.session}
+        assert {each.ttr_ms for each in mine + theirs} == {0}, "for as long as they like"
         assert two.engine.messages.ack([each.lease for each in theirs]) == [True]
         assert one.engine.messages.ack([each.lease for each in mine]) == [True]
 
@@ -131,13 +135,15 @@ class LineConformance(OnBench):
         assert payloads(three.collect()) == [b"2"]
 
     def test_who_gets_nothing_stays_and_the_next_one_is_first(self, bench: Bench) -> None:
-        rivals = [Rival(bench) for _ in range(3)]
-        two, three = (woken(each.look()) for each in rivals[1:])
+        rivals = [Rival(bench) for _ in range(4)]
+        two, three, four = (woken(each.look()) for each in rivals[1:])
         bench.put(b"a")
         assert payloads(rivals[0].serve().deliveries) == [b"a"]
         assert rivals[1].look().is_first
         assert two.wait(PATIENCE_S), "its turn has come"
-        assert not three.is_set(), "nothing has changed for it"
+        assert three.wait(PATIENCE_S), "it is the next one now"
+        assert rivals[2].look().is_next
+        assert not four.is_set(), "nothing has changed for it"
 
     def test_an_empty_queue_changes_nothing(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
@@ -251,6 +257,27 @@ class LineConformance(OnBench):
         one.serve()
         (granted,) = two.collect()
         assert (granted.payload, granted.ttr_ms) == (large, 60_000)
+
+    def test_who_serves_has_the_whole_of_its_own(self, bench: Bench) -> None:
+        """Of the others it reads the records only."""
+        one, two = Rival(bench, 2), Rival(bench)
+        large = b"x" * (INLINE_BYTES + 1)
+        bench.put(large, b"theirs", b"mine")
+        assert payloads(one.serve().deliveries) == [large, b"mine"]
+        assert payloads(two.collect()) == [b"theirs"]
+
+    def test_what_nobody_can_read_is_dead_lettered_by_who_serves(self, bench: Bench) -> None:
+        """POISON-ENDS: whoever's turn it is."""
+        one, two = Rival(bench), Rival(bench)
+        bench.put(b"a", b"b", b"c")
+        begin, end = range_of(bench.engine.keys.ready("q"))
+        rows: list[bytes] = []
+        bench.write(lambda tr: rows.extend(key for key, _ in tr.get_range(begin, end)))
+        bench.write(lambda tr: tr.set(rows[1], b"?"))
+        assert payloads(one.serve().deliveries) == [b"a"]
+        assert payloads(two.collect()) == []
+        assert bench.counts("q.dead") == (1, 0, 0)
+        assert two.look().is_first
 
     def test_any_number_of_queues_may_have_times_to_run(self, bench: Bench) -> None:
         """How a demand stands is one value, which has a limit."""

@@ -24,6 +24,7 @@ class Trouble:
     ``point``: ``begin``, ``read`` or ``commit``; ``number``: which of the step's, from 0. ``fault``: None if the
     process is killed there: at ``begin`` between two transactions, at ``commit`` with its writes unsent. What a signal
     handler raises strikes at any of them: between two transactions, in a body, or when its commit has happened.
+    ``operation``: any of them, counted together, and the answers of commits: of what has landed nobody has heard then.
     """
 
     point: str
@@ -70,6 +71,8 @@ AT_COMMIT: Mapping[Fault, int] = {
     Fault.WATCH_LOST: 2,
     Fault.WATCH_FOR_NOTHING: 2,
 }
+#: So many have two looks at a line, a look at the queues, and a service.
+MOST_OPERATIONS = 24
 AT_READ: Mapping[Fault, int] = {Fault.TOO_OLD: 1, Fault.UNAVAILABLE: 1}
 
 
@@ -91,6 +94,8 @@ class Profile:
     #: That its process is stopped at a commit, and that an exception strikes before one.
     stopped: float = 0.0
     interrupted: float = 0.0
+    #: That its process is killed at any operation of the store, or has done one and never hears of it.
+    struck: float = 0.0
     #: What fails at a commit, with weights.
     at_commit: Mapping[Fault, int] = field(default_factory=lambda: AT_COMMIT)
     #: What others do in a step, if not the same as at other times.
@@ -171,4 +176,6 @@ def _troubles(rng: random.Random, profile: Profile) -> tuple[Trouble, ...]:
         troubles.append(Trouble(rng.choice(["begin", "read", "read"]), rng.randrange(5), Fault.INTERRUPTED))
     if rng.random() < profile.kill:
         troubles.append(Trouble(rng.choice(["begin", "commit"]), rng.choice([0, 1, 1, 2, 3]), None))
+    if profile.struck and rng.random() < profile.struck:
+        troubles.append(Trouble("operation", rng.randrange(MOST_OPERATIONS), None))
     return tuple(troubles)

@@ -66,6 +66,8 @@ class Frame:
     commits: int = 0
     #: Writing commits of which it has heard that they happened.
     answered: int = 0
+    #: Begins, reads, commits and answers.
+    operations: int = 0
     #: Leases that it has settled before it closes: none of these may come back.
     settled: frozenset[Lease] = frozenset()
     #: The earliest and the latest its process's wall clock showed in this step: what was due then may be handed out.
@@ -81,6 +83,14 @@ class Frame:
         """Whose step it is."""
         assert self.process is not None
         return self.process
+
+    def operate(self) -> Fault | None:
+        """The next operation of the store, and what goes wrong with it. Raises ``Killed``."""
+        self.operations += 1
+        struck, fault = self.trouble("operation", self.operations - 1)
+        if struck and fault is None:
+            raise Killed
+        return fault
 
     def trouble(self, point: str, number: int) -> tuple[bool, Fault | None]:
         """Whether something is to go wrong here, and what; (True, None) is death."""
@@ -117,6 +127,8 @@ class StepFaults(Faults):
             return self.outage
         frame = self._frames[-1]
         struck, fault = frame.trouble("commit", frame.commits - 1)
+        if not struck:
+            struck, fault = frame.trouble("operation", frame.operations - 1)
         watches = (Fault.WATCH_LOST, Fault.WATCH_FOR_NOTHING)
         if not struck or fault in watches or (fault is Fault.CONFLICT and not can_conflict):
             return None
@@ -127,8 +139,9 @@ class StepFaults(Faults):
             return self.outage
         frame = self._frames[-1]
         frame.reads += 1
+        at_once = frame.operate()
         struck, fault = frame.trouble("read", frame.reads - 1)
-        return self._count(fault) if struck else None
+        return self._count(fault if struck else at_once)
 
     def loses_watch(self) -> bool:
         return self._watch_trouble(Fault.WATCH_LOST)
@@ -224,6 +237,7 @@ class Link:
             raise Violation("BOUNDED", "an attempt was begun after the deadline of its call")
         frame = self._frames[-1]
         frame.begins += 1
+        frame.operate()
         struck, fault = frame.trouble("begin", frame.begins - 1)
         if struck:
             raise Killed if fault is None else Interrupted

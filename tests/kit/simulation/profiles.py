@@ -292,19 +292,23 @@ PROFILES: Mapping[str, Profile] = {
     ),
     "lines": Profile(
         {"publish": 5, "turn": 60, "drain": 20, "finish": 24, "hush": 1, "listen": 3, "duties": 3, "pass": 10}
-        | {"tick": 6, "die": 2, "freeze": 2, "wake": 2, "cut": 1, "calm": 1, "delete": 1},
-        {"plain": {}, "fair": {}},
+        | {"tick": 6, "die": 2, "freeze": 2, "wake": 2, "cut": 1, "calm": 1, "delete": 1}
+        | {"limit": 2, "pause": 2, "jump": 2},
+        {"plain": {}, "fair": {}, "other": {}},
         rivals={"publish": 2, "turn": 20, "drain": 4, "finish": 6, "hush": 2, "listen": 2, "duties": 2, "pass": 3},
         batches=(1, 4, 8),
         slots=5,
         steps=240,
         meanwhile=0.8,
         kill=0.05,
+        struck=0.2,
         delayed=0.1,
         expiring=0.1,
         at_commit=CONNECTED,
         connected=True,
         contested=True,
+        jumps=(-20, -5, 5, 20),
+        most_off_s=60,
     ),
     "rescheduling": Profile(
         {"publish": 14, "claim": 10, "ack": 5, "release": 4, "reschedule": 16, "duties": 6, "pass": 6, "tick": 6}

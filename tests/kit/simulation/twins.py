@@ -18,9 +18,10 @@ from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import cancel, reschedule
 from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
+from kombu_fdb.engine.rivals import join
 from kombu_fdb.engine.scheduling import fair, line, rates, relimit, single
 from kombu_fdb.engine.scheduling.allowance import Allowances
-from kombu_fdb.engine.stored import budget, copies, session
+from kombu_fdb.engine.stored import budget, copies, runs, session
 from kombu_fdb.engine.stored.effects import Effects
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
@@ -195,11 +196,10 @@ def _hand_over(work: Work, session_id: SessionId, **given: Any) -> tuple[int, by
     return _release_part(work, session_id, **{**given, "limit": 1})
 
 
-_take_message = claim.take
-
-
-def _careless_without_lease(work: Work, *args: Any, leased: bool = True, **given: Any) -> Any:
-    return _take_message(work if leased else _careless_work(work), *args, leased=leased, **given)
+def _take_each(tr: Transaction, run: Sequence[bytes]) -> None:
+    for key in run:
+        tr.add_read_conflict_key(key)
+    tr.clear_run(run)
 
 
 def _only_look(run: retry.Retry, tr: Transaction, doubt: tokens.Doubt[Any]) -> bytes | None:
@@ -218,13 +218,13 @@ TWINS: dict[str, Twin] = {
     "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(again.Doubts, "take")),
     "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
     "a commit does not conflict on its token": Twin("ONE-PLACE", "late", retry.Retry, "_commit", _commit_blindly),
-    "a claim without leases does not conflict": Twin("COUNTS", "claims", claim, "take", _careless_without_lease),
     "an answer that comes too late is none": Twin("DURABLE", "stops", retry.Retry, "_commit", wrong.only_in_time),
     "an exception leaves its transaction open": Twin(
         "BOUNDED", "interrupts", retry.Retry, "_attempt", wrong.leave_open
     ),
     # Messages
-    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take")),
+    "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
+    "a run conflicts on its rows only": Twin("DURABLE", "sessions", runs, "take", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
     "a rescheduling does not conflict with claims": Twin(
         "ONE-PLACE", "rescheduling", *_blind(reschedule, "reschedule")
@@ -267,6 +267,7 @@ TWINS: dict[str, Twin] = {
         "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
     ),
     "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
+    "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(join, "control_keys")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
     "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),

@@ -10,7 +10,7 @@ from typing import Any
 from kit.simulation.process import Frame
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.messages import Messages
-from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling.line import Sight
 from kombu_fdb.model import Delivery
 
@@ -61,5 +61,5 @@ class ConnectedMessages(Messages):
             yield
         finally:
             self.frames.pop()
-            for number in ("begins", "reads", "commits", "answered"):
+            for number in ("begins", "reads", "commits", "answered", "operations"):
                 setattr(outer, number, getattr(inner, number))

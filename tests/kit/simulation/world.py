@@ -144,12 +144,14 @@ class World:
         frame.commits += 1
         if frame.commits - 1 == frame.step.at and frame.step.stopped != "after":
             self._let_others_act(frame)
+        frame.operate()
         if frame.trouble("commit", frame.commits - 1) == (True, None):
             raise Killed
 
     def _after_answer(self) -> None:
         frame = self.frames[-1]
         frame.answered += 1
+        frame.operate()
         if frame.commits - 1 == frame.step.at and frame.step.stopped == "after":
             self._let_others_act(frame)
 

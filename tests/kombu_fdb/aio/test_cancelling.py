@@ -19,7 +19,7 @@ from kombu_fdb import Broker, LeaseLost, StoreUnavailable, aio
 from kombu_fdb.aio.calls import Calls
 from kombu_fdb.errors import ForkedError
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 MOST_AWAITS = 100
 
 

@@ -35,7 +35,7 @@ from kombu_fdb.engine.dead_letters.scan import Wanted
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -525,6 +525,13 @@ def test_a_wrong_argument_is_an_invalid_argument_and_a_value_error(jobs, number)
         WRONG[number](jobs)
     assert isinstance(caught.value, ValueError)
     assert not isinstance(caught.value, OptionError)
+
+
+@pytest.mark.parametrize("face", [kombu_fdb.Broker, aio.Broker], ids=["sync", "async"])
+def test_a_url_is_for_open(face):
+    with pytest.raises(InvalidArgument, match=r"given='str'\)\. .*Broker\.open\(url\)") as caught:
+        face("fdb://shop:secret@10.0.0.1:4500/shop")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("queues", [[], "jobs", None, 5, [None], [b"jobs"], ["\ud800"]])

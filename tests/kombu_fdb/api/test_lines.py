@@ -20,7 +20,7 @@ from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.stores import MemoryStores
 
 #: Less than it takes until a demand that nobody looks at is given up (``process/membership.py``).
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 Processes = Callable[[], Broker]
 

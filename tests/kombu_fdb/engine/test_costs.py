@@ -74,12 +74,27 @@ def test_claim(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 10)
     paid = cost(counted, lambda: bench.take(8))
     assert (paid.point_reads, paid.range_reads, paid.rows) == (3, 1, 8)  # session and the queue's two marks; its head
-    assert (paid.conflict_keys, paid.conflict_ranges) == (
-        2 + 8 + TOKEN,
-        0,
-    )  # the session; the queue's control; each message
-    assert (paid.clears, paid.sets, paid.atomics) == (8, 8 + TOKEN, 2)
+    # the session; the queue's control; all messages, which stand side by side
+    assert (paid.conflict_keys, paid.conflict_ranges, paid.clear_ranges) == (2 + TOKEN, 1, 1)
+    assert (paid.clears, paid.sets, paid.atomics) == (0, 8 + TOKEN, 2)
     assert paid.round_trips == 3  # the read version; all that is read; the commit
+
+
+def test_messages_of_two_ranks_are_two_runs(bench: Bench, counted: CountingDatabase) -> None:
+    """Between them are those that have just been published with the higher priority."""
+    bench.put(*[b"a"] * 4, priority=3)
+    bench.put(*[b"a"] * 4, priority=5)
+    paid = cost(counted, lambda: bench.take(8))
+    assert (paid.conflict_keys, paid.conflict_ranges, paid.clear_ranges, paid.clears) == (2 + TOKEN, 2, 2, 0)
+
+
+def test_turns_in_a_row_leave_the_ring_together(bench: Bench, counted: CountingDatabase) -> None:
+    for key in "abcd":
+        bench.put(b"1", b"2", b"3", key=key)
+    bench.take(4)
+    paid = cost(counted, lambda: bench.take(4))
+    assert (paid.conflict_ranges, paid.clear_ranges) == (1, 1)  # the turns
+    assert (paid.conflict_keys, paid.clears) == (2 + 4 + TOKEN, 4)  # the messages of four keys
 
 
 def test_a_worker_that_is_never_idle_pays_three_round_trips_a_window(bench: Bench, counted: CountingDatabase) -> None:
@@ -87,7 +102,7 @@ def test_a_worker_that_is_never_idle_pays_three_round_trips_a_window(bench: Benc
     leases = [delivery.lease for delivery in bench.take(10)]
     claim = partial(bench.engine.messages.claim, bench.session, ["q"], 10, terms=ClaimTerms(acks=leases))
     paid = cost(counted, claim)
-    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3 + 10, 1, 10, 3)
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3, 2, 10 + 10, 3)
 
 
 def test_an_empty_claim_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
@@ -99,9 +114,17 @@ def test_ack(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(*[b"a"] * 10)
     leases = [delivery.lease for delivery in bench.take()]
     paid = cost(counted, lambda: bench.engine.messages.ack(leases))
-    assert (paid.point_reads, paid.range_reads) == (10, 0)
-    assert (paid.clears, paid.sets, paid.atomics) == (10, TOKEN, 1)
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.conflict_ranges) == (0, 1, 10, 1)
+    assert (paid.clears, paid.clear_ranges, paid.sets, paid.atomics) == (0, 1, TOKEN, 1)
     assert paid.round_trips == 3  # all leases are read at once
+
+
+def test_leases_in_a_row_are_settled_together(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*[b"a"] * 10)
+    leases = [delivery.lease for delivery in bench.take()]
+    paid = cost(counted, lambda: bench.engine.messages.ack([leases[each] for each in (5, 8, 2, 4, 3)]))
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (1, 1, 4, 3)
+    assert (paid.conflict_keys, paid.conflict_ranges, paid.clears, paid.clear_ranges) == (1 + TOKEN, 1, 1, 1)
 
 
 def test_release_and_delay(bench: Bench, counted: CountingDatabase) -> None:
@@ -189,7 +212,8 @@ def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench
     bench.put(*[b"a"] * 10)
     paid = cost(counted, lambda: claim(bench.session))
     assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3 + 1, 1, 8, 3 + 1)
-    assert (paid.conflict_keys, paid.clears, paid.sets, paid.atomics) == (2 + 8 + 1 + TOKEN, 8, 8 + TOKEN, 2)
+    assert (paid.conflict_keys, paid.conflict_ranges, paid.clear_ranges) == (2 + 1 + TOKEN, 1, 1)
+    assert (paid.clears, paid.sets, paid.atomics) == (0, 8 + TOKEN, 2)
     paid = cost(counted, lambda: claim(other))
     assert (paid.point_reads, paid.range_reads, paid.writes, paid.round_trips) == (4, 1, 0, 3)
 
@@ -213,9 +237,9 @@ def test_costs_do_not_grow_with_the_backlog(bench: Bench, counted: CountingDatab
     claimed: list[Lease] = []
     assert cost(counted, lambda: bench.put(b"c")).round_trips == 2
     paid = cost(counted, lambda: claimed.extend(delivery.lease for delivery in bench.take(2)))
-    assert (paid.rows, paid.round_trips, paid.conflict_keys) == (2, 3, 2 + 2 + TOKEN)
+    assert (paid.rows, paid.round_trips, paid.conflict_keys, paid.conflict_ranges) == (2, 3, 2 + TOKEN, 1)
     paid = cost(counted, lambda: bench.engine.messages.ack(claimed))
-    assert (paid.point_reads, paid.round_trips) == (2, 3)
+    assert (paid.rows, paid.round_trips) == (2, 3)
     paid = cost(counted, bench.engine.upkeep.promote)
     assert paid.rows == (2 if backlog else 0)  # which queues wait; the head of one
 
@@ -227,9 +251,9 @@ def test_a_task_id_costs_one_write_at_each_end(bench: Bench, counted: CountingDa
     assert (paid.stamps, paid.atomics, paid.sets, paid.round_trips) == (10 + 10 + 1, 1, TOKEN, 2)
     leases: list[Lease] = []
     paid = cost(counted, lambda: leases.extend(delivery.lease for delivery in bench.take()))
-    assert (paid.clears, paid.sets, paid.round_trips) == (10, 10 + TOKEN, 3)
+    assert (paid.clear_ranges, paid.clears, paid.sets, paid.round_trips) == (1, 0, 10 + TOKEN, 3)
     paid = cost(counted, lambda: bench.engine.messages.ack(leases))
-    assert (paid.clears, paid.sets, paid.atomics, paid.round_trips) == (10 + 10, TOKEN, 1, 3)
+    assert (paid.clear_ranges, paid.clears, paid.sets, paid.atomics, paid.round_trips) == (1, 10, TOKEN, 1, 3)
 
 
 @pytest.mark.parametrize("backlog", [0, 20_000])

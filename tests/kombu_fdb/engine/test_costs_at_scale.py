@@ -30,7 +30,7 @@ KEYS = 4_000
 
 #: One test for all verbs: its store takes most of a minute to write, several on a busy machine, and each process of a
 #: run would write its own.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(1200)]
 
 
 def stamp(number: int) -> bytes:

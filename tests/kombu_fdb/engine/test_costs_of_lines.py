@@ -7,9 +7,9 @@ from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
-from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.errors import Outrun
-from kombu_fdb.model import ClaimTerms
+from kombu_fdb.model import ClaimTerms, KeyLimits
 from kombu_fdb.testing.memory import MemoryDatabase
 
 TOKEN = 1
@@ -66,19 +66,42 @@ def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatab
     bench.put(*[b"a"] * WINDOW)
     leases = [each.lease for each in one.serve().deliveries]
     paid = cost(counted, lambda: one.join(*leases))
-    assert (paid.point_reads, paid.clears, paid.stamps, paid.round_trips) == (1 + WINDOW, WINDOW, 2, 3)
+    # and whether anybody waits for them: whether keys of the queue have limits
+    assert (paid.point_reads, paid.rows, paid.stamps, paid.round_trips) == (1 + 1, WINDOW, 2, 3)
+    assert (paid.clears, paid.clear_ranges) == (0, 1)
+
+
+def test_acks_of_many_queues_do_not_read_them(bench: Bench, counted: CountingDatabase) -> None:
+    one = Rival(bench, 1, "q", *map(str, range(500)))
+    bench.put(b"a")
+    (held,) = one.serve().deliveries
+    paid = cost(counted, lambda: one.join(held.lease))
+    assert (paid.point_reads, paid.conflict_keys) == (1 + 1, 1 + 1 + TOKEN)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(
+    bench: Bench, counted: CountingDatabase, *, limited: bool
+) -> None:
+    """Else each claim reads the marks of the keys whose leases have ended."""
+    bench.put(*[b"a"] * 20, key="k")
+    if limited:
+        bench.engine.queues.limit("q", "other", KeyLimits(weight=2))
+    bench.take(1)  # admits the key
+    settled = ClaimTerms(acks=[each.lease for each in bench.take(5)])
+    first = cost(counted, lambda: bench.engine.messages.claim(bench.session, ["q"], 5, terms=settled))
+    then = cost(counted, lambda: bench.take(5))
+    leases = 1
+    assert (first.stamps, then.range_reads - first.range_reads + leases) == ((1, 1) if limited else (0, 0))
 
 
 @pytest.mark.parametrize("others", [1, 100])
 def test_a_look_does_not_grow_with_the_line(bench: Bench, counted: CountingDatabase, others: int) -> None:
     first, *_, last = [Rival(bench) for _ in range(others + 1)]
     paid = cost(counted, last.look)
-    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (
-        4,
-        4,
-        0,
-        3,
-    )  # it, the first, its row, the one before
+    near = min(2, others)  # those right before it
+    assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 3 + near, 0, 3)
+    assert paid.watches == 1 + near
     paid = cost(counted, first.look)
     assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 2 + min(64, others + 1), 0, 3)
 

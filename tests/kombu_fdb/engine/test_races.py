@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
-from kombu_fdb.engine.messages.serve import Served
+from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
@@ -57,6 +58,18 @@ def two_claims(bench: Bench) -> None:
     other, session = bench.another(), bench.engine.sessions.open({})
     during(bench, lambda: taken.extend(bench.take()), lambda: taken.extend(other.messages.claim(session, ["q"], 1)))
     assert len(taken) == 1
+    check_counts(bench.engine)
+
+
+def message_that_comes_back_between(bench: Bench) -> None:
+    """All that a claim takes is cleared at once: what came between them meanwhile would be lost."""
+    bench.put(b"a", b"b", b"c")
+    one, two, three = (each.lease for each in bench.take())
+    bench.engine.messages.release([one, three], counted=False)
+    taken: list[Delivery] = []
+    back = partial(bench.another().messages.release, [two], counted=False)
+    during(bench, lambda: taken.extend(bench.take()), back)
+    assert [each.payload for each in taken] == [b"a", b"b", b"c"]
     check_counts(bench.engine)
 
 
@@ -132,6 +145,27 @@ def consume_while_the_queue_expires(bench: Bench) -> None:
         lambda: bench.another().queues.add_consumer(bench.session, "q", "tag"),
     )
     assert bench.engine.inspect.queue("q") is not None
+
+
+def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Bench) -> None:
+    """Each comes back between those that it takes, and whoever releases them might go on for longer than it may try."""
+    bench.put(*(b"%d" % number for number in range(100)))
+    first, *held = (each.lease for each in bench.take(99))
+    bench.engine.messages.release([first], counted=False)
+    other, database = bench.another(), bench.database
+    assert isinstance(database, MemoryDatabase)
+
+    def release_one() -> None:
+        database.before_commit = None
+        other.messages.release([held.pop(0)], counted=False)
+        database.before_commit = release_one
+
+    database.before_commit = release_one
+    taken = bench.take()
+    database.before_commit = None
+    assert [each.payload for each in taken] == [b"0", b"1", b"99"]
+    assert bench.engine.messages.lost_races == 1
+    check_counts(bench.engine)
 
 
 def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messages(bench: Bench) -> None:
@@ -258,6 +292,20 @@ def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
     limits = KeyLimits(paused=True)
     during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().queues.limit("q", "", limits))
     assert not taken
+
+
+def ack_while_its_queue_gets_its_first_limit(bench: Bench) -> None:
+    """It has read that no key is limited, so nobody waits for it; before it commits, somebody does."""
+    rival = Rival(bench, 1)
+    bench.put(b"1", b"2", key="a")
+    (held,) = rival.serve().deliveries
+
+    def meanwhile() -> None:
+        bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
+        assert not bench.take()
+
+    during(bench, lambda: rival.join(held.lease), meanwhile)
+    assert_nothing_is_stranded(bench)
 
 
 def pause_while_claimed(bench: Bench) -> None:
@@ -491,9 +539,11 @@ GUARDS: dict[Race, str] = {
     ack_while_the_key_is_parked: "a key is parked without a look at what ends meanwhile",
     two_claims_of_a_limited_key: "claims of one limited key do not exclude each other",
     first_limit_of_a_queue_while_claimed: "a claim does not conflict with how its queues are worked on",
+    ack_while_its_queue_gets_its_first_limit: "acks of who joins do not conflict with the first limit",
     pause_while_claimed: "a claim does not conflict with how its queues are worked on",
     arrival_while_a_rival_admits_it: "an arrival is admitted at snapshot",
     two_claims: "a claim does not conflict on what it takes",
+    message_that_comes_back_between: "a run conflicts on its rows only",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",
     ack_while_swept: "an acknowledgement does not conflict on the lease",
     sweep_while_acked: "the sweep does not conflict on the leases",

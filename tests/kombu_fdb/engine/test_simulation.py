@@ -1,4 +1,4 @@
-"""A few hundred seeds of the simulation; ``make sim SEEDS="0 5000"`` runs more."""
+"""Some seeds of the simulation; ``make sim SEEDS="0 5000"`` runs more, and each night 5,000 that none before had."""
 
 from __future__ import annotations
 
@@ -10,10 +10,27 @@ from kit.simulation.plan import walk
 
 #: Seeds that once failed, with their profiles: "SEED PROFILE why".
 FAILED = [line.split()[:2] for line in Path(__file__).with_name("seeds.txt").read_text().splitlines() if line]
-SEEDS = 330
+SEEDS = 160
 CHUNK = 10
 #: Within so many seeds of its profile each twin is caught.
 MOST_SEEDS = 200
+#: The first seed that catches a twin, where that takes long to find. If it does not any more, all are tried.
+KNOWN = {
+    "a run conflicts on its rows only": 29,
+    "a consumer leaves without a look at who is active": 28,
+    "a key is parked without a look at what ends meanwhile": 99,
+    "a queue expires under its consumer": 65,
+    "a recovery does not fence": 25,
+    "a receiver clears its bell after the look": 184,
+    "a session leaves without a look at who is active": 166,
+    "an acknowledgement does not conflict on the lease": 16,
+    "an arrival is admitted at snapshot": 11,
+    "dead letters are kept for ever": 26,
+    "fencing ignores the last beat": 58,
+    "limits are read at snapshot": 18,
+    "the sweep does not conflict on the leases": 10,
+    "what a fenced session had claimed is handed out": 8,
+}
 GUARANTEES = {"ONE-PLACE", "ONE-OWNER", "DURABLE", "NOT-EARLY", "BACK-SOON", "NOT-TWICE", "POISON-ENDS", "FAIR"} | {
     "KEY-LIMIT",
     "COUNTS",
@@ -49,11 +66,11 @@ def test_every_guarantee_has_a_broken_twin() -> None:
 @pytest.mark.parametrize("name", [name for name, each in TWINS.items() if each.profile])
 def test_the_simulation_catches_a_missing_guard(name: str) -> None:
     with twin(name) as broken:
-        assert seeds_needed(broken.profile, broken.guarantee) <= MOST_SEEDS
+        assert seeds_needed(broken.profile, broken.guarantee, KNOWN.get(name, 0)) <= MOST_SEEDS
 
 
-def seeds_needed(profile: str, guarantee: str) -> int:
-    for seed in range(MOST_SEEDS):
+def seeds_needed(profile: str, guarantee: str, known: int) -> int:
+    for seed in (known, *range(MOST_SEEDS)):
         violation, _ = replay(make_plan(seed, PROFILES[profile]), PROFILES[profile])
         if violation is not None and violation.guarantee == guarantee:
             return seed + 1

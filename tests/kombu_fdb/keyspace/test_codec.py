@@ -145,6 +145,8 @@ def test_what_every_version_of_a_record_keeps() -> None:
     assert outline_of(redelivered(NEWER)) == outline._replace(redeliveries=4)
     assert outline_of(due_from(NEWER, 99)) == outline._replace(published_ms=99)
     assert redelivered(NEWER)[-2:] == b"?!"
+    no_record = b"\x00" * 99
+    assert due_from(no_record, 99) == no_record
     with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
         decode_record(NEWER)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.simulation.process import NoThreads
 
+from kombu_fdb.engine.scheduling import line
 from kombu_fdb.errors import SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process import standing
@@ -30,15 +33,25 @@ class Middle:
         return (a + b) / 2
 
 
+class Longest(Middle):
+    """Who is never lucky."""
+
+    @staticmethod
+    def uniform(a: float, b: float, /) -> float:
+        return max(a, b)
+
+
 class Consumer:
     """One process with one consumer."""
 
-    def __init__(self, bench: Bench, want: int = 1) -> None:
+    def __init__(
+        self, bench: Bench, want: int = 1, longest_s: float = LONGEST_S, spread: type[Middle] = Middle
+    ) -> None:
         self.engine = bench.another()
         self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
         self.rivalry = Rivalry()
         self.rung = False
-        self.standing = Standing(self._ring, bench.clock.monotonic, Middle(), LONGEST_S, self.rivalry)
+        self.standing = Standing(self._ring, bench.clock.monotonic, spread(), longest_s, self.rivalry)
         self.rivalry.contest(QUEUES)
         self._want = want
         self._clock = bench.clock
@@ -46,14 +59,14 @@ class Consumer:
     def _ring(self) -> None:
         self.rung = True
 
-    def turn(self) -> list[bytes]:
+    def turn(self, *, serve: bool = True) -> list[bytes]:
         """As its owner does: join, look, serve. What it got."""
         hand: list[Delivery] = []
         self.rung = False
         if not self.standing.in_line:
             self.standing.join(self.membership, QUEUES, self._want, [])
         self.standing.attend(self.engine, hand)
-        if not hand and self.standing.is_first:
+        if serve and not hand and self.standing.is_first:
             self.standing.serve(QUEUES, {}, hand)
         return [each.payload for each in hand]
 
@@ -110,7 +123,7 @@ def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench
         three.turn()
         pauses.append(three.sleep())
     assert pauses == sorted(pauses)
-    assert pauses[0] == pytest.approx(PATIENCE_S * 1.125)
+    assert pauses[0] == pytest.approx(standing.UNHURRIED * PATIENCE_S * 1.125)
     assert pauses[-1] == pytest.approx(LONGEST_S * 1.125)
     assert not three.standing.is_first, "an idle first one stays"
 
@@ -122,6 +135,19 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
         two.turn()
         longest_s = two.sleep()
     assert longest_s == pytest.approx(standing.NEXT_S * 1.125)
+
+
+def test_who_waits_behind_others_looks_no_sooner_than_anybody_would_be_deposed(bench: Bench) -> None:
+    """Where services take long, all who wait would look many times for each."""
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
+    patient_s = standing.UNHURRIED * 3.0
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), bytes(16) + struct.pack(">I", 3_000)))
+    for each, pause_s in ((two, standing.NEXT_S), (three, patient_s)):
+        each.sleep()
+        each.turn()
+        assert each.sleep() == pytest.approx(pause_s * 1.125)
 
 
 def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
@@ -147,12 +173,51 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
         waited_s += two.sleep()
         found = two.turn()
     assert found == [b"a"]
-    assert 2 * PATIENCE_S <= waited_s <= 1.0
+    assert PATIENCE_S <= waited_s <= 1.0
     one.sleep()
     one.turn()
     assert not one.standing.in_line, "it finds that it has ended"
     one.turn()
     assert one.standing.is_first, "it was only slow, and has joined again"
+
+
+@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5)])
+def test_of_an_idle_line_those_who_do_not_serve_are_replaced(bench: Bench, dead: int, within_s: float) -> None:
+    """BOUNDED: however long everybody had been idle before. Whoever becomes the next one is told so."""
+    consumers = [Consumer(bench, 1, 1.0, Longest) for _ in range(4)]
+    for each in consumers:
+        each.turn()
+    stay_idle(bench, consumers, 30.0)
+    one, *others = consumers
+    one.standing.leave([])
+    for each in others:
+        if each.rung:
+            each.turn()
+    assert others[0].standing.is_first
+    stay_idle(bench, others, 0.001)
+    bench.put(b"a")
+    assert work_comes(bench, others[dead]) <= within_s
+
+
+def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
+    """Each looks when it wants to."""
+    end_s = bench.clock.monotonic() + seconds
+    while bench.clock.monotonic() < end_s:
+        pause_s = min(each.standing.next_look_s() or 0.0 for each in consumers)
+        bench.clock.advance(min(pause_s, end_s - bench.clock.monotonic()))
+        for each in consumers:
+            if each.standing.next_look_s() == 0.0:
+                each.turn()
+
+
+def work_comes(bench: Bench, consumer: Consumer) -> float:
+    """After how long somebody has served it, while nobody else does anything."""
+    found: list[bytes] = []
+    began_s = bench.clock.monotonic()
+    while not found:
+        consumer.sleep()
+        found = consumer.turn()
+    return bench.clock.monotonic() - began_s
 
 
 def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
@@ -163,18 +228,69 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     bench.put(b"a")
     while not two.turn():
         two.sleep()
-    three.turn()
-    assert three.standing._patience_s == 2 * PATIENCE_S
-    bench.put(b"b")
-    assert three.turn() == [b"b"]
-    two.turn()
-    assert two.standing._patience_s == 2 * PATIENCE_S, "nobody knows yet how long a service takes"
-    bench.put(b"c")
-    while not two.turn():
-        two.sleep()
+    assert patience_s(bench) == 2 * PATIENCE_S * standing.LEFT, "nobody knows yet how long a service takes"
+
+
+def patience_s(bench: Bench) -> float:
+    """What stands in the line."""
+    _, value = bench.engine.upkeep.rows(bench.engine.keys.all_served)[0]
+    return float(struct.unpack(">I", value[16:])[0]) / 1000
+
+
+def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
+    """Each take that waits has its own (``api/taking.py``), and serves once."""
+    one = Consumer(bench)
+    one.rivalry.served(line.name(QUEUES), alone=False, took_s=1.0)
     one.turn()
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert patience_s(bench) == 4.0
+
+
+def test_patience_comes_to_an_end(bench: Bench) -> None:
+    """BOUNDED: with the services that follow a slow one, whoever takes them, and if it is his first."""
+    one = Consumer(bench)
     one.turn()
-    assert one.standing._patience_s == PATIENCE_S, "the last one's was quick"
+    one.rivalry.served(line.name(QUEUES), alone=False, took_s=60.0)
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert patience_s(bench) == standing.MOST_PATIENCE_S
+    services = 0
+    while patience_s(bench) > PATIENCE_S:
+        bench.put(b"a")
+        assert Consumer(bench).turn() == [b"a"]
+        services += 1
+    assert services == 14
+
+
+def test_quick_services_in_between_have_nobody_deposed_for_a_slow_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each slow service is in vain, and its consumer joins again at the end of the line."""
+    consumers = [Consumer(bench) for _ in range(4)]
+    took_s, ends = cycle([0.05, 1.0]), []
+
+    def serve_slowly(one: Consumer) -> Callable[..., Any]:
+        serve = one.engine.messages.serve
+
+        def slowly(*given: Any) -> Any:
+            for _ in range(round(next(took_s) / 0.05)):
+                bench.later(0.05)
+                for other in consumers:
+                    if other is not one and not other.standing.is_first:
+                        other.turn(serve=False)
+            ends.append((served := serve(*given)).ended)
+            return served
+
+        return slowly
+
+    for each in consumers:
+        monkeypatch.setattr(each.engine.messages, "serve", serve_slowly(each))
+    while len(ends) < 50:
+        bench.put(b"a", b"a")
+        for each in consumers:
+            each.turn()
+    assert sum(ends) <= 3
 
 
 @pytest.mark.parametrize(("took_s", "patience_s"), [(0.001, PATIENCE_S), (0.5, 2.0), (60.0, 5.0)])

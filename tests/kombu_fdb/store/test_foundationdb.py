@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.conformance.queue import Bench
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
 
+from kombu_fdb.engine.facade.engine import Timeouts
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
-from kombu_fdb.store.foundationdb.database import FoundationDatabase
+from kombu_fdb.model import ClaimTerms
+from kombu_fdb.store.foundationdb.database import FoundationDatabase, FoundationTransaction
 from kombu_fdb.store.foundationdb.errors import ClusterBusy, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
@@ -91,6 +94,32 @@ def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluste
     os.kill(own_cluster.pid, signal.SIGCONT)
     commit(database, lambda tr: tr.set(b"a", b"1"))
     database.close()
+
+
+def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_lease_of_nobody(
+    own_cluster: SingleNodeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on, the session recovers what it does not know of, and takes all there is."""
+    bench = Bench(FoundationDatabase.open(own_cluster.cluster_file))
+    bench.put(b"a", b"b")
+    first = bench.engine.messages.reserve()
+    commit = FoundationTransaction.commit
+
+    def stopped(tr: FoundationTransaction) -> None:
+        os.kill(own_cluster.pid, signal.SIGSTOP)
+        commit(tr)
+
+    monkeypatch.setattr(bench.engine.transactions, "timeouts", Timeouts(call_s=2.0))
+    monkeypatch.setattr(FoundationTransaction, "commit", stopped)
+    with pytest.raises(CommitUnknown):
+        bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(first=first))
+    monkeypatch.undo()
+    os.kill(own_cluster.pid, signal.SIGCONT)
+    bench.engine.sessions.recover(bench.session, first)
+    assert [each.payload for each in bench.take()] == [b"a", b"b"]
+    assert bench.counts() == (0, 0, 2)
+    bench.check()
+    bench.database.close()
 
 
 def test_what_the_errors_of_a_commit_mean() -> None:

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.store import commit, retry_on
+from kit.disks import small_disk
+from kombu import Connection, Exchange, Queue
 
 from kombu_fdb.api.broker import Broker
+from kombu_fdb.engine.metrics import samples
+from kombu_fdb.engine.metrics.samples import HOUR, QueueSample, Sample
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import close_clients
+from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -25,17 +30,9 @@ PATIENCE_S = 60.0
 @pytest.fixture(params=[3, 8, 40], ids="{} MB".format)
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file system of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    options = f"size={request.param}m"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
-    yield disk
-    close_clients()
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", request.param) as disk:
+        yield disk
+        close_clients()
 
 
 def fill(database: SqliteDatabase, size: int = 20_000) -> list[bytes]:
@@ -44,7 +41,7 @@ def fill(database: SqliteDatabase, size: int = 20_000) -> list[bytes]:
     with pytest.raises(StoreUnavailable, match=r"disk is full.*Free space on the file system of"):
         while True:
             key = b"%06d" % len(stored)
-            commit(database, lambda tr, key=key: tr.set(key, bytes(size)))  # type: ignore[misc]
+            commit(database, lambda tr, key=key: (tr.fill(), tr.set(key, bytes(size))))  # type: ignore[misc]
             stored.append(key)
     return stored
 
@@ -135,6 +132,48 @@ def test_workers_empty_a_full_broker(disk: Path) -> None:
         assert queue.count() == 1
 
 
+def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
+    """Half of it is for who only writes, so that somebody who starts can; the other for who also clears."""
+
+    def put(tr: Transaction, *keys: bytes) -> None:
+        for key in keys:
+            tr.set(key, bytes(65_000))
+
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        stored = fill(database, 1_000)
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            commit(database, lambda tr: (tr.fill(), tr.clear(stored[0]), put(tr, b"a")))
+        commit(database, lambda tr: put(tr, b"a"))
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            commit(database, lambda tr: put(tr, b"b", b"c"))
+        commit(database, lambda tr: (tr.clear(stored[0]), put(tr, b"b", b"c")))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [100, 1_200])
+@pytest.mark.parametrize("disk", [3, 8], indirect=True)
+def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: int) -> None:
+    """Its session, its role and its declarations need pages, too."""
+    url = f"fdb+sqlite:///{disk}/b.db"
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    with Broker.open(url, **patience) as broker, pytest.raises(StoreError, match="disk is full"):
+        while True:
+            broker.queue("q").put(b"x" * size)
+    close_clients()
+    with Connection(url, transport_options=patience) as connection:
+        reply = Queue("reply", Exchange("control", "fanout"), message_ttl=300, expires=10, auto_delete=True)
+        with connection.Consumer([reply], on_message=lambda message: message.ack()):
+            connection.Producer().publish("hello", exchange="control")
+            connection.drain_events(timeout=PATIENCE_S)
+    with Broker.open(url, **patience) as broker:
+        queue = broker.queue("q")
+        for _ in range(queue.count()):
+            job = queue.take(timeout=PATIENCE_S)
+            assert job is not None
+            job.ack()
+        queue.put(b"again")
+
+
 def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads keeps the log from beginning anew; an ack at that moment used to fail."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
@@ -161,7 +200,7 @@ def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch
         fill(database)
         monkeypatch.setattr(Retry, "_pause", lambda *_: pytest.fail("it was tried again"))
         with pytest.raises(StoreUnavailable, match="disk is full"):
-            retry(lambda tr: tr.set(b"more", bytes(60_000)), timeout_s=PATIENCE_S)
+            retry(lambda tr: (tr.fill(), tr.set(b"more", bytes(60_000))), timeout_s=PATIENCE_S)
 
 
 def test_a_full_disk_is_purged(disk: Path) -> None:
@@ -169,12 +208,100 @@ def test_a_full_disk_is_purged(disk: Path) -> None:
     patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
     with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
         queue, sent = broker.queue("q"), 0
-        for _ in range(2):
+        for size in (20_000, 3_000):
             sent = 0
             with pytest.raises(StoreError, match="disk is full"):
                 while True:
-                    queue.put(b"x" * 20_000)
+                    queue.put(b"x" * size)
                     sent += 1
             assert queue.purge() == sent
         queue.put(b"again")
         assert queue.count() == 1
+
+
+@pytest.mark.parametrize("disk", [3], indirect=True)
+def test_pages_that_are_freed_fill_the_reserve_first(disk: Path) -> None:
+    """Else those who clear would take the reserve, and those who fill what they free, page by page."""
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        stored = fill(database)
+        moved = [b"moved%d" % number for number in range(6)]
+        commit(database, lambda tr: (tr.clear(stored[0]), *(tr.set(key, bytes(20_000)) for key in moved)))  # type: ignore[misc]
+        commit(database, lambda tr: tr.clear(stored[1]))
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))  # type: ignore[misc]
+        commit(database, lambda tr: [tr.clear(key) for key in stored[2:20]])  # type: ignore[misc]
+        commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("disk", [3], indirect=True)
+def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(disk: Path) -> None:
+    """Each dead letter is larger than the message was: it used to take the whole reserve, and nobody claimed again."""
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    url = f"fdb+sqlite:///{disk}/b.db"
+    with Broker.open(url, **patience) as broker:
+        queue, left = broker.queue("q"), 0
+        with pytest.raises(StoreError, match="disk is full"):
+            while True:
+                queue.put(b"x" * 1_000)
+                left += 1
+        with pytest.raises(StoreError, match="disk is full"):
+            while job := queue.take(timeout=PATIENCE_S):
+                job.bury(error="y" * 2_000)
+                left -= 1
+    close_clients()
+    with Broker.open(url, **patience) as broker:
+        queue = broker.queue("q")
+        for _ in range(left):
+            job = queue.take(timeout=PATIENCE_S)
+            assert job is not None
+            job.ack()
+        assert broker.queue("q.dead").purge()
+        queue.put(b"again")
+
+
+@pytest.fixture
+def full(disk: Path) -> Iterator[Broker]:
+    """A broker that messages have filled to the reserve."""
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
+        with pytest.raises(StoreError, match="disk is full"):
+            while True:
+                broker.queue("q").put(b"x" * 20_000)
+        with pytest.raises(StoreError, match="disk is full"):
+            while True:
+                broker.queue("q").put(b"x" * 100)
+        yield broker
+
+
+@pytest.mark.parametrize("disk", [3], indirect=True)
+def test_samples_take_no_page_of_the_reserve(full: Broker) -> None:
+    """One each quarter of a minute took all of it in some minutes, and then no consumer could start."""
+    engine = full.queue("q")._engine
+    queues = {f"queue-{number:03}": QueueSample(1, 2, 3, 4, {}) for number in range(50)}
+    with pytest.raises(StoreError, match="disk is full"):
+        for moment in range(HOUR.slots):
+            later = Sample(moment * HOUR.step_s * 1000, queues)
+            engine.transactions.write(lambda work, later=later: samples.write(work, [HOUR], later))  # type: ignore[misc]
+    for number in range(50):
+        full.declare(f"queue-{number:03}")
+
+
+@pytest.mark.parametrize("disk", [3], indirect=True)
+def test_results_that_wait_for_a_day_take_no_page_of_the_reserve(full: Broker) -> None:
+    """Those of ``rpc://``, where nobody fetches them; the replies to a remote control are soon gone."""
+    full.declare("result", arguments={"x-message-ttl": 86_400_000, "x-expires": 86_400_000})
+    full.declare("reply", arguments={"x-message-ttl": 300_000, "x-expires": 10_000})
+    with pytest.raises(StoreError, match="disk is full"):
+        full.queue("result").put(b"x" * 6_000)
+    full.queue("reply").put(b"x" * 6_000)
+
+
+@pytest.mark.parametrize("disk", [3], indirect=True)
+def test_a_disk_without_inodes_says_so(disk: Path) -> None:
+    """There is none for the log: the advice used to be to change the rights of the file."""
+    subprocess.run(["mount", "-o", "remount,nr_inodes=6", str(disk)], check=True)
+    with pytest.raises(StoreUnavailable, match=r"disk is full.*no inode left"):
+        SqliteDatabase.open(str(disk / "b.db"))
+    subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(disk)], check=True)
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        commit(database, lambda tr: tr.set(b"after", b""))

@@ -19,6 +19,7 @@ from typing import IO
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, arm, commit, read
+from kit.disks import small_disk
 from kit.processes import Program, until
 from kit.sqlite_apart import open_apart
 
@@ -471,17 +472,8 @@ def open_files() -> int:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    mount_point = tmp_path / "small"
-    mount_point.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount_point)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
-    try:
-        fill(str(mount_point / "broker.db"), ballast=mount_point / "ballast")
-    finally:
-        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
+    with small_disk(tmp_path / "small", 3) as disk:
+        fill(str(disk / "broker.db"), ballast=disk / "ballast")
 
 
 def fill(path: str, ballast: Path) -> None:

@@ -272,12 +272,12 @@ class TestCollected:
         client = forget()
         if store != "answers":
             monkeypatch.setattr(deferred, "RETRY_S", 0.01)
-            delete, failures = client.engine.queues.delete, [1, 2]
+            remove_consumer, failures = client.engine.queues.remove_consumer, [1, 2]
 
             def away_for_a_while(*args: Any, **given: Any) -> Any:
-                return _unavailable(failures.pop()) if failures else delete(*args, **given)
+                return _unavailable(failures.pop()) if failures else remove_consumer(*args, **given)
 
-            monkeypatch.setattr(client.engine.queues, "delete", away_for_a_while)
+            monkeypatch.setattr(client.engine.queues, "remove_consumer", away_for_a_while)
         until(lambda: collect() is None and client._opened is None)
         assert engine.inspect.queue("own") is None
         assert placed(engine) == (1, 0)

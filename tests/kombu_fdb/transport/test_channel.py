@@ -332,6 +332,52 @@ class TestVanishing:
         connection.close()
         assert not channel._has_queue("q")
 
+    def test_exclusive_ends_with_its_process_though_that_only_publishes(
+        self, connect: Any, connection: Connection, channel: Any
+    ) -> None:
+        """As on RabbitMQ, where the server sees the connection end. Here a session does, and it is swept."""
+        theirs = connect().default_channel
+        Queue("q", exclusive=True)(theirs).declare()
+        theirs.basic_publish(theirs.prepare_message("x"), "", "q")
+        session = theirs.client.membership().session_id
+        sessions = channel.engine.sessions
+        (beat,) = (beat for each, beat, _ in sessions.beats() if each == session)
+        assert sessions.fence(session, beat)
+        sessions.release(session)
+        assert not channel._has_queue("q")
+        assert channel.engine.inspect.counts("q").ready == 0
+
+    def test_exclusive_is_declared_by_a_process_that_was_taken_for_dead(self, connect: Any, channel: Any) -> None:
+        """It does not know yet, and opens another session, which owns the queue."""
+        connection = connect()
+        theirs = connection.default_channel
+        Queue("before", exclusive=True)(theirs).declare()
+        session = theirs.client.membership().session_id
+        sessions = channel.engine.sessions
+        assert sessions.fence(session, {each: beat for each, beat, _ in sessions.beats()}[session])
+        sessions.release(session)
+        Queue("q", exclusive=True)(theirs).declare()
+        assert theirs.client.membership().session_id != session
+        assert [channel._has_queue(name) for name in ("before", "q")] == [False, True]
+        connection.close()
+        assert not channel._has_queue("q")
+
+    def test_exclusive_outlives_its_consumers(self, connect: Any, channel: Any) -> None:
+        """It is its connection's, as on RabbitMQ; only ``auto_delete`` ends with the last consumer."""
+        with connect() as connection:
+            connection.Consumer([Queue("q", exclusive=True)]).consume()
+            connection.default_channel.close()
+            assert channel._has_queue("q")
+        assert not channel._has_queue("q")
+
+    def test_a_refused_declaration_owns_nothing(self, connect: Any, connection: Connection, channel: Any) -> None:
+        Queue("q", auto_delete=True)(channel).declare()
+        other = connect()
+        with pytest.raises(PreconditionFailed):
+            Queue("q", exclusive=True, queue_arguments={"x-max-length": -1})(other.default_channel).declare()
+        other.close()
+        assert channel._has_queue("q")
+
     def test_expires_when_unused(self, connection: Connection, channel: Any, until: Any) -> None:
         with connection.Consumer([Queue("keeps-duties-running")]):
             Queue("q", expires=0.1)(channel).declare()

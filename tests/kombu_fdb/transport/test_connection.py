@@ -149,7 +149,7 @@ class TestLostConnection:
         self.consume(connection, [], until)
         with outage(connection):
             with pytest.raises(connection.connection_errors):
-                connection.drain_events(timeout=10)
+                connection.drain_events(timeout=60)
             assert not connection.connected
 
     def test_the_same_consumer_goes_on(self, connection: Connection, connect: Any, until: Any) -> None:
@@ -157,9 +157,9 @@ class TestLostConnection:
         held: list[Any] = []
         self.consume(connection, held, until)
         with outage(connection), pytest.raises(connection.connection_errors):
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=60)
         connect().Producer().publish(1, routing_key="q")
-        connection.drain_events(timeout=10)
+        connection.drain_events(timeout=60)
         assert len(held) == 1
 
     def test_what_is_worked_on_is_acked_after_the_reconnect(
@@ -171,7 +171,7 @@ class TestLostConnection:
             watcher.Producer().publish(number, routing_key="q")
         engine = watcher.default_channel.engine
         self.consume(connection, held, until)
-        until(lambda: connection.drain_events(timeout=5) or len(held) == 2)
+        until(lambda: connection.drain_events(timeout=60) or len(held) == 2)
         until(lambda: engine.inspect.counts("q").leased == 4)
         with outage(connection):
             connection.collect()
@@ -180,7 +180,7 @@ class TestLostConnection:
         assert engine.inspect.counts("q").ready == 2
         again: list[Any] = []
         self.consume(connection, again, until)
-        until(lambda: connection.drain_events(timeout=5) or len(again) == 2)
+        until(lambda: connection.drain_events(timeout=60) or len(again) == 2)
         assert [message.payload for message in again] == [2, 3]
         for message in [*held, *again]:
             message.ack()
@@ -195,7 +195,7 @@ class TestLostConnection:
             watcher.Producer().publish(number, routing_key="q")
         engine = watcher.default_channel.engine
         self.consume(connection, held, until)
-        until(lambda: connection.drain_events(timeout=5) or len(held) == 3)
+        until(lambda: connection.drain_events(timeout=60) or len(held) == 3)
         kept = held[1]
         connection.collect()
         assert engine.inspect.counts("q").leased == 3
@@ -211,7 +211,7 @@ class TestLostConnection:
         watcher.Producer().publish(1, routing_key="q")
         engine = watcher.default_channel.engine
         self.consume(connection, held, until)
-        until(lambda: connection.drain_events(timeout=5) or len(held) == 1)
+        until(lambda: connection.drain_events(timeout=60) or len(held) == 1)
         with outage(connection):
             held[0].ack()
             until(lambda: connection.transport.receiver.failed)
@@ -225,7 +225,7 @@ class TestLostConnection:
         watcher.Producer().publish(1, routing_key="q")
         held: list[Any] = []
         self.consume(connection, held, until)
-        until(lambda: connection.drain_events(timeout=5) or len(held) == 1)
+        until(lambda: connection.drain_events(timeout=60) or len(held) == 1)
         with outage(connection):
             connection.close()
         until(lambda: watcher.default_channel.engine.inspect.counts("q").ready == 1)
@@ -240,7 +240,7 @@ class TestLostConnection:
         channels = [connection.channel() for _ in range(8)]
         for number, channel in enumerate(channels):
             channel.basic_consume(f"q{number}", False, held.append)
-        until(lambda: connection.drain_events(timeout=5) or len(held) == 8)
+        until(lambda: connection.drain_events(timeout=60) or len(held) == 8)
         database = connection.default_channel.client._opened.database
         hanging = threading.Event()
 
@@ -310,13 +310,13 @@ class TestFork:
         producer, held = connection.Producer(auto_declare=False), []
         producer.publish("parent", routing_key="q")
         with connection.Consumer([Queue("q")], on_message=held.append):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
 
             def child() -> None:
                 producer.publish("child", routing_key="other")
                 received: list[Any] = []
                 with connection.Consumer([Queue("other")], on_message=received.append):
-                    connection.drain_events(timeout=5)
+                    connection.drain_events(timeout=60)
                 assert received[0].payload == "child"
                 received[0].ack()
                 connection.close()

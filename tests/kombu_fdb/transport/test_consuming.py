@@ -61,7 +61,7 @@ class TestPrefetch:
         fill(connection, 20)
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=4):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
             until(lambda: engine.inspect.counts("q").leased == 4)
             drain_all(connection)
             assert engine.inspect.counts("q").leased == 4
@@ -71,7 +71,7 @@ class TestPrefetch:
         fill(connection, 50)
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=lambda _: None):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
             until(lambda: engine.inspect.counts("q").leased >= 10)
             assert engine.inspect.counts("q").leased == 10, "nobody drains"
             assert connection.default_channel.qos.can_consume_max_estimate() is None
@@ -110,7 +110,7 @@ class TestPrefetch:
         fill(connection, 8)
         held: list[Any] = []
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=8) as consumer:
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
             until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 8)
             consumer.qos(prefetch_count=1)
             held.pop().ack()
@@ -177,7 +177,7 @@ class TestSettle:
         held: list[Any] = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
             held[0].ack()
             started = time.monotonic()
             until(lambda: engine.inspect.counts("q").leased == 0)
@@ -228,7 +228,7 @@ class TestConsumers:
             message.ack()
 
         with connection.Consumer([Queue("flood"), Queue("trickle")], on_message=on_message):
-            until(lambda: connection.drain_events(timeout=5) or received.count("trickle") == 2)
+            until(lambda: connection.drain_events(timeout=60) or received.count("trickle") == 2)
         assert len(received) < 50
 
     def test_consumer_tag_is_generated(self, channel: Any) -> None:
@@ -255,7 +255,7 @@ class TestCancel:
         held: list[Any] = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
             until(lambda: engine.inspect.counts("q").leased == 10)
         counts = engine.inspect.counts("q")
         assert (counts.ready, counts.leased) == (9, 1)
@@ -273,7 +273,7 @@ class TestCancel:
 
         consumer = connection.Consumer([Queue("q")], on_message=on_message)
         consumer.consume()
-        connection.drain_events(timeout=5)
+        connection.drain_events(timeout=60)
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.05)
         until(lambda: engine.inspect.counts("q").leased == 0)
@@ -285,7 +285,7 @@ class TestCancel:
         held: list[Any] = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
         held[0].ack()
         until(lambda: engine.inspect.counts("q").leased == 0)
         assert engine.inspect.counts("q").ready == 0
@@ -296,7 +296,7 @@ class TestCancel:
         for round_ in range(3):
             consumer.consume()
             connection.Producer().publish(round_, routing_key="q")
-            until(lambda round_=round_: connection.drain_events(timeout=5) or round_ in received)
+            until(lambda round_=round_: connection.drain_events(timeout=60) or round_ in received)
             consumer.cancel()
 
 
@@ -306,8 +306,8 @@ class TestNoAck:
         received: list[Any] = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
-            connection.drain_events(timeout=5)
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)
+            connection.drain_events(timeout=60)
         until(lambda: engine.inspect.counts("q").leased == 0)
         assert (len(received), engine.inspect.counts("q").ready) == (2, 8)
 
@@ -368,7 +368,7 @@ class TestDrain:
             for number in range(10):
                 started = time.monotonic()
                 producer.publish(number, routing_key="q")
-                connection.drain_events(timeout=5)
+                connection.drain_events(timeout=60)
                 took.append(received[-1] - started)
         assert sorted(took)[5] < 0.2
 
@@ -379,7 +379,7 @@ def test_cancel_from_a_signal_handler(connection: Connection, until: Any) -> Non
     engine = connection.default_channel.engine
     consumer = connection.Consumer([Queue("q")], on_message=lambda _: None)
     consumer.consume()
-    connection.drain_events(timeout=5)
+    connection.drain_events(timeout=60)
     until(lambda: engine.inspect.counts("q").leased == 3)
     with connection.transport.receiver.reception.dispatch._lock:  # interrupted here
         started = time.monotonic()

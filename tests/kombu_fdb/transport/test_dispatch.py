@@ -116,8 +116,24 @@ def test_queues_take_turns(dispatch: Dispatch) -> None:
     one = Channel()
     for queue in "abc":
         dispatch.add(subscription(one, queue))
-    firsts = [dispatch.plan({"a", "b", "c"}, 0).queues[0] for _ in range(6)]
-    assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
+    firsts = []
+    for _ in range(6):
+        firsts += {dispatch.plan({"a", "b", "c"}, 0).queues[0] for _ in range(3)}
+        dispatch.end_turn(firsts[-1])
+    assert firsts == ["a", "b", "c", "a", "b", "c"], "who looks at a plan twice has not had two turns"
+
+
+def test_queues_take_turns_whoever_has_room(dispatch: Dispatch) -> None:
+    """A channel of one queue and one of two take turns: the other queue used to be the first never, or always."""
+    two, one = Channel(), Channel()
+    dispatch.add(subscription(two, "a"))
+    dispatch.add(subscription(two, "b"))
+    dispatch.add(subscription(one, "a"))
+    firsts = []
+    for number in range(12):
+        firsts.append(dispatch.plan({"a"} if number % 2 else {"a", "b"}, 0).queues[0])
+        dispatch.end_turn(firsts[-1])
+    assert firsts[::2].count("b") >= 5
 
 
 def test_removed_consumer_leaves_its_messages(dispatch: Dispatch) -> None:

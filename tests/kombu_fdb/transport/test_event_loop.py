@@ -108,7 +108,7 @@ def test_drain_beside_the_loop(connection: Connection, hub: Hub) -> None:
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append):
         publish(connection, 1, 2, 3)
-        connection.drain_events(timeout=5)
+        connection.drain_events(timeout=60)
         run(hub, lambda: len(received) == 3)
 
 

@@ -94,7 +94,7 @@ def test_consumer_producer_mixin_answers(connect):
         got = {}
         consumer.callbacks.append(lambda body, message: got.update({message.properties["correlation_id"]: body}))
         while len(got) < 2:
-            client.drain_events(timeout=10)
+            client.drain_events(timeout=60)
     assert got == {"0": {"double": 0}, "1": {"double": 2}}
     thread.join(20)
     assert not thread.is_alive()
@@ -113,7 +113,7 @@ def test_broadcast_reaches_every_consumer_and_nobody_later(connect):
     connect().Producer().publish("extra", exchange="news", routing_key="")
     for listener, into in zip(listeners, received, strict=True):
         while not into:
-            listener.drain_events(timeout=10)
+            listener.drain_events(timeout=60)
     assert received == [["extra"]] * 3
     latecomer = connect()
     with (

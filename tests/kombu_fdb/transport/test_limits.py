@@ -334,7 +334,7 @@ class TestTimeToRun:
         hanging = Listener(connection, prefetch_count=3)
         engine = connection.default_channel.engine
         publish(connection, 0, 1, 2)
-        connection.drain_events(timeout=5)
+        connection.drain_events(timeout=60)
         until(lambda: engine.inspect.counts("q").leased == 0)
         dispatch = connection.transport.receiver.reception.dispatch
         assert dispatch.stalled, "nothing is claimed for it until it drains again"

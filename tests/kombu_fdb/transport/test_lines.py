@@ -16,6 +16,7 @@ from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.standing import Standing
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming.delivering import deliver_next
 from kombu_fdb.transport.consuming.reception import LONGEST_REST_S
 
 OPTIONS = Options()
@@ -62,6 +63,16 @@ class Connection(SimulatedTransport):
         self.bell.ring()
         self.turn()
 
+    def work_off(self) -> list[bytes]:
+        """What the application has received and acknowledged."""
+        while deliver_next(self.reception):
+            pass
+        worked = [delivery.payload for delivery in self.given.values()]
+        for tag in list(self.given):
+            self.qos.ack(tag)
+            del self.given[tag]
+        return worked
+
     @property
     def waiting(self) -> list[bytes]:
         """What waits for the application."""
@@ -101,6 +112,22 @@ def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
     assert connection.is_awake
     connection.turns()
     assert connection.waiting == [b"a"]
+
+
+@pytest.mark.parametrize("contested", [False, True])
+def test_queues_have_their_turns_in_a_line_as_without_one(bench: Bench, contested: bool) -> None:
+    """Who is the first of a line looks twice what to claim, and used to begin with the same of two queues each time."""
+    connection = Connection(bench, "one", "other", contested=contested)
+    for queue in ("one", "other"):
+        bench.put(*[queue.encode()] * 20, queue=queue)
+    windows = []
+    for _ in range(6):
+        connection.turns()
+        windows.append({*connection.work_off()})
+    first, second, *_ = windows
+    assert first != second
+    assert windows == [first, second] * 3
+    assert {len(each) for each in windows} == {1}
 
 
 def test_who_waits_looks_by_himself(bench: Bench) -> None:

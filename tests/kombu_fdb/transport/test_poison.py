@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
+from kombu.exceptions import ChannelError
 
+from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of
 from kombu_fdb.transport.worker import poison
 
@@ -53,6 +55,30 @@ def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempt
     assert len(attempts) == 1
     assert resting.due_ms >= before_ms + poison.FIRST_PAUSE_MS
     assert resting.redeliveries == 1, "the attempt counts"
+
+
+@pytest.mark.parametrize("error", [LimitExceeded("the key is too large"), FormatError(), QueueError(), ChannelError()])
+def test_an_error_of_the_channel_is_poison_too(connection, channel, work, error):
+    """As of a result backend that can't store what the message asks for: Celery connects anew for no such error."""
+
+    def fail(_message: Any) -> None:
+        raise error
+
+    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+        publish(channel, "5")
+        work(connection)
+    (resting,) = channel.engine.inspect.delayed("q", 10)
+    assert resting.redeliveries == 1, "the attempt counts"
+
+
+def test_an_error_of_the_connection_is_celerys(connection, channel, work):
+    def fail(_message: Any) -> None:
+        raise StoreUnavailable
+
+    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+        publish(channel, "5")
+        with pytest.raises(StoreUnavailable):
+            work(connection)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def hold(connection: Connection, number: int, until: Any, **consumer: Any) -> li
         connection.Producer(auto_declare=False).publish(each, routing_key="q")
     held: list[Any] = []
     connection.Consumer([Queue("q")], on_message=held.append, **consumer).consume()
-    until(lambda: connection.drain_events(timeout=5) or len(held) == number)
+    until(lambda: connection.drain_events(timeout=60) or len(held) == number)
     return held
 
 
@@ -71,7 +71,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     )
     again: list[Any] = []
     other.Consumer([Queue("q")], on_message=again.append).consume()
-    until(lambda: other.drain_events(timeout=5) or again)
+    until(lambda: other.drain_events(timeout=60) or again)
     assert again[0].delivery_info["redelivered"]
     held[0].ack()
     until(lambda: client.lost_acks == 1)
@@ -85,7 +85,7 @@ def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) ->
     take_for_dead(connection)
     until(lambda: "declared dead" in caplog.text)
     held[0].ack()  # its room is free, its lease is lost
-    until(lambda: connection.drain_events(timeout=5) or len(held) == 4)
+    until(lambda: connection.drain_events(timeout=60) or len(held) == 4)
     assert held[3].payload == held[0].payload
     assert connection.default_channel.client.lost_acks == 1
     assert "may run twice" in caplog.text
@@ -98,7 +98,7 @@ def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> No
         connection.drain_events(timeout=0)
     take_for_dead(connection)
     with pytest.raises(SessionLost) as caught:
-        connection.drain_events(timeout=10)
+        connection.drain_events(timeout=60)
     assert isinstance(caught.value, connection.connection_errors)
 
 

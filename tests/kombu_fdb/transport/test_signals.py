@@ -32,7 +32,7 @@ def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None
                 with Connection(url) as own, own.channel() as mine:
                     consumer = Consumer(mine, [Queue(queue.name)], on_message=messages.append)
                     consumer.consume()
-                    own.drain_events(timeout=5)
+                    own.drain_events(timeout=60)
                     more = interrupt(messages[0].ack, step, files)
                 assert queue.stats().leased == 0, f"stuck after step {step}"
                 if not more:

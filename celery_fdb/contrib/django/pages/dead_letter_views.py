@@ -1,4 +1,4 @@
-"""The pages of the admin for dead letters: the queues that hold them, and what those of one queue died of."""
+"""The pages of the admin for dead letters: the queues that hold them, and what those of one or of all died of."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from celery_fdb.contrib.django.models import DeadLetter
 from celery_fdb.contrib.django.pages.filtering import filter_form, filter_of
 from celery_fdb.contrib.django.pages.page import message_url, page, render, url_of, urls_of
 from celery_fdb.inspection import overview
-from celery_fdb.inspection.dead_queues import dead_queues
-from celery_fdb.inspection.groups import MOST_COUNTED, Group, group
+from celery_fdb.inspection.dead_letters.groups import MOST_COUNTED, Group, Groups, group, group_all
+from celery_fdb.inspection.dead_letters.queues import dead_queues
+from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.moments import age
-from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.catalogue import offered_on_cause
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["dead_letters", "groups"]
+__all__ = ["causes", "dead_letters", "groups"]
 
 #: Groups that are shown.
 MOST_GROUPS = 200
+#: Queues of one group that are named.
+MOST_QUEUES = 5
 #: Letters that are counted if somebody asks for more.
 MANY_COUNTED = 100_000
 
@@ -56,24 +59,53 @@ def groups(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) 
     found = group(broker, name, wanted, most=MANY_COUNTED if counts_more else MOST_COUNTED)
     context = {
         "title": f"What died in {name.removesuffix(DEAD_SUFFIX)}",
-        "groups": [_shown(site, name, each) for each in found.groups[:MOST_GROUPS]],
-        "hidden": max(len(found.groups) - MOST_GROUPS, 0),
-        "found": found,
+        "everywhere": False,
         "counts_more": counts_more,
-        "more": urlencode({**wanted.fields(), "more": "1"}),
-        "actions": [DEEDS["replay_all"], DEEDS["discard_all"]],
-        **filter_form(wanted),
-        "unfiltered": "",
+        "actions": offered_on_cause(),
+        **_context(site, found, wanted),
         **urls_of(site, name),
     }
     return render(request, site, "groups", DeadLetter, context)
 
 
-def _shown(site: AdminSite, name: str, each: Group) -> dict[str, Any]:
+@page()
+def causes(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
+    """The dead letters of all queues by task, error and reason, counted among the first of them."""
+    wanted, counts_more = filter_of(request.GET), "more" in request.GET
+    seen = overview.look(broker)
+    homes = dead_queues(broker, seen)
+    queues = [each.name for each in seen.queues if each.name in homes and each.ready]
+    found = group_all(broker, queues, wanted, most=MANY_COUNTED if counts_more else MOST_COUNTED)
+    context = {
+        "title": "What died in all queues",
+        "everywhere": True,
+        "counts_more": counts_more,
+        "actions": offered_on_cause(everywhere=True),
+        **_context(site, found, wanted),
+        **urls_of(site, ""),
+    }
+    return render(request, site, "groups", DeadLetter, context)
+
+
+def _context(site: AdminSite, found: Groups, wanted: Filter) -> dict[str, Any]:
+    return {
+        "groups": [_shown(site, each) for each in found.groups[:MOST_GROUPS]],
+        "hidden": max(len(found.groups) - MOST_GROUPS, 0),
+        "found": found,
+        "more": urlencode({**wanted.fields(), "more": "1"}),
+        **filter_form(wanted),
+        "unfiltered": "",
+    }
+
+
+def _shown(site: AdminSite, each: Group) -> dict[str, Any]:
     fields = each.filter.fields()
+    queues = [(name, f"{url_of(site, 'messages', name)}?{urlencode(fields)}", n) for name, n in each.queues.items()]
     return {
         "group": each,
         "fields": sorted(fields.items()),
-        "url": f"{url_of(site, 'messages', name)}?{urlencode(fields)}",
-        "example": message_url(site, name, each.example),
+        "queues": queues[:MOST_QUEUES],
+        "more_queues": max(len(queues) - MOST_QUEUES, 0),
+        "url": queues[0][1],
+        "example": message_url(site, each.example_in, each.example),
     }

@@ -62,7 +62,7 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
 
 
 def _asked(request: HttpRequest, broker: Broker, deed: Deed, name: str, tokens: list[str]) -> Request:
-    spots = [spot_of(token) for token in tokens]
+    spots, name = [spot_of(token) for token in tokens], deed.target(name)
     key, fields = deed.read({each: str(value) for each, value in request.POST.items()})
     return Request(
         name,
@@ -125,7 +125,8 @@ def _show(
         "done": done,
         "error": error,
         "back": back,
-        **urls_of(site, asked.queue),
+        "everywhere": deed.everywhere,
+        **urls_of(site, "" if deed.everywhere else asked.queue),
     }
     return render(request, site, "confirm", Queue, context, status=422 if error else 200)
 

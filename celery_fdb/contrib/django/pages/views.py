@@ -21,11 +21,11 @@ from celery_fdb.inspection import overview
 from celery_fdb.inspection.keys import find_keys
 from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
+from celery_fdb.inspection.sessions import heard_s, silent
 from celery_fdb.operations.catalogue import offered_on_key, offered_on_queue
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["queue", "queue_keys", "queues", "sessions"]
 
@@ -124,8 +124,8 @@ def _keys(found: Sequence[overview.KeyView]) -> list[dict[str, Any]]:
 @page()
 def sessions(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
     """The consumer processes."""
-    now_ms = SystemClock().wall_ms()
-    seen = overview.look(broker, queues=(), held=True).sessions
+    seen = overview.look(broker, queues=(), held=True)
+    quiet = silent(seen)
     context = {
         "title": "Sessions",
         "sessions": [
@@ -133,10 +133,10 @@ def sessions(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpRespo
                 "view": each,
                 "queues": ", ".join(name for name in each.queues if not overview.is_internal(name)),
                 "beat": moment(each.beat_ms) if each.beat_ms else None,
-                "age": age(now_ms - each.beat_ms) if each.beat_ms else "",
-                "is_silent": bool(each.beat_ms) and now_ms - each.beat_ms > each.ttl_s * 1000,
+                "age": _age(heard_s(seen, each)),
+                "is_silent": each in quiet,
             }
-            for each in seen
+            for each in seen.sessions
         ],
     }
     return render(request, site, "sessions", Session, context)

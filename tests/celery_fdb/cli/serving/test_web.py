@@ -67,6 +67,16 @@ def test_on_the_loopback_other_names_are_refused(
     assert named == (200 if "--allow-host" in options else 421)
 
 
+def test_without_a_login_no_other_name_leads_here(run: Callable[..., Any], served: list[Any]) -> None:
+    """DNS rebinding: a page of another site has its own name in the address bar, whatever it leads to."""
+    from starlette.testclient import TestClient
+
+    assert run("web", "--port", "0", "--address", "0.0.0.0", "--without-login").code == 0
+    with TestClient(served[0][0]) as client:
+        for host, status in (("evil.example", 421), ("10.0.0.7:9810", 200), ("[fd00::7]:9810", 200)):
+            assert client.get("/login", headers={"host": host}).status_code == status
+
+
 def test_a_port_that_is_taken_is_refused_in_one_line(run: Callable[..., Any]) -> None:
     import socket
 

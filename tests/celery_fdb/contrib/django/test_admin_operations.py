@@ -179,6 +179,36 @@ def test_a_cause_is_replayed_as_a_whole(app: Celery, broker: Broker, operator: A
     assert log() == ["Replayed 3 dead letters of q.dead (task=shop.pay, error=shop.Declined, reason=rejected)."]
 
 
+def test_a_cause_is_replayed_in_all_queues(app: Celery, broker: Broker, operator: Any) -> None:
+    causes(app, broker)
+    broker.queue("other").put(b"x")
+    bury(broker, "other", error_class="shop.Declined")
+    address = at("deadletter_causes")
+    assert address in operator.get(at("deadletter_changelist")).content.decode()
+    assert "other.dead" in operator.get(address, {"error": "Declined"}).content.decode()
+    page = operator.get(address, {"error": "Declined", "task": "shop.*"}).content.decode()
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.split("<tbody>")[1]))
+    fields.pop("csrfmiddlewaretoken")
+    question = post(operator, "_", action="replay_everywhere", **fields)
+    assert "Replay all dead letters of all queues of dead letters that match task=shop.pay" in text_of(question)
+    assert at("deadletter_causes") in question.content.decode()
+    answer = post(operator, "_", **inputs(question))
+    assert "Replayed 3 dead letters of all queues of dead letters" in text_of(answer)
+    assert (broker.queue("q").count(), broker.queue("other.dead").count()) == (3, 1)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\rb", "a\x00b"])
+def test_a_form_leads_to_the_key_that_it_is_about(broker: Broker, operator: Any, key: str) -> None:
+    """Browsers write line breaks as CRLF, and NUL not at all."""
+    broker.queue("q").put(b"x", key=key)
+    page = operator.get(at("queue_keys", "q")).content.decode()
+    fields = dict(re.findall(r'<input type="hidden" name="([\w.]+)" value="([^"]*)"', page.split("<tbody>")[1]))
+    assert fields["key.quoted"].isprintable()
+    question = post(operator, "q", action="pause", **{"key.quoted": fields["key.quoted"]})
+    post(operator, "q", **inputs(question))
+    assert broker.queue("q").limits(key).paused
+
+
 def test_all_that_match_are_discarded_and_cancelled(app: Celery, broker: Broker, operator: Any) -> None:
     causes(app, broker)
     page = operator.get(at("queue_messages", "q.dead"), {"error": "-"}).content.decode()
@@ -332,8 +362,10 @@ def test_every_deed_of_a_page_leads_to_a_question(app: Celery, broker: Broker, o
         ("queue_messages", "q", {"state": "delayed"}),
         ("queue_messages", "q.dead", {}),
         ("queue_groups", "q.dead", {}),
+        ("deadletter_causes", "_", {}),
     ):
-        page = operator.get(at(view, queue), query).content.decode()
+        address = at(view) if view == "deadletter_causes" else at(view, queue)
+        page = operator.get(address, query).content.decode()
         names = set(re.findall(r'name="action" value="(\w+)"', page))
         names |= set(re.findall(r'<option value="(\w+)"', page))
         chosen = re.findall(r'name="selected" value="([^"]+)"', page)[:1]

@@ -54,6 +54,23 @@ def test_what_most_runs_have() -> None:
     assert run == Run("t", "shop.pay", "q", "w@h", "SUCCESS", NOW_MS - 2000, NOW_MS - 1500, 0.5, "(1,)", "{}")
 
 
+@pytest.mark.parametrize(
+    ("headers", "moments"),
+    [
+        ({"fdb_published": NOW_MS - 9, "eta": "2027-01-15T08:00:00+00:00"}, (NOW_MS - 9, 1_800_000_000_000)),
+        ({"eta": "2027-01-15T08:00:00"}, (0, 1_800_000_000_000)),
+        ({"fdb_published": "soon", "eta": "soon"}, (0, 0)),
+        ({"fdb_published": -1, "eta": 5}, (0, 0)),
+        ({"fdb_published": 2**80, "eta": "0001-01-01T00:00:00+23:59"}, (0, 0)),
+        ({"fdb_published": True, "eta": "9" * 100_000}, (0, 0)),
+    ],
+)
+def test_when_it_was_published_and_due(headers: dict[str, Any], moments: tuple[int, int]) -> None:
+    run = made(headers=headers)
+    assert (run.published_ms, run.due_ms) == moments
+    assert stored(run) == run
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError

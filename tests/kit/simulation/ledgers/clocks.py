@@ -67,8 +67,15 @@ class ClockLedger:
                 self._waits.pop(key, None)
                 if value is not None:
                     self._waits[key] = now_s, int.from_bytes(value, "big") / 1000
+        self._forget_changed()
         for served, number in Counter(self._turns.claimed).items():
             self._serve(served, number, now_s)
+
+    def _forget_changed(self) -> None:
+        """Who gets a rate, and had none for a moment, begins with a full bucket, also if it is the same rate again."""
+        for key, served in list(self._served.items()):
+            if self._turns.limits_of(*key) != served.limits:
+                del self._served[key]
 
     def _serve(self, key: Key, number: int, now_s: float) -> None:
         limits = self._turns.limits_of(*key)

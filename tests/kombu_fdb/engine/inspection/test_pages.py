@@ -18,6 +18,13 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
 HOUR_MS = 3_600_000
+#: Stores, and how many messages. That a store's length changes no count is enough for the longest queue in one of them;
+#: test_costs_at_scale.py has a page in a store of a million.
+LENGTHS = [
+    *(pytest.param(store, length) for store in ("memory", "sqlite") for length in (200, 10_000)),
+    *(pytest.param("fdb", length, marks=pytest.mark.foundationdb) for length in (200, 10_000)),
+    pytest.param("memory", 100_000, marks=pytest.mark.scale),
+]
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
@@ -224,7 +231,7 @@ def cost(counted: CountingDatabase, verb: Any) -> Cost:
     return counted.total()
 
 
-@pytest.mark.parametrize("backlog", [200, 100_000])
+@pytest.mark.parametrize(("counted", "backlog"), LENGTHS, indirect=["counted"])
 def test_every_page_costs_the_same_in_a_queue_of_any_length(
     bench: Bench, counted: CountingDatabase, backlog: int
 ) -> None:

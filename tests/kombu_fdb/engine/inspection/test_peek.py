@@ -56,6 +56,18 @@ def test_keys_come_in_the_order_of_the_claims(bench: Bench) -> None:
     assert bench.payloads() == expected
 
 
+def test_what_stands_behind_a_blocked_key_comes_once(bench: Bench) -> None:
+    """A claim looks again behind such keys, and there finds no turn that it has served."""
+    bench.put(b"a1", b"a2", key="a")
+    for key in ("b", "c", "d"):
+        bench.put(key.encode() + b"1", key=key)
+    assert bench.payloads(1) == [b"a1"]
+    bench.engine.queues.limit("q", "c", KeyLimits(paused=True))
+    expected = peeked(bench, 2)
+    assert expected == [b"b1", b"d1"]
+    assert bench.payloads(2) == expected
+
+
 def test_a_large_message_stops_no_look(bench: Bench) -> None:
     bench.put(*(bytes([number]) * 90_000 for number in range(60)), key="x")
     assert len(peeked(bench)) == 60

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.messages.again import Burial
-from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored import copies, session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
-from kombu_fdb.model import ClaimTerms, Publication
+from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.tokens import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
@@ -239,6 +240,25 @@ def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | No
     assert [each.payload for each in bench.engine.messages.claim(bench.session, ["q"], 5)] == [b"b", b"c"]
     assert bench.counts() == (0, 0, 3)
     assert bench.engine.messages.holds([known.lease]) == [True]
+
+
+def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commit(
+    clocked: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = clocked.database
+    assert isinstance(database, MemoryDatabase)
+    clocked.put(b"a", b"b")
+    first = lose_claim(clocked, 3.0)
+    look = session.leases_of_claim
+
+    def landing(*given: Any) -> list[Lease]:
+        found = look(*given)
+        database.land_late_commits()
+        return found
+
+    monkeypatch.setattr(session, "leases_of_claim", landing)
+    assert clocked.engine.sessions.recover(clocked.session, first) == 1
+    assert clocked.payloads() == [b"a", b"b"]
 
 
 def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:

@@ -20,21 +20,8 @@ from kombu_fdb.engine.metrics.keytotals import (
 from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.model import Publication
 from kombu_fdb.process.upkeep.duties import LEFT_INTERVAL_S
-from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def database(request, tmp_path):
-    if request.param == "memory":
-        database = MemoryDatabase()
-    elif request.param == "sqlite":
-        database = SqliteDatabase.open(str(tmp_path / "broker.db"))
-    else:
-        database = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
-    yield database
-    database.close()
 
 
 @pytest.fixture

@@ -224,3 +224,16 @@ def _doors(bench: Bench, bucket: int) -> list[Any]:
     return bench.engine.transactions.read(
         lambda work: work.tr.get_range(keys_.arrivals_from("q", bucket), keys_.arrivals("q")[1], snapshot=True)
     )
+
+
+def test_by_age_no_turn_is_served_twice_by_a_claim() -> None:
+    """Its place changes with its next message; behind a blocked key stand those only that stood there before."""
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.change_control("q", ageing=5)
+    for key, payload in (("first", b"0"), ("z", b"z1"), ("k", b"k1"), ("z", b"z2"), ("z", b"z3")):
+        bench.put(payload, key=key)
+        bench.later(10)
+    assert bench.payloads(1) == [b"0"]
+    bench.engine.queues.limit("q", "k", KeyLimits(paused=True))
+    assert bench.payloads(10) == [b"z1", b"z2", b"z3"]
+    bench.check()

@@ -1,4 +1,4 @@
-"""A session's heartbeat as people see it."""
+"""Sessions: their heartbeats as people see them, which leases stand, who has a role."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -35,6 +36,26 @@ def test_a_beat_of_an_earlier_version_has_no_clock(bench: Bench) -> None:
     assert (session.beat_ms, session.ttl_s) == (0, 30.0)
 
 
+@pytest.mark.parametrize("beat", [b"", b"shorter", bytes(10)])
+def test_a_session_whose_beat_can_not_be_read_has_time_for_another(bench: Bench, beat: bytes) -> None:
+    keys, odd = bench.engine.keys, bytes(16)
+    bench.write(lambda tr: tr.set(keys.session(odd), encode_json({})))
+    bench.write(lambda tr: tr.set(keys.beat(odd), beat))
+    (session,) = (each for each in bench.engine.inspect.sessions() if each.session_id == odd)
+    assert (session.beat_ms, session.ttl_s) == (0, UNREADABLE_TTL_S)
+
+
+def test_a_role_is_freed_by_its_holder_only(bench: Bench) -> None:
+    sessions, holder = bench.engine.sessions, bench.session
+    other = sessions.open({})
+    assert sessions.hold_role("promoter", holder, None)
+    sessions.leave_role("promoter", other)
+    assert not sessions.hold_role("promoter", other, None)
+    for _ in range(2):
+        sessions.leave_role("promoter", holder)
+    assert sessions.hold_role("promoter", other, None)
+
+
 def test_which_leases_stand(bench: Bench) -> None:
     """Those of a session that was fenced do not, nor those that were settled."""
     bench.put(b"a", b"b", b"c", b"d")
@@ -48,3 +69,11 @@ def test_which_leases_stand(bench: Bench) -> None:
     assert bench.engine.sessions.fence(stranger, bench.beats()[stranger])
     assert bench.engine.messages.holds([third, first, fourth]) == [False, True, False]
     assert bench.engine.messages.holds([]) == []
+
+
+def test_a_session_s_neighbours_are_those_behind_it_in_the_ring(bench: Bench) -> None:
+    ring = sorted([bench.session, *(bench.engine.sessions.open({}) for _ in range(4))])
+    for at in range(5):
+        found = bench.engine.sessions.neighbours(ring[at], 2)
+        assert [session_id for session_id, *_ in found] == [ring[(at + step) % 5] for step in range(3)]
+    assert [session_id for session_id, *_ in bench.engine.sessions.neighbours(ring[3], 9)] == ring[3:] + ring[:3]

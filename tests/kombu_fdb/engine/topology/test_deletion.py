@@ -116,6 +116,44 @@ def test_a_queue_that_is_used_meanwhile_does_not_expire(bench: Bench, other: Ben
     assert bench.payloads() == [b"a"]
 
 
+def test_a_queue_whose_last_consumer_leaves_stays_if_another_one_comes(bench: Bench, other: Bench) -> None:
+    """Between the two transactions: that the last one has left, and that the queue goes."""
+    bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
+    bench.engine.queues.add_consumer(bench.session, "q", "old")
+    bench.put(b"a")
+    way, begun = other.database, list[bool]()
+    assert isinstance(way, Interrupted)
+
+    def come() -> None:
+        begun.append(True)
+        if len(begun) == 2:
+            bench.engine.queues.add_consumer(bench.session, "q", "new")
+
+    way.before_begin = come
+    other.engine.queues.remove_consumer(bench.session, "q", "old")
+    assert len(begun) == 2
+    assert bench.engine.inspect.queue("q") is not None
+    assert bench.payloads() == [b"a"]
+    bench.engine.messages.release([each.lease for each in bench.take()])
+    bench.engine.queues.remove_consumer(bench.session, "q", "new")
+    assert bench.engine.inspect.queue("q") is None
+
+
+def test_a_consumer_that_leaves_has_used_its_queue_until_now(bench: Bench) -> None:
+    """``x-expires`` counts from then on."""
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
+    bench.engine.queues.add_consumer(bench.session, "q", "tag")
+    assert bench.engine.queues.expiring() == []
+    bench.engine.queues.remove_consumer(bench.session, "q", "other")
+    bench.engine.queues.remove_consumer(bench.session, "q", "tag")
+    ((_, first, _),) = bench.engine.queues.expiring()
+    bench.engine.queues.add_consumer(bench.session, "q", "tag")
+    bench.engine.queues.remove_consumer(bench.session, "q", "tag")
+    ((queue, last, expires_ms),) = bench.engine.queues.expiring()
+    assert (queue, expires_ms) == ("q", 1000)
+    assert last != first
+
+
 def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
     bench: Bench, other: Bench, request: pytest.FixtureRequest
 ) -> None:

@@ -139,9 +139,27 @@ def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: Count
         thread.start()
     for thread in threads:
         thread.join()
+    storing = [each for each in counted.transactions if each.stamps]
+    assert len(storing) == publishers * 20, "each in one transaction"
+    assert sum(each.conflicts for each in storing) == 0
     assert 50 <= bench.counts()[0] <= 50 + publishers
     bench.engine.upkeep.trim_full()
     assert bench.counts() == (50, 0, 0)
+    bench.check()
+
+
+def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench: Bench, counted: CountingDatabase) -> None:
+    """Each has read what it reads before the first one commits, and before the oldest give way."""
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 5}))
+    bench.engine.publisher.publish([Publication("", "q", b"a")] * 9)
+    open_together = [counted.begin(timeout_s=60.0) for _ in range(8)]
+    for number, each in enumerate(open_together):
+        bench.another().publisher.publish_in(each, [Publication("", "q", b"%d" % number)])
+    bench.engine.upkeep.trim_full()
+    for each in open_together:
+        each.commit()
+    assert counted.total().conflicts == 0
+    assert bench.counts() == (5 + len(open_together), 0, 0)
     bench.check()
 
 

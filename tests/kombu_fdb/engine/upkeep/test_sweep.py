@@ -9,6 +9,8 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.model import ClaimTerms, SessionId
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -71,6 +73,10 @@ def test_half_silent_is_half_of_the_time_to_live_and_no_less() -> None:
     assert observer(0, 2, 4).is_half_silent("a")
 
 
+def test_of_an_outage_a_quarter_of_the_time_to_live_counts() -> None:
+    assert observer(0, 100).next_silent_s() == 6
+
+
 def test_when_the_next_one_is_silent() -> None:
     assert observer().next_silent_s() == math.inf
     assert observer(0, 2, 4).next_silent_s() == 4
@@ -96,8 +102,36 @@ def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time() -> None:
     observer: sweep.Observer[str] = sweep.Observer()
     observer.look([("a", b"1", 20.0)], 100.0)
     assert not observer.is_alive("a"), "seen once: it may have died long ago"
+    observer.look([("a", b"1", 20.0)], 100.5)
+    assert not observer.is_alive("a"), "seen twice, and the same"
     observer.look([("a", b"2", 20.0)], 101.0)
     observer.look([("a", b"2", 20.0)], 105.5)
     assert observer.is_alive("a")
     observer.look([("a", b"2", 20.0)], 106.0)
     assert not observer.is_alive("a")
+
+
+def test_the_next_part_begins_behind_this_one(bench: Bench) -> None:
+    bench.put(b"a", b"b")
+    leases = [bench.engine.keys.lease(*each.lease) for each in bench.take()]
+    fence(bench)
+    assert bench.engine.sessions.release_part(bench.session) == (2, leases[-1] + b"\x00")
+
+
+def test_an_active_consumer_is_replaced_when_none_of_its_messages_is_left(bench: Bench) -> None:
+    """ONE-ACTIVE: the next one begins with those it had, and so not while one is skipped."""
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+    bench.put(b"a", b"b")
+    other = bench.engine.sessions.open({})
+
+    def claim(session: SessionId) -> list[bytes]:
+        terms = ClaimTerms(consumers={"q": "tag"})
+        return [each.payload for each in bench.engine.messages.claim(session, ["q"], 1, terms=terms)]
+
+    assert claim(bench.session) == [b"a"]
+    fence(bench)
+    behind = bench.engine.sessions.skip_lease(bench.session, b"")
+    assert bench.engine.sessions.release_part(bench.session, behind) == (0, b"")
+    assert claim(other) == []
+    bench.engine.sessions.release(bench.session)
+    assert claim(other) == [b"a"]

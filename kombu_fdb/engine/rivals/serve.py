@@ -31,9 +31,11 @@ from kombu_fdb.engine.messages.claim import (
     state_keys,
     states_of,
     take,
+    take_rows,
 )
 from kombu_fdb.engine.messages.message import Opened, open_record, read_all
 from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling.allowance import note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
@@ -77,6 +79,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
     Raises ``SessionLost`` if the server's session was fenced.
     """
     states, waiting = _read(work, queues, mine, rows, window.limit)
+    note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
     seats = _seats(states, mine, waiting, window)
     if not seats:
         return Served([], 0, ended=True)
@@ -151,13 +154,14 @@ def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
 
 
 def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[tuple[_Seat, Delivery | None]]:
-    """All payloads are read before the first is taken (``claim.py``): those of the server, in one round trip."""
+    """All payloads are read before the first is taken (``claim.claim``): those of the server, in one round trip."""
     server = dealt[0][0] if dealt else None
     own = iter(read_all(work, [value for seat, (_, (_, value)) in dealt if seat is server]))
     opened: list[Opened | FormatError] = [
         next(own) if seat is server else open_record(value) for seat, (_, (_, value)) in dealt
     ]
     found = [find(work, row, each, states) for (_, row), each in zip(dealt, opened, strict=True)]
+    take_rows(work, states, [row for _, row in dealt])
     return [(seat, take(work, each, seat.window)) for (seat, _), each in zip(dealt, found, strict=True)]
 
 

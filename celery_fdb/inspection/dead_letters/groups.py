@@ -1,0 +1,140 @@
+"""Groups: dead letters by what they died of, so that a person sees three causes and not 40,000 letters.
+
+Counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: what it costs does
+not depend on the queues, and the page says among how many it has counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from celery_fdb.inspection.filters import NONE, Filter
+from celery_fdb.inspection.moments import moment
+from kombu_fdb import Broker
+from kombu_fdb.engine.dead_letters.scan import error_of, task_of
+from kombu_fdb.model import Listed, Peeked, Spot
+
+__all__ = ["MOST_COUNTED", "PART", "Group", "Groups", "died_elsewhere", "group", "group_all"]
+
+#: Letters that are counted unless somebody asks for more, and of them in one transaction.
+MOST_COUNTED = 10_000
+PART = 500
+#: Transactions in which letters of all queues are counted: there may be many queues with few letters.
+MOST_PARTS = 2 * MOST_COUNTED // PART
+
+
+@dataclass(slots=True)
+class Group:
+    """Letters of one task that died of one error for one reason; "" for what they have not.
+
+    ``example``: where the latest of them stands, and in which queue; ``first_ms``, ``last_ms``: when the first and the
+    last died. ``queues``: how many of them are in each.
+    """
+
+    task: str
+    error: str
+    reason: str
+    example: Spot
+    example_in: str
+    count: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> datetime:
+        return moment(self.first_ms)
+
+    @property
+    def last(self) -> datetime:
+        return moment(self.last_ms)
+
+    @property
+    def filter(self) -> Filter:
+        """By which its letters are listed, replayed and discarded."""
+        return Filter(task=self.task or NONE, error=self.error or NONE, reason=self.reason or NONE)
+
+    def add(self, queue: str, listed: Listed, died_ms: int) -> None:
+        """One more letter."""
+        self.count += 1
+        self.queues[queue] = self.queues.get(queue, 0) + 1
+        self.first_ms = min(self.first_ms or died_ms, died_ms)
+        if died_ms >= self.last_ms:
+            self.last_ms, self.example, self.example_in = died_ms, listed.spot, queue
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
+
+    groups: list[Group]
+    counted: int
+    total: int
+    is_whole: bool
+
+
+def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> Groups:
+    """The dead letters of the queue that holds them, such as ``celery.dead``."""
+    found = _Counting(broker, wanted or Filter())
+    is_whole = found.count([queue], most, parts=-(-most // PART))
+    return found.groups(broker.queue(queue).count(), is_whole=is_whole)
+
+
+def group_all(
+    broker: Broker, queues: Sequence[str], wanted: Filter | None = None, *, most: int = MOST_COUNTED
+) -> Groups:
+    """The dead letters of all these queues, a part of each in turn.
+
+    Where a dead-letter exchange leads to a queue that has messages of its own, those are none.
+    """
+    found = _Counting(broker, wanted or Filter(), only_dead=True)
+    is_whole = found.count(queues, most, parts=MOST_PARTS)
+    return found.groups(sum(broker.queue(each).count() for each in queues[:MOST_PARTS]), is_whole=is_whole)
+
+
+def died_elsewhere(message: Peeked, queue: str) -> bool:
+    """Whether it is a dead letter in this queue, and not one of the queue's own messages, or replayed to it."""
+    return bool(message.deaths) and message.deaths[0].queue != queue
+
+
+class _Counting:
+    def __init__(self, broker: Broker, wanted: Filter, *, only_dead: bool = False) -> None:
+        self._broker = broker
+        self._wanted = wanted
+        self._only_dead = only_dead
+        self._found: dict[tuple[str, str, str], Group] = {}
+        self._counted = 0
+
+    def count(self, queues: Sequence[str], most: int, *, parts: int) -> bool:
+        """Whether all letters were counted."""
+        todo = deque((each, b"") for each in queues)
+        while todo and self._counted < most and parts:
+            queue, after = todo.popleft()
+            page = self._broker.queue(queue).page(min(PART, most - self._counted), after=after)
+            self._counted += len(page.messages)
+            for each in page.messages:
+                self._add(queue, each)
+            if page.following:
+                todo.append((queue, page.following))
+            parts -= 1
+        return not todo
+
+    def _add(self, queue: str, listed: Listed) -> None:
+        message = listed.message
+        if not self._wanted.matches(message) or (self._only_dead and not died_elsewhere(message, queue)):
+            return
+        cause, deaths = _cause(message), message.deaths
+        group = self._found.setdefault(cause, Group(*cause, listed.spot, queue))
+        group.add(queue, listed, deaths[0].time_ms if deaths else 0)
+
+    def groups(self, total: int, *, is_whole: bool) -> Groups:
+        found = sorted(self._found.values(), key=lambda each: (-each.count, each.task, each.error, each.reason))
+        return Groups(found, self._counted, total, is_whole)
+
+
+def _cause(message: Peeked) -> tuple[str, str, str]:
+    death = message.deaths[0] if message.deaths else None
+    return task_of(message), error_of(message), death.reason if death else ""

@@ -1,0 +1,126 @@
+"""What goes wrong with a task while no callback of its consumer is on the stack. Guarantee: POISON-ENDS.
+
+Model. Of a task's message Celery makes a *request*, and goes on with it later: when its ETA has come, when a place in
+the pool is free, when a child tells how it ended. An exception there has no message to it any more. From the pool's
+semaphore it ends the worker. From a timer or a callback of the pool it is logged, and the message stays leased and
+takes one of the worker's places for as long as the worker lives; a few of them, and it consumes nothing. What raises is
+a result backend that can't store under such an id, or an object too deep to be pickled for the child.
+
+So what Celery calls there is wrapped, once for each class of requests (Celery makes one for each task): the message
+goes back as one that was tried, as in ``poison.py``. Errors of the connection pass, and so does what is raised after
+the message was settled.
+
+In a pool of threads or greenlets nobody hears of what the tracer of the task raises: it does so when it can store
+neither the result nor the failure. There the request is told of it, as prefork's parent tells it: it has failed. If it
+was an error of the connection, another attempt may do better, and the message goes back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.worker.poison import give_back, mend
+
+__all__ = ["guard_pool", "receive"]
+
+GUARDED = "fdb_guarded"
+Method = Callable[..., Any]
+
+
+def receive(request: Any = None, **_: Any) -> None:
+    """For Celery's signal ``task_received``: it comes before anything is done with the request."""
+    mend(request)
+    made = type(request)
+    if GUARDED not in made.__dict__:
+        setattr(made, GUARDED, True)
+        made.execute_using_pool = _executed(made.execute_using_pool)
+        for name in ("on_success", "on_failure", "on_timeout"):
+            setattr(made, name, _ended(getattr(made, name)))
+
+
+def _executed(method: Method) -> Method:
+    """What is raised instead has its place in the pool freed, and ends nobody."""
+
+    @wraps(method)
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(request, *args, **kwargs)
+        except Exception as error:
+            revoked: type[Exception] = sys.modules["celery.exceptions"].TaskRevokedError
+            if isinstance(error, (*CONNECTION_ERRORS, revoked)) or not _is_ours(request):
+                raise
+            _give_back(request, error)
+            raise revoked(request.id) from error
+
+    return guarded
+
+
+def _ended(method: Method) -> Method:
+    """Told by the pool how it ended."""
+
+    @wraps(method)
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(request, *args, **kwargs)
+        except Exception as error:
+            if isinstance(error, CONNECTION_ERRORS) or not _is_ours(request) or not _is_held(request):
+                raise
+            _give_back(request, error)
+
+    return guarded
+
+
+def guard_pool(pool: Any) -> None:
+    """Of threads or greenlets: a child of prefork is heard in any case. For Celery's signal ``worker_ready``."""
+    if pool is not None and not hasattr(getattr(pool, "_pool", None), "_result_handler"):
+        pool.on_apply = _heard(pool.on_apply)
+
+
+def _heard(on_apply: Method) -> Method:
+    def heard(target: Method, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return on_apply(_told(target, options.get("error_callback")), args, kwargs, **options)
+
+    return heard
+
+
+def _told(target: Method, on_failure: Any) -> Method:
+    """``on_failure``: a method of the request's."""
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            request = getattr(on_failure, "__self__", None)
+            if request is not None and _is_ours(request):
+                _end(request, error)
+            raise
+
+    return told
+
+
+def _end(request: Any, error: Exception) -> None:
+    if not isinstance(error, CONNECTION_ERRORS):
+        request.on_failure(sys.modules["billiard.einfo"].ExceptionInfo())
+    elif _is_held(request):
+        _give_back(request, error)
+
+
+def _is_ours(request: Any) -> bool:
+    """The worker may consume from another broker's connection too."""
+    return hasattr(request.message.channel.qos, "holds")
+
+
+def _is_held(request: Any) -> bool:
+    return bool(request.message.channel.qos.holds(request.message.delivery_tag))
+
+
+def _give_back(request: Any, error: Exception) -> None:
+    message, info = request.message, request.message.delivery_info
+    redeliveries = message.headers["x-delivery-count"] if info["redelivered"] else 0
+    give_back(message, error, f"task {request.id!r:.80} of queue {info['queue']}", redeliveries)
+    request.acknowledged = True
+    sys.modules["celery.worker.state"].task_ready(request)

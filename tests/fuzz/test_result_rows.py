@@ -1,0 +1,188 @@
+"""One row of the results is damaged, in its key or its value: all other results and chords go on.
+
+The oracle. Sweeps and looks for abandoned chords raise nothing and come to an end. Who asks for just the thing that
+can't be read is told so, by ``FormatError``. What the row is not of is as it was, and its chord is published once. What
+it is of is deleted and made anew, and is then as any other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+
+from celery.states import STARTED, SUCCESS
+from store_rows import mutated
+
+from celery_fdb.results import chords
+from celery_fdb.results.chords import ChordOver, Return, Turn
+from celery_fdb.results.layout import Part
+from celery_fdb.results.records import INLINE_BYTES
+from celery_fdb.results.store import Outcome, ResultStore
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.tuples import unpack
+from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
+
+LARGE = b"x" * (2 * INLINE_BYTES + 5)
+TASKS = ("small", "large", "started")
+#: Complete and claimed by nobody; waits for more; has very many that joined.
+CHORDS = ("complete", "open", "many")
+JOINED = 4
+
+
+def test_a_damaged_row_of_the_results_stops_nobody(fuzz: Callable[..., None]) -> None:
+    def target(rng: random.Random) -> None:
+        store, clock = opened()
+        sort = rng.choice(sorted({sort_of(row) for row in rows()}))
+        row = rng.choice([each for each in rows() if sort_of(each) == sort and b"safe" not in each[0]])
+        damaged = mutated(rng, row, store.keys.prefix)
+        load(store, rows())
+        damage(store, row, damaged, beside=rng.random() < 0.3)
+        try:
+            look_around(store)
+            go_on(store, clock)
+            look_around(store)
+            begin_anew(store, clock)
+        except Exception as error:
+            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {damaged[0]!r}: {damaged[1][:200]!r}")
+            raise
+
+    fuzz(target)
+
+
+def opened() -> tuple[ResultStore, ManualClock]:
+    clock = ManualClock()
+    return ResultStore(MemoryDatabase(clock=clock), "fuzz", clock=clock), clock
+
+
+def sort_of(row: KeyValue) -> tuple[str, ...]:
+    """What kind of row: its first word, and of a chord's own rows the second one."""
+    store, _ = opened()
+    first, _id, *more = unpack(row[0][len(store.keys.prefix) :])
+    return (str(first), *map(str, more[:1] if first == "chord" else ["chunk"] * len(more[:1])))
+
+
+@cache
+def rows() -> list[KeyValue]:
+    """Results with a row of every kind; those of "safe" are never touched."""
+    store, clock = opened()
+    soon = clock.wall_ms() + 60_000
+    for task_id, state, payload in (("small", SUCCESS, b"1"), ("large", SUCCESS, LARGE), ("started", STARTED, b"")):
+        store.store(task_id, Outcome(state, payload, soon))
+    store.save_group("group", LARGE, soon)
+    store.store("safe", Outcome(SUCCESS, LARGE, 0))
+    for group_id in (*CHORDS, "safe"):
+        fill(store, group_id, 0 if group_id == "safe" else soon)
+    with_few_within(lambda: [store.enlarge_chord("many", joined=f"j{number}") for number in range(JOINED)])
+    return store._read(lambda tr: tr.get_range(*store.keys.everything))
+
+
+def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:
+    store.open_chord(group_id, LARGE if group_id == "complete" else b"body", expires_ms)
+    store.enlarge_chord(group_id, size=9 if group_id == "open" else 3)
+    store.add_part(Return(Part(group_id, 0, "t0"), SUCCESS, b"1"))
+    store.add_part(Return(Part(group_id, 1, "t1"), SUCCESS, LARGE))
+    store.add_part(Return(Part(group_id, 2, "t2"), SUCCESS, None))
+
+
+def with_few_within(work: Callable[[], object]) -> None:
+    """Of those that joined, one has its place in the chord's own row."""
+    before, chords.JOINED_WITHIN = chords.JOINED_WITHIN, 1
+    try:
+        work()
+    finally:
+        chords.JOINED_WITHIN = before
+
+
+def load(store: ResultStore, found: list[KeyValue]) -> None:
+    def body(tr: Transaction) -> None:
+        for key, value in found:
+            tr.set(key, value)
+
+    store._write(body)
+
+
+def damage(store: ResultStore, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
+    def body(tr: Transaction) -> None:
+        if not beside:
+            tr.clear(row[0])
+        tr.set(*damaged)
+
+    store._write(body)
+
+
+def look_around(store: ResultStore) -> None:
+    """Every verb that only reads."""
+    for task_id in TASKS:
+        store.exists(task_id)
+        with suppress(FormatError):
+            store.load(task_id)
+        with suppress(FormatError):
+            for each in store.look([task_id], timeout_s=5):
+                if each.watch is not None:
+                    each.watch.cancel()
+    with suppress(FormatError):
+        store.load_group("group")
+    for group_id in CHORDS:
+        with suppress(FormatError, ChordOver):
+            store.parts(group_id)
+        with suppress(FormatError):
+            store.chord_body(group_id)
+
+
+def go_on(store: ResultStore, clock: ManualClock) -> None:
+    """What workers do: results come, the chords of the dead are published, what has expired is deleted."""
+    published = [*more_parts(store)]
+    for _ in range(6):
+        clock.advance(chords.CLAIM_MS / 1000)
+        for group_id in store.abandoned_chords():
+            with suppress(FormatError, ChordOver):
+                store.parts(group_id)
+                store.chord_body(group_id)
+                store.finish_chord(group_id)
+                published.append(group_id)
+        assert store.abandoned_chords() == [], "whoever found one has its time"
+    assert published.count("safe") == 1
+    clock.advance(60)
+    store.sweep(parts=10)
+    assert store.sweep(parts=1) == 0, "it comes to an end"
+    record = store.load("safe")
+    assert record is not None
+    assert record.payload == LARGE
+
+
+def more_parts(store: ResultStore) -> list[str]:
+    """Returned once more, and one more: whoever finds its chord complete is killed before it can publish."""
+    for group_id in CHORDS:
+        for place in (0, 3):
+            with suppress(FormatError):
+                part = Part(group_id, place, f"t{place}")
+                store.store(part.task_id, Outcome(SUCCESS, b"1", 0), Return(part, SUCCESS, b"1"))
+                store.claim_chord(part)
+    return []
+
+
+def begin_anew(store: ResultStore, clock: ManualClock) -> None:
+    """The same ids once more, as a task that is retried and a frozen chord have them."""
+    for task_id in TASKS:
+        store.forget(task_id)
+        assert store.store(task_id, Outcome(SUCCESS, b"anew", 0)).replaced
+        assert (store.load(task_id) or Outcome("", b"", 0)).payload == b"anew"
+    store.delete_group("group")
+    store.save_group("group", b"anew", 0)
+    assert (store.load_group("group") or Outcome("", b"", 0)).payload == b"anew"
+    for group_id in CHORDS:
+        store.open_chord(group_id, b"anew", 0)
+        store.enlarge_chord(group_id, size=2)
+        store.add_part(Return(Part(group_id, 0, "t0"), SUCCESS, b"1"))
+        assert store.claim_chord(Part(group_id, 0, "t0")) is Turn.NOTHING
+        store.add_part(Return(Part(group_id, 1, "t1"), SUCCESS, LARGE))
+        assert store.claim_chord(Part(group_id, 1, "t1")) is Turn.PUBLISH
+        assert [each.payload for each in store.parts(group_id)] == [b"1", LARGE]
+        assert store.chord_body(group_id) == b"anew"
+        store.finish_chord(group_id)
+    clock.advance(chords.LONGEST_LOOK_MS / 1000)
+    assert not {*store.abandoned_chords()} & {*CHORDS, "safe"}

@@ -1,0 +1,94 @@
+"""Dead letters of messages that are no longer in the store, or never were."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED
+from kombu_fdb.keyspace.codec import INLINE_BYTES
+from kombu_fdb.model import Death, Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase(), task_ids=True)
+
+
+def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
+    """All that the message had, its history too; the time to run holds where the letter is consumed."""
+    bench.engine.queues.declare(QueueDeclaration("q"))
+    earlier = Death("before", "rejected", 2, 5, "", ("before",), {})
+    copy = Publication("", "q", b"x", key="alice", ttr_ms=700, task_id="t", priority=3, message_id=b"m" * 16)
+    bench.engine.publisher.bury_copy("q", copy, [earlier], reason="failed", details={"error": "e"})
+    bench.check()
+    assert [each.queue for each in bench.engine.inspect.find_task("t")] == ["q.dead"]
+    (letter,) = bench.take(1, "q.dead")
+    assert (letter.payload, letter.key, letter.ttr_ms, letter.message_id) == (b"x", "alice", 700, b"m" * 16)
+    died, before = letter.deaths
+    assert (died.queue, died.reason, died.count, died.details) == ("q", "failed", 1, {"error": "e"})
+    assert before == earlier
+    bench.engine.messages.release([letter.lease])
+    bench.engine.dead_letters.replay("q", 1)
+    (message,) = bench.engine.migrate.dump("q")
+    assert message.priority == 3
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1, 600_000])
+def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_publisher(
+    bench: Bench, size: int
+) -> None:
+    """``publish_in``: nothing can be copied beforehand, however large it is."""
+    bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
+    for grave in ("one", "two", "three", "four"):
+        bench.engine.queues.declare(QueueDeclaration(grave))
+        bench.engine.queues.bind(grave, "dlx", "")
+    refusing = {"x-max-length": 0, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "dlx"}
+    bench.engine.queues.declare(QueueDeclaration("q", arguments=refusing))
+    publication = Publication("", "q", b"x" * size)
+    bench.write(lambda tr: bench.engine.publisher.publish_in(tr, [publication]))
+    bench.check()
+    for grave in ("one", "two", "three", "four"):
+        assert bench.payloads(2, grave) == [b"x" * size]
+
+
+def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end(bench: Bench) -> None:
+    """A traceback's last lines say most; of other texts the beginning does."""
+    traceback, text = "first line" + "." * DETAILS_BYTES * 4 + "last line", "begin" + "." * DETAILS_BYTES * 2 + "end"
+    details = {"traceback": traceback, "error": text, "number": 7, "list": list(range(DETAILS_BYTES))}
+    details["nested"] = {"one": "." * DETAILS_BYTES}
+    bench.put(b"x")
+    bench.engine.messages.reject([each.lease for each in bench.take()], **details)
+    ((death,),) = (letter.deaths for letter in bench.take(1, "q.dead"))
+    kept = death.details
+    assert kept["traceback"].endswith("last line")
+    assert not kept["traceback"].startswith("first")
+    assert kept["error"].startswith("begin")
+    assert not kept["error"].endswith("end")
+    assert kept["number"] == 7
+    assert kept["list"] == list(range(len(kept["list"])))
+    assert kept["list"], "cut, and not emptied"
+    assert kept["nested"] == "", "of what has no half nothing is kept"
+
+
+def test_the_latest_deaths_keep_their_details_and_the_others_are_remembered(bench: Bench) -> None:
+    earlier = [Death(f"q{number}", "rejected", 1, 1, details={"error": "e"}) for number in range(MOST_DETAILED + 1)]
+    bench.engine.publisher.bury_copy("q", Publication("", "q", b"x"), earlier, details={"error": "e"})
+    (letter,) = bench.take(1, "q.dead")
+    assert [death.queue for death in letter.deaths] == ["q", *(each.queue for each in earlier)]
+    assert [bool(death.details) for death in letter.deaths] == [True] * MOST_DETAILED + [False] * 2
+
+
+def test_what_no_transaction_holds_together_dies_into_all_its_queues(bench: Bench) -> None:
+    """Each of the copies fits; all of them are copied beforehand."""
+    graves = [f"grave-{number}" for number in range(14)]
+    bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
+    for grave in graves:
+        bench.engine.queues.bind(grave, "dlx", "")
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
+    bench.put(b"x" * 900_000)
+    assert bench.engine.messages.reject([each.lease for each in bench.take(1)]) == [True]
+    for grave in graves:
+        assert bench.payloads(1, grave) == [b"x" * 900_000]

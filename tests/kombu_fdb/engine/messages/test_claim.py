@@ -1,0 +1,100 @@
+"""How much of a queue's head a claim reads, and what is left of what it takes and delivers to nobody."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase, cost
+
+from kombu_fdb.engine.messages import claim
+from kombu_fdb.model import ClaimTerms, KeyLimits
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def counted() -> CountingDatabase:
+    return CountingDatabase(MemoryDatabase())
+
+
+@pytest.fixture
+def bench(counted: CountingDatabase) -> Bench:
+    return Bench(counted)
+
+
+def test_the_head_is_read_by_parts_until_it_has_as_many_bytes_as_a_claim_may_read(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "ROWS_PER_READ", 2)
+    monkeypatch.setattr(claim, "HEAD_BYTES", 3_500)
+    bench.put(*[b"%d" % number + b"x" * 1_000 for number in range(9)])
+    counted.reset()
+    assert [payload[:1] for payload in bench.payloads(9)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert counted.total().rows == 6
+    counted.reset()
+    assert [payload[:1] for payload in bench.payloads(9)] == [b"6", b"7", b"8"]
+    assert counted.total().rows == 3
+
+
+def test_a_window_of_several_parts_is_filled_and_no_more(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "ROWS_PER_READ", 2)
+    bench.put(*[b"%d" % number for number in range(9)])
+    counted.reset()
+    assert bench.payloads(5) == [b"0", b"1", b"2", b"3", b"4"]
+    assert counted.total().rows == 5
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_a_full_window_takes_nothing_from_the_queues_behind_however_many(bench: Bench, key: str) -> None:
+    queues = [f"q{number}" for number in range(claim.FEW_QUEUES + 2)]
+    for queue in queues:
+        bench.put(b"a", b"b", queue=queue, key=key)
+    assert len(bench.take(3, *queues)) == 3
+    assert [bench.counts(queue)[0] for queue in queues] == [0, 1, 2, 2, 2, 2]
+    bench.check()
+
+
+def test_the_heads_of_few_queues_are_read_with_the_rest(bench: Bench, counted: CountingDatabase) -> None:
+    queues = [f"q{number}" for number in range(claim.FEW_QUEUES)]
+    for queue in queues:
+        bench.put(b"a", queue=queue)
+    assert cost(counted, lambda: bench.take(1, *queues)).round_trips == 3
+
+
+def test_leases_of_a_claim_have_the_numbers_that_were_reserved_for_them(bench: Bench) -> None:
+    bench.put(b"a", b"b", b"c")
+    first = bench.engine.messages.reserve()
+    taken = bench.engine.messages.claim(bench.session, ["q"], 3, terms=ClaimTerms(first=first))
+    assert [each.lease.number for each in taken] == [first, first + 1, first + 2]
+
+
+def limited(bench: Bench) -> None:
+    """A key that may have one message in flight, and has two."""
+    bench.put(b"a", key="k", ttl_ms=1000)
+    bench.put(b"b", key="k")
+    bench.engine.queues.limit("q", "k", KeyLimits(max_in_flight=1))
+
+
+def rung(bench: Bench) -> int:
+    return len(bench.engine.upkeep.rows(bench.engine.keys.all_freed("q")))
+
+
+def test_a_key_whose_message_had_expired_has_its_slot_again(bench: Bench) -> None:
+    limited(bench)
+    bench.later(1)
+    assert [bench.payloads(), bench.payloads()] == [[], [b"b"]]
+
+
+def test_a_key_whose_message_is_delivered_without_a_lease_has_its_slot_again(bench: Bench) -> None:
+    limited(bench)
+    terms = ClaimTerms(no_ack={"q"})
+    taken = [bench.engine.messages.claim(bench.session, ["q"], 9, terms=terms) for _ in range(2)]
+    assert [[each.payload for each in part] for part in taken] == [[b"a"], [b"b"]]
+
+
+def test_a_key_whose_message_is_leased_has_not(bench: Bench) -> None:
+    limited(bench)
+    assert bench.payloads() == [b"a"]
+    assert rung(bench) == 0
+    assert bench.payloads() == []

@@ -1,0 +1,99 @@
+"""Settling many leases at once, some of which are gone; and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.keyspace.codec import decode_lease, encode_lease
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase())
+    yield bench
+    bench.check()
+
+
+@pytest.mark.parametrize("verb", ["ack", "release", "reject"])
+def test_those_behind_a_lost_lease_are_settled(bench: Bench, verb: str) -> None:
+    bench.put(b"a", b"b", b"c")
+    lost, *others = (each.lease for each in bench.take())
+    bench.engine.messages.ack([lost])
+    settle = getattr(bench.engine.messages, verb)
+    assert settle([lost, others[0], others[0], others[1]]) == [False, True, False, True]
+    assert bench.counts()[2] == 0
+
+
+def test_what_is_released_until_this_moment_is_ready_at_once(bench: Bench) -> None:
+    bench.put(b"a", b"b")
+    first, second = (each.lease for each in bench.take())
+    now_ms = bench.clock.wall_ms()
+    bench.engine.messages.release([first], due_ms=now_ms)
+    bench.engine.messages.release([second], due_ms=now_ms + 1)
+    assert bench.counts() == (1, 1, 0)
+
+
+def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
+    """Nobody knows how often it has come back already."""
+    bench.put(b"a")
+    (held,) = bench.take()
+    row = bench.engine.keys.lease(*held.lease)
+
+    def damage(tr) -> None:
+        queue, place, _ = decode_lease(tr.get(row))
+        tr.set(row, encode_lease(queue, place, b"\xff"))
+
+    bench.write(damage)
+    assert bench.engine.messages.release([held.lease]) == [True]
+    assert (bench.counts(), bench.counts("q.dead")) == ((0, 0, 0), (1, 0, 0))
+
+
+@pytest.mark.parametrize("verb", ["ack", "release", "reject"])
+def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: str) -> None:
+    """Leases with numbers in a row are cleared at once; the sweep keeps this one for a person to look at."""
+    bench = Bench(MemoryDatabase())
+    bench.put(b"a", b"b", b"c")
+    leases = [each.lease for each in bench.take()]
+    rows = [bench.engine.keys.lease(*each) for each in leases]
+    bench.write(lambda tr: tr.set(rows[1], b"\xff"))
+    settled = getattr(bench.engine.messages, verb)(leases)
+    assert settled == [True, False, True]
+    left: list[bytes | None] = []
+    bench.write(lambda tr: left.extend(tr.get_many(rows)))
+    assert left == [None, b"\xff", None]
+
+
+@pytest.mark.parametrize("verb", ["ack", "release", "reject"])
+@pytest.mark.parametrize("is_a_lease", [False, True])
+def test_a_row_that_nobody_wrote_stays_between_leases_that_are_settled(verb: str, is_a_lease: bool) -> None:
+    """And each lease is found, however many of those there are."""
+    bench = Bench(MemoryDatabase())
+    bench.put(b"a", b"b", b"c")
+    leases = [each.lease for each in bench.take()]
+    row = bench.engine.keys.lease(*leases[0])
+    others = [row + suffix for suffix in (b"\x00", b"\x14", b"\xff")]
+    left: list[bytes | None] = []
+
+    def damage(tr: Transaction) -> None:
+        left.append((tr.get(row) or b"") if is_a_lease else b"\xff")
+        for each in others:
+            tr.set(each, left[0] or b"")
+
+    bench.write(damage)
+    assert getattr(bench.engine.messages, verb)(leases) == [True] * 3
+    assert bench.counts()[2] == 0
+    bench.write(lambda tr: left.extend(tr.get_many(others)))
+    assert left == left[:1] * 4
+
+
+def test_what_is_gone_among_leases_in_a_row_is_counted_as_late(bench: Bench) -> None:
+    bench.put(b"a", b"b", b"c")
+    leases = [each.lease for each in bench.take()]
+    bench.engine.messages.ack([leases[1]])
+    assert bench.engine.messages.ack(leases) == [True, False, True]
+    assert bench.engine.messages.ack(leases) == [False] * 3

@@ -1,0 +1,108 @@
+"""What stands in the rows of a line, at its edges; what a line does is in ``kit/conformance/lines.py``."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from kit.conformance.lines import Rival
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
+    """A row before all others. Returns its key."""
+    key = bench.engine.keys.line(line.name(["q"])) + bytes(12)
+    bench.write(lambda tr: tr.set(key, struct.pack(">16sQI", session, first, want)))
+    return key
+
+
+@pytest.mark.parametrize(
+    ("first", "want", "readable"),
+    [
+        (0, 1, True),
+        (line.MOST_LEASES, 1, True),
+        (line.MOST_LEASES + 1, 1, False),
+        (1, 0, False),
+        (1, LEASES_PER_CLAIM, True),
+        (1, LEASES_PER_CLAIM + 1, False),
+    ],
+)
+def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want: int, readable: bool) -> None:
+    write(bench, b"s" * 16, first, want)
+    ((_, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_lines)
+    row = line._row(line.name(["q"]), (b"key", value))
+    assert row.key == b"key"
+    assert (row.demand is not None) is readable
+    if row.demand is not None:
+        assert (row.demand.session, row.demand.first, row.demand.want) == (b"s" * 16, first, want)
+        assert row.demand.line == line.name(["q"])
+
+
+def test_who_is_right_behind_a_row_that_nobody_can_read_is_the_next_one(bench: Bench) -> None:
+    garbage = write(bench, b"s" * 16, 0, 0)
+    one, two = Rival(bench), Rival(bench)
+    assert (one.look().first, one.look().is_next) == (garbage, True)
+    assert not two.look().is_next
+
+
+def test_the_first_one_sees_the_first_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "SEEN", 3)
+    rivals = [Rival(bench) for _ in range(5)]
+    assert [each.demand for each in rivals[0].look().rows] == [each.demand for each in rivals[:3]]
+
+
+def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench: Bench) -> None:
+    one, two, three = Rival(bench), Rival(bench), Rival(bench)
+    assert (two.look().server, two.look().patience_s) == (b"", 0.0)
+    bench.put(b"a")
+    bench.engine.messages.serve(one.demand, ["q"], one.look().rows, {}, patience_s=0.375)
+    assert (three.look().server, three.look().patience_s) == (one.session, 0.375)
+    three.engine.messages.depose(three.demand, three.look().first, 1.5)
+    assert three.look().is_first
+    assert (three.look().server, three.look().patience_s) == (one.session, 1.5), "who served last is the same"
+
+
+def test_a_line_that_nobody_has_served_can_be_told_to_be_patient(bench: Bench) -> None:
+    one, two = Rival(bench), Rival(bench)
+    two.engine.messages.depose(two.demand, two.look().first, 0.75)
+    assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)
+    assert one.look().stands == line.ENDED
+
+
+def test_a_service_that_is_damaged_says_nothing_of_patience(bench: Bench) -> None:
+    one = Rival(bench)
+    key = bench.engine.keys.served(one.demand.line)
+    bench.write(lambda tr: tr.set(key, b"s" * 16 + b"\x00" * 5))
+    assert (one.look().server, one.look().patience_s) == (b"s" * 16, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (b"", None),
+        (b"W", None),
+        (b"G" + bytes(10), {}),
+        (b"G" + bytes(10) + b'{"q": 5}', {"q": 5}),
+        (b"G" + bytes(10) + b'{"q": 5, "r": "x"}', {"q": 5}),
+        (b"G" + bytes(10) + b"[5]", {}),
+        (b"G" + bytes(10) + b"{", {}),
+    ],
+)
+def test_the_timeouts_of_what_was_granted(value: bytes, found: dict[str, int] | None) -> None:
+    assert line.granted(value) == found
+
+
+def test_the_name_of_a_line_is_that_of_its_queues_in_any_order() -> None:
+    assert line.name(["a", "b"]) == line.name(["b", "a"])
+    names = [line.name(each) for each in ([], ["a"], ["a", "b"], ["ab"], ["a", "a"], ["b"])]
+    assert len(set(names)) == len(names)
+    assert {len(each) for each in names} == {16}

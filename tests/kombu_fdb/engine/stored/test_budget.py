@@ -1,0 +1,84 @@
+"""How much one transaction takes, and what makes that less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kombu_fdb.engine.stored.budget import Budget, Portion
+from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.testing.clock import ManualClock
+
+
+def too_much_over(most: int, tried: list[int], error: Exception) -> Callable[[int], int]:
+    def part(size: int) -> int:
+        tried.append(size)
+        if size > most:
+            raise error
+        return size
+
+    return part
+
+
+def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
+    portion, tried = Portion(100), list[int]()
+    assert portion.run(too_much_over(13, tried, LimitExceeded())) == 12
+    assert tried == [100, 50, 25, 12]
+
+
+def test_what_fits_twice_as_much_is_tried_next_time_and_never_more_than_the_most() -> None:
+    portion = Portion(100)
+    portion.size = 30
+    sizes = [portion.run(lambda size: size) for _ in range(4)]
+    assert sizes == [30, 60, 100, 100]
+
+
+def test_of_less_than_it_may_take_it_learns_nothing_that_makes_it_small() -> None:
+    portion = Portion(100)
+    assert portion.run(lambda size: size, wanted=3) == 3
+    assert portion.size == 100
+
+
+def test_one_alone_that_is_too_large_is_tried_once() -> None:
+    portion, tried = Portion(3), list[int]()
+    with pytest.raises(LimitExceeded):
+        portion.run(too_much_over(0, tried, LimitExceeded()))
+    assert (tried, portion.size) == ([3, 1], 1)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable(), TransactionTooOld()])
+def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: Exception) -> None:
+    portion, tried = Portion(100), list[int]()
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            portion.run(too_much_over(30, tried, error))
+    assert portion.run(too_much_over(30, tried, error)) == 25
+    assert tried == [100, 50, 25]
+
+
+def test_of_a_commit_that_may_have_happened_the_size_is_not_to_blame() -> None:
+    portion, tried = Portion(100), list[int]()
+    with pytest.raises(CommitUnknown):
+        portion.run(too_much_over(0, tried, CommitUnknown()))
+    assert (tried, portion.size) == ([100], 100)
+
+
+def test_other_errors_halve_it_where_they_are_named() -> None:
+    tried: list[int] = []
+    with pytest.raises(CapacityExceeded):
+        Portion(8).run(too_much_over(3, tried, CapacityExceeded()))
+    assert Portion(8, CapacityExceeded).run(too_much_over(3, tried, CapacityExceeded())) == 2
+    assert tried == [8, 8, 4, 2]
+
+
+def test_a_budget_ends_with_its_transactions_or_with_its_time() -> None:
+    clock = ManualClock()
+    budget = Budget(clock, seconds=1.0, transactions=2)
+    assert [budget.spend(), budget.spend(), budget.is_spent] == [True, True, False]
+    assert [budget.spend(), budget.is_spent] == [False, True]
+    budget = Budget(clock, seconds=1.0, transactions=2)
+    clock.advance(0.999)
+    assert budget.spend()
+    clock.advance(0.001)
+    assert [budget.is_spent, budget.spend(), budget.is_spent] == [False, False, True]

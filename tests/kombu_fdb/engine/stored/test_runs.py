@@ -1,0 +1,51 @@
+"""Rows that are taken together: what they conflict with, and what they leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from kombu_fdb.engine.stored import runs
+from kombu_fdb.errors import Conflict
+from kombu_fdb.testing.memory import MemoryDatabase
+
+ROWS = [b"b", b"c", b"d"]
+
+
+def taken_while(written: bytes, run: list[bytes]) -> list[bytes]:
+    """What is left of all rows. Raises ``Conflict``."""
+    database = MemoryDatabase()
+    before, taking, meanwhile, after = (database.begin(timeout_s=1) for _ in range(4))
+    for key in (b"a", *ROWS, b"e"):
+        before.set(key, b"")
+    before.commit()
+    taking.get_range(b"", b"z", snapshot=True)
+    meanwhile.set(written, b"new")
+    meanwhile.commit()
+    runs.take(taking, run)
+    taking.commit()
+    return [key for key, _ in after.get_range(b"", b"z")]
+
+
+@pytest.mark.parametrize("written", [b"b", b"bb", b"c", b"d"])
+def test_whoever_writes_to_a_row_of_a_run_or_between_them_conflicts(written: bytes) -> None:
+    with pytest.raises(Conflict):
+        taken_while(written, ROWS)
+
+
+@pytest.mark.parametrize("written", [b"a", b"aa", b"d\x00", b"e"])
+def test_whoever_writes_beside_a_run_does_not(written: bytes) -> None:
+    assert taken_while(written, ROWS) == sorted({b"a", b"e", written})
+
+
+def test_a_run_of_one_row_is_that_row(subtests: pytest.Subtests) -> None:
+    with pytest.raises(Conflict):
+        taken_while(b"c", [b"c"])
+    for written in (b"b", b"bb", b"c\x00", b"d"):
+        with subtests.test(written=written):
+            assert taken_while(written, [b"c"]) == sorted({b"a", b"b", b"d", b"e", written})
+
+
+def test_runs_end_at_what_is_not_taken() -> None:
+    rows = [b"1", b"2", b"3", b"4", b"5"]
+    assert runs.runs_of(rows, {b"1", b"2", b"4", b"elsewhere"}) == [[b"1", b"2"], [b"4"]]
+    assert runs.runs_of(rows, set()) == []

@@ -1,0 +1,46 @@
+"""Promotion in parts: of many queues, and of many messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.upkeep import delay
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase(), task_ids=True)
+    yield bench
+    bench.check()
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(delay, "QUEUES_PER_LOOK", 2)
+    now_ms = bench.clock.wall_ms()
+    queues = [f"q{each}" for each in range(number)]
+    for at, queue in enumerate(queues):
+        bench.put(b"%d" % at, queue=queue, due_ms=now_ms + 1000)
+        bench.put(b"later %d" % at, queue=queue, due_ms=now_ms + 9000 - at)
+    assert bench.engine.upkeep.promote() == (0, now_ms + 1000)
+    bench.later(1)
+    assert bench.engine.upkeep.promote() == (number, now_ms + 9000 - (number - 1))
+    assert [bench.counts(queue) for queue in queues] == [(1, 1, 0)] * number
+    bench.later(8)
+    assert bench.engine.upkeep.promote() == (number, None)
+
+
+def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
+    now_ms = bench.clock.wall_ms()
+    for after_ms in (3, 1, 2):
+        bench.put(b"%d" % after_ms, due_ms=now_ms + after_ms)
+    bench.later(1)
+    promoted: list[tuple[int, int | None]] = []
+    for _ in range(2):
+        bench.work(lambda work: promoted.append(delay.promote(work, "q", 2)))
+    assert promoted == [(2, now_ms + 3), (1, None)]
+    assert bench.payloads() == [b"1", b"2", b"3"]

@@ -1,0 +1,111 @@
+"""On a full disk there is no room for the stories of dead messages: they delay nobody else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.disks import small_disk
+
+from kombu_fdb.api.broker import Broker
+from kombu_fdb.api.queue import Queue
+from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.errors import StoreFull
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.process.client import close_clients
+from kombu_fdb.process.upkeep.ring import Sweep
+from kombu_fdb.process.upkeep.round_robin import Guard
+from kombu_fdb.routing.tables import Exchange
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    with (
+        small_disk(tmp_path / "disk", 3) as disk,
+        Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker,
+    ):
+        yield broker
+        close_clients()
+
+
+def use_up(broker: Broker) -> None:
+    """What publishers may take, and what dead letters may add to it."""
+    small = broker.queue("small")
+    small.put_many([b""] * 400)
+    for size in (20_000, 100):
+        with pytest.raises(StoreFull):
+            while True:
+                broker.queue("filler").put(b"x" * size)
+    for story in ("y" * 2_000, ""):
+        with pytest.raises(StoreFull):
+            while job := small.take(timeout=PATIENCE_S):
+                job.bury(error=story)
+
+
+#: Each of which dies into so many queues that no disk of this size has room for all.
+MANY, LETTERS = 200, 20
+
+
+def deadly(broker: Broker, **arguments: int) -> Queue:
+    """A queue in which messages die expensively."""
+    broker.topology.declare_exchange(Exchange("graveyard", "fanout", True, False, {}))
+    for number in range(LETTERS):
+        broker.declare(f"grave-{number}")
+        broker.topology.bind(f"grave-{number}", "graveyard", "")
+    return broker.declare("q", arguments={"x-dead-letter-exchange": "graveyard", **arguments})
+
+
+@pytest.mark.parametrize("key", ["", "tenant"])
+def test_a_message_that_cant_be_buried_delays_none_behind_it(broker: Broker, key: str) -> None:
+    """The claim that met it was refused as a whole, so nobody claimed anything of this queue."""
+    queue = deadly(broker)
+    queue.put_many([b"expired"] * MANY, ttl=0.001, key=key)
+    queue.put(b"alive", key=key)
+    use_up(broker)
+    job = queue.take(timeout=PATIENCE_S)
+    assert job is not None
+    assert job.payload == b"alive"
+    job.ack()
+    left = queue.stats()
+    assert left.delayed > 0
+    assert left.delayed + broker.queue("grave-7").count() == MANY
+    assert left.ready == left.leased == 0
+
+
+def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(broker: Broker) -> None:
+    """The sweep was refused as a whole, and none of that worker's messages came back."""
+    queue = deadly(broker, **{"x-delivery-limit": 0})
+    other = broker.queue("other")
+    queue.put_many([b"deadly"] * MANY)
+    other.put_many([b"harmless"] * 5)
+    engine = queue._engine
+    dead = engine.sessions.open({}, ttl_s=0.1)
+    assert len(engine.messages.claim(dead, ["q", "other"], MANY + 5)) == MANY + 5
+    use_up(broker)
+    reported: list[str] = []
+    clock = SystemClock()
+    guard = Guard(engine.upkeep, clock, lambda duty, subject, error: reported.append(duty))
+    sweep = Sweep(engine, clock, guard, random.Random(0), engine.transactions.ids(), 0.1)
+    until = clock.monotonic() + PATIENCE_S
+    while other.stats().ready < 5 and clock.monotonic() < until:
+        sweep.run(Budget(clock))
+    assert other.stats().ready == 5
+    assert reported == ["sweep"]
+    assert queue.stats().leased > 1
+
+
+def test_a_duty_that_a_full_disk_refuses_keeps_no_other_from_its_turn(broker: Broker) -> None:
+    """Nor does it fail and work again, with a line in the log each time."""
+    use_up(broker)
+    reported: list[str] = []
+    guard = Guard(broker.queue("q")._engine.upkeep, SystemClock(), lambda duty, _, error: reported.append(duty))
+    filler = broker.queue("filler")
+    for _ in range(2):
+        guard.attempt("sample", "", lambda: filler.put(b"x" * 20_000))
+    assert reported == ["sample"]
+    assert not broker.queue("q")._engine.upkeep.asides()

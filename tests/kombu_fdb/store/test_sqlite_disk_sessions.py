@@ -1,0 +1,81 @@
+"""On a full disk: sessions of workers that crash at each start use up its reserve, and are swept by who can't start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.disks import small_disk
+
+from kombu_fdb.api.broker import Broker
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.errors import StoreFull
+from kombu_fdb.process.client import close_clients
+from kombu_fdb.routing.tables import QueueDeclaration
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """Full of messages."""
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
+    with (
+        small_disk(tmp_path / "disk", 3) as disk,
+        Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker,
+    ):
+        for size in (20_000, 100):
+            with pytest.raises(StoreFull):
+                while True:
+                    broker.queue("q").put(b"x" * size)
+        yield broker
+        close_clients()
+
+
+def crash(engine: Engine, number: int) -> None:
+    """A worker's start, and no more."""
+    engine.sessions.open({"host": "here", "pid": number, "program": "celery"}, ttl_s=1)
+    name = f"{number}.reply"
+    engine.queues.declare(QueueDeclaration(name, arguments={"x-expires": 10_000}))
+
+
+def test_workers_that_crashed_at_each_start_keep_no_other_from_starting(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who live are not ended with them."""
+    engine = broker.queue("q")._engine
+    living = engine.sessions.open({})
+    with monkeypatch.context() as patch, pytest.raises(StoreFull):
+        patch.setattr(engine.transactions, "make_room", lambda: False)
+        number = 0
+        while True:
+            crash(engine, number)
+            number += 1
+    until = time.monotonic() + PATIENCE_S
+    job = None
+    while job is None and time.monotonic() < until:
+        assert engine.sessions.beat(living)
+        try:
+            job = broker.queue("q").take(timeout=PATIENCE_S)
+        except StoreFull:
+            continue
+    assert job is not None
+    job.ack()
+    assert living in [session_id for session_id, _, _ in engine.sessions.beats()]
+
+
+def test_a_beat_that_has_no_room_to_tell_what_is_consumed_is_a_beat(broker: Broker) -> None:
+    """A worker was taken for dead because its first beat behind its consumers was longer than the one before."""
+    engine = broker.queue("q")._engine
+    living = engine.sessions.open({})
+    (before,) = [beat for session_id, beat, _ in engine.sessions.beats() if session_id == living]
+    for size in (500, 0):
+        with pytest.raises(StoreFull):
+            for number in range(100_000):
+                engine.upkeep.set_aside(Aside("duty", f"{size}-{number}", "x" * size, 1, 0))
+    assert engine.sessions.beat(living, consumed=[f"queue-{number:060}" for number in range(100)])
+    (after,) = [beat for session_id, beat, _ in engine.sessions.beats() if session_id == living]
+    assert after != before

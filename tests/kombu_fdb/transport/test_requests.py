@@ -1,0 +1,127 @@
+"""What is raised of a task later, outside of its consumer's callback (transport/worker/requests.py)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.concurrency.base import BasePool
+from celery.concurrency.thread import TaskPool
+from celery.exceptions import TaskRevokedError
+from kombu import Consumer, Producer, Queue
+
+from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb.transport.worker.requests import guard_pool, receive
+
+UNSTORABLE = LimitExceeded("the key is too large")
+
+
+@pytest.fixture
+def request_of(connection: Any, channel: Any) -> Any:
+    """A request of a message that is held, whose methods raise what they are told to."""
+    consumers = []
+
+    def make(error: Exception, *, no_ack: bool = False) -> Any:
+        class Request:
+            id, time_limits, acknowledged = "x" * 20_000, (None, None), False
+
+            def __init__(self, message: Any) -> None:
+                self.message = message
+
+            def execute_using_pool(self, _pool: Any) -> None:
+                raise error
+
+            on_success = on_failure = on_timeout = execute_using_pool
+
+        found: list[Any] = []
+        Producer(channel).publish(5, routing_key="q")
+        consumers.append(Consumer(channel, [Queue("q")], on_message=found.append, no_ack=no_ack))
+        consumers[-1].consume()
+        while not found:
+            connection.drain_events(timeout=60)
+        request = Request(found[0])
+        receive(request)
+        receive(request)
+        return request
+
+    yield make
+    for consumer in consumers:
+        consumer.cancel()
+
+
+def places(channel: Any) -> tuple[int, int]:
+    counts = channel.engine.inspect.counts("q")
+    return counts.leased, counts.delayed
+
+
+def test_what_can_not_be_executed_goes_back_and_frees_its_place(channel, request_of):
+    """Celery frees the place in its pool for a task that was revoked, and for no other."""
+    request = request_of(UNSTORABLE)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(None)
+    assert places(channel) == (0, 1)
+    (resting,) = channel.engine.inspect.delayed("q", 10)
+    assert resting.redeliveries == 1, "the attempt counts"
+    assert request.acknowledged
+
+
+def test_a_message_without_acks_ends_nobody(channel, request_of):
+    request = request_of(UNSTORABLE, no_ack=True)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(None)
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
+def test_what_the_pool_tells_and_nobody_can_note_goes_back(channel, request_of, name):
+    getattr(request_of(UNSTORABLE), name)(None)
+    assert places(channel) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
+def test_what_is_settled_raises_as_ever(channel, request_of, name):
+    request = request_of(UNSTORABLE)
+    request.message.ack()
+    with pytest.raises(LimitExceeded):
+        getattr(request, name)(None)
+
+
+@pytest.mark.parametrize("name", ["execute_using_pool", "on_success", "on_failure", "on_timeout"])
+def test_errors_of_the_connection_are_celerys(channel, request_of, name):
+    with pytest.raises(StoreUnavailable):
+        getattr(request_of(StoreUnavailable()), name)(None)
+    assert places(channel) == (1, 0)
+
+
+def test_another_brokers_message_is_left_alone(channel, request_of):
+    request = request_of(UNSTORABLE)
+    request.message = SimpleNamespace(channel=SimpleNamespace(qos=object()))
+    with pytest.raises(LimitExceeded):
+        request.execute_using_pool(None)
+
+
+@pytest.mark.parametrize(("error", "failures"), [(UNSTORABLE, 1), (StoreUnavailable(), 0)])
+def test_a_thread_is_heard(channel, request_of, error, failures):
+    """What the tracer raises in a pool of threads: it could store neither the result nor the failure."""
+    told: list[Any] = []
+    request = request_of(UNSTORABLE)
+    type(request).on_failure = lambda self, info: told.append((self, info.exception.exc))
+    pool: BasePool = TaskPool(1)
+    guard_pool(pool)
+
+    def trace() -> None:
+        raise error
+
+    result = pool.apply_async(trace, callback=request.on_success, error_callback=request.on_failure)
+    with pytest.raises(type(error)):
+        result.get(60)
+    pool.on_stop()
+    assert told == [(request, error)] * failures
+    assert places(channel) == ((1, 0) if failures else (0, 1))
+
+
+def test_children_of_prefork_are_heard_in_any_case():
+    pool = SimpleNamespace(_pool=SimpleNamespace(_result_handler=None), on_apply=print)
+    guard_pool(pool)
+    assert pool.on_apply is print
+    guard_pool(None)

@@ -1,0 +1,70 @@
+"""Programs that are forked off a warm process end, die and are found as those that begin with an interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.starter import Forked, Starter
+
+pytestmark = pytest.mark.process
+
+APP = """
+import os, signal
+from celery import Celery
+
+app = Celery("shop", set_as_current=False)
+print("in", os.getcwd(), os.environ["SHOP"], os.getpid() == os.getpgrp())
+if os.environ["SHOP"] == "hangs":
+    signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    with Starter() as starter:
+        yield starter
+
+
+@pytest.fixture
+def start(starter: Starter, tmp_path: Path) -> Callable[..., Forked]:
+    (tmp_path / "shop.py").write_text(APP)
+
+    def start(*arguments: str, shop: str = "") -> Forked:
+        with (tmp_path / "output").open("w") as output:
+            return starter.start(["-A", "shop", *arguments], {**os.environ, "SHOP": shop}, tmp_path, output)
+
+    return start
+
+
+def test_it_has_its_own_folder_environment_and_session(start: Callable[..., Forked], tmp_path: Path) -> None:
+    assert start("report", shop="acme").wait(60) == 0
+    assert f"in {tmp_path} acme True\n" in (tmp_path / "output").read_text()
+
+
+def test_it_fails_as_a_program_does(start: Callable[..., Forked], tmp_path: Path) -> None:
+    program = start("nonsense")
+    assert (program.wait(60), program.poll()) == (2, 2)
+    assert "No such command" in (tmp_path / "output").read_text()
+    program.terminate()
+
+
+def test_it_is_killed_with_its_group(start: Callable[..., Forked]) -> None:
+    program = start("report", shop="hangs")
+    assert program.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(0)
+    os.killpg(program.pid, signal.SIGKILL)
+    assert program.wait(60) == -signal.SIGKILL
+
+
+def test_two_at_once_are_not_mixed_up(start: Callable[..., Forked]) -> None:
+    hangs, ends = start("report", shop="hangs"), start("report")
+    assert ends.wait(60) == 0
+    assert hangs.poll() is None
+    hangs.terminate()
+    assert hangs.wait(60) == -signal.SIGTERM
