@@ -4,7 +4,7 @@
   first line is a comment with a file's name, it becomes that file.
 * ```` ```console ```` holds commands after ``$ ``, each with what it prints; ``...`` stands for anything, and what a
   command prints may be left out. One that ends with ``&`` runs on until the page ends; the page goes on when it has
-  printed what it is said to print.
+  printed what it is said to print. ``wait`` waits for what runs on.
 * ```` ```ini ````, ``toml``, ``json``, ``yaml`` must be well-formed, and become a file if their first line names one.
 
 All of it happens in an empty folder that stands for ``/var/lib/shop``. After ``<!-- from here on: FoundationDB -->`` a
@@ -189,6 +189,10 @@ class Session:
     def command(self, command, printed):
         if command.endswith("&"):
             self.start(command.removesuffix("&"), printed)
+            return
+        if command == "wait":  # each command has a shell of its own, which knows nothing of the others' jobs
+            for process in self.background:
+                process.wait(DEADLINE_S)
             return
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],

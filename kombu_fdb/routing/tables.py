@@ -5,6 +5,10 @@ exchange sets to its versionstamp. A publish to a named exchange reads the epoch
 transaction and reloads the exchange if it is another, so a binding counts from its commit on: a client that binds its
 reply queue and then asks gets every answer. A burst of short-lived reply queues reloads only their own exchange.
 
+Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`) by the tables
+that this process has: what somebody binds, however much of it, costs no transaction its time. Tables that turn out to
+be others in the transaction are matched in it, and its next attempt finds what this one has matched.
+
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
 the most frequent publish, to a queue through the default exchange, is to read nothing.
 """
@@ -28,6 +32,8 @@ __all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "decl
 DECLARATION_AGE_S = 1.0
 #: Declarations remembered at most; reply queues come and go.
 MOST_DECLARATIONS = 10_000
+#: Routing keys remembered at most for an exchange; there are those with a key for each message.
+MOST_ROUTES = 1_000
 #: What lives no longer is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result a day.
 SOON_MS = 300_000
 #: Arguments that are calculated with.
@@ -128,6 +134,19 @@ class _Loaded:
     exchange: Exchange | None
     #: (routing key, queue)
     bindings: list[tuple[str, str]]
+    #: Routing key -> the queues a message with it reaches.
+    routes: dict[str, list[str]] = field(default_factory=dict)
+
+    def route(self, routing_key: str) -> list[str]:
+        """The queues a message reaches, each once."""
+        queues = self.routes.get(routing_key)
+        if queues is None:
+            kind = "direct" if self.exchange is None else self.exchange.type
+            reached = (queue for key, queue in self.bindings if matches(kind, key, routing_key))
+            if len(self.routes) >= MOST_ROUTES:
+                self.routes.clear()
+            queues = self.routes[routing_key] = list(dict.fromkeys(reached))
+        return [*queues]
 
 
 class RoutingTables:
@@ -149,9 +168,13 @@ class RoutingTables:
         loaded = self._load(tr, exchange)
         if loaded.exchange is None:
             raise ExchangeNotFound(exchange=exchange, fix="Declare it before publishing to it")
-        kind = loaded.exchange.type
-        queues = [queue for key, queue in loaded.bindings if matches(kind, key, routing_key)]
-        return list(dict.fromkeys(queues))
+        return loaded.route(routing_key)
+
+    def prepare(self, exchange: str, routing_key: str) -> None:
+        """Match now, outside of any transaction, what a publish will ask; by the tables as they were read last."""
+        loaded = self._loaded.get(exchange)
+        if loaded is not None:
+            loaded.route(routing_key)
 
     def _load(self, tr: Transaction, name: str) -> _Loaded:
         epoch = tr.get(self._keys.epoch(name), snapshot=True)

@@ -6,8 +6,9 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
-__all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted"]
+__all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted", "Landing"]
 
 #: How much later a commit may land of which its caller has heard nothing, in seconds. FoundationDB refuses one whose
 #: read version is older than that.
@@ -37,6 +38,16 @@ _AT_COMMIT = (
     Fault.UNAVAILABLE,
 )
 _AT_READ = (Fault.TOO_OLD, Fault.UNAVAILABLE)
+
+
+class Landing(NamedTuple):
+    """When a late commit happens: ``lateness_s`` after its caller's error.
+
+    ``after_a_look``: or, if that is sooner, between the reads and the commit of another transaction.
+    """
+
+    lateness_s: float
+    after_a_look: bool = False
 
 
 class Interrupted(BaseException):
@@ -102,11 +113,14 @@ class Faults:
     def fires_for_nothing(self) -> bool:
         return self._by_chance((Fault.WATCH_FOR_NOTHING,)) is not None
 
-    def lateness_s(self) -> float | None:
-        """How late a late commit lands, from its caller's error on; None: never."""
+    def landing(self) -> Landing | None:
+        """Of a late commit; None: it never lands."""
         if self._landings:
-            return self._landings.popleft()
-        return self._rng.uniform(0.0, LATEST_LANDING_S) if self._rng.random() < 0.5 else None
+            lateness_s = self._landings.popleft()
+            return None if lateness_s is None else Landing(lateness_s)
+        if self._rng.random() < 0.5:
+            return None
+        return Landing(self._rng.uniform(0.0, LATEST_LANDING_S), after_a_look=self._rng.random() < 0.25)
 
     def _by_chance(self, kinds: tuple[Fault, ...]) -> Fault | None:
         for kind in kinds:

@@ -10,7 +10,8 @@ serializably. Its commit
 
 A commit whose caller gave up waiting (``Fault.COMMIT_LATE``) does all of that up to
 :data:`~kombu_fdb.testing.faults.LATEST_LANDING_S` later, against the read version it was sent with, or never: other
-transactions begin and commit in between.
+transactions begin and commit in between. Some land where it hurts most: behind the reads of the next transaction, and
+before its commit.
 
 Versions run at a million per second of the clock, whatever the load, as FoundationDB's do. Nothing here starts a
 thread: watches are fired by the thread that commits. With a ``ManualClock`` and a seeded ``rng`` a run can be repeated
@@ -49,6 +50,8 @@ class _Late:
 
     lands_s: float
     transaction: MemoryTransaction
+    #: Or between the look and the commit of another, if that comes first.
+    after_a_look: bool
 
 
 @dataclass(slots=True)
@@ -121,10 +124,12 @@ class MemoryDatabase:
     def land_late_commits(self, *, before_s: float = math.inf) -> None:
         """Have the late commits happen that land before that moment of the clock; by default all that ever will."""
         with self.lock:
-            due = sorted((late for late in self._late if late.lands_s <= before_s), key=lambda late: late.lands_s)
-            for late in due:
-                self._try_apply(late.transaction)
-                self._late.remove(late)  # not before: as long as it waits, the log is kept for it
+            self._land([late for late in self._late if late.lands_s <= before_s])
+
+    def _land(self, due: list[_Late]) -> None:
+        for late in sorted(due, key=lambda late: late.lands_s):
+            self._try_apply(late.transaction)
+            self._late.remove(late)  # not before: as long as it waits, the log is kept for it
 
     def recover(self, versions: int = 100_000_000) -> None:
         """The cluster gets a new transaction system.
@@ -170,6 +175,8 @@ class MemoryDatabase:
     def commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
         """Commit and return the watches to fire, which the caller does without the lock."""
         self._land_due()
+        if transaction.read_version is not None:
+            self._land([late for late in self._late if late.after_a_look])
         fault = self.faults.next_at_commit(can_conflict=bool(transaction.reads))
         match fault:
             case None:
@@ -194,14 +201,14 @@ class MemoryDatabase:
 
     def _send_late(self, transaction: MemoryTransaction) -> None:
         """Its read version is of now, if it has none yet: it was sent."""
-        lateness_s = self.faults.lateness_s()
-        if lateness_s is None:
+        landing = self.faults.landing()
+        if landing is None:
             return
         if transaction.reads and transaction.read_version is None:
             transaction.read_version = self.version
-        lands_s = self.clock.monotonic() + lateness_s
+        lands_s = self.clock.monotonic() + landing.lateness_s
         if not transaction.is_too_old(lands_s):
-            self._late.append(_Late(lands_s, transaction))
+            self._late.append(_Late(lands_s, transaction, landing.after_a_look))
 
     def _try_apply(self, transaction: MemoryTransaction) -> None:
         try:

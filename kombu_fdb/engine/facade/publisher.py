@@ -113,6 +113,8 @@ class Publisher:
         deadline = clock.monotonic() + timeout_s
         doubt: Doubt[publish.Published] = Doubt()
         named = publish.named(publications, self._run.ids)
+        for each in publications:
+            self._run.routing.prepare(each.exchange, each.routing_key)
 
         def body(work: Work) -> publish.Published:
             if verb is not None:

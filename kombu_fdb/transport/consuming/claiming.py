@@ -3,6 +3,11 @@
 A step of the reception asks it twice: :meth:`Claiming.stand`, before it looks at any queue, and :meth:`Claiming.claim`,
 when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: whoever is the first of their line
 looks at them.
+
+Room is promised once. Who waits in a line may be granted all that he wants there at any moment. So before a queue that
+has no line (temporary, or with one active consumer) is claimed from for the same channels, he leaves the line
+(:meth:`Claiming.choose`); and when he has joined it again, that queue leaves the room to the line for
+:data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
 """
 
 from __future__ import annotations
@@ -17,10 +22,14 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.standing import Standing
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+from kombu_fdb.transport.holding.credit import Room
 
 __all__ = ["Claiming"]
 
 T = TypeVar("T")
+
+#: How long a line that was left for another queue comes first, in seconds from joining it again.
+LINE_FIRST_S = 0.25
 
 
 class Claiming:
@@ -32,6 +41,9 @@ class Claiming:
         self._dispatch = dispatch
         #: Whether it has begun to stand in the line that there may be.
         self._began = False
+        #: The line was left for another queue; and until when it comes first for that.
+        self._owes_line = False
+        self._line_first_until = 0.0
 
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
@@ -48,11 +60,24 @@ class Claiming:
             standing.leave(hand)  # what it was granted there might not fit any more
         elif queues and not standing.in_line:
             self._with_acks(membership, join)
+            self._pay_line(now)
         if hand or not standing.attend(self._client.engine, hand):
             plan.queues = []
         if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
+
+    def _pay_line(self, now: float) -> None:
+        if self._owes_line:
+            self._owes_line, self._line_first_until = False, now + LINE_FIRST_S
+
+    def deferred(self, plan: Plan, now: float) -> set[str]:
+        """The queues that leave their room to the line; ``plan`` notes until when."""
+        left_s = self._line_first_until - now
+        if left_s <= 0 or not self.standing.in_line:
+            return set()
+        plan.note(Room(0, left_s))
+        return self._dispatch.competing(self.standing.queues)
 
     def _begin(self) -> None:
         shared = self._dispatch.shared
@@ -75,14 +100,23 @@ class Claiming:
         shared = self._dispatch.shared
         return shared if self.standing.rivalry.is_contested(shared) else set()
 
-    def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
-        """Carry the plan out; if one transaction must not do all of it, what is nobody else's first.
+    def choose(self, plan: Plan, hand: list[Delivery]) -> None:
+        """Keep of the plan what one transaction may do, what is nobody else's first, and make room for it.
 
-        Raises as ``Membership.claim``; the acks that it had taken along are pending again.
+        What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
+        ``Membership.claim``.
         """
-        line = set(self.standing.queues)
-        plan.queues = [queue for queue in plan.queues if queue not in line] or plan.queues
-        if line.intersection(plan.queues):
+        line = self.standing.queues
+        direct = [queue for queue in plan.queues if queue not in line]
+        if line and direct:
+            plan.queues = direct
+            if not self._dispatch.competing(line).isdisjoint(direct):
+                self._owes_line = True
+                self.standing.leave(hand)
+
+    def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
+        """Carry a chosen plan out. Raises as ``Membership.claim``; the acks that it took along are pending again."""
+        if not set(self.standing.queues).isdisjoint(plan.queues):
             return self._serve(plan)
         shared = self._dispatch.shared
         try:

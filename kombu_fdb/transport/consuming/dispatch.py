@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -126,6 +126,21 @@ class Dispatch:
                 queue
                 for queue, subscriptions in self._by_queue.items()
                 if not any(each.single or each.transient for each in subscriptions)
+            }
+
+    def competing(self, queues: Collection[str]) -> set[str]:
+        """The other queues whose consumers have their bounded room from the same channels as those of ``queues``."""
+        with self._lock:
+            among = {
+                each.credit
+                for queue in queues
+                for each in self._by_queue.get(queue, ())
+                if each.credit.is_bounded and not each.no_ack
+            }
+            return {
+                queue
+                for queue, subscriptions in self._by_queue.items()
+                if queue not in queues and any(each.credit in among and not each.no_ack for each in subscriptions)
             }
 
     @property

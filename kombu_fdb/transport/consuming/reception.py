@@ -258,9 +258,11 @@ class Reception:
         if len(others) <= FEW_QUEUES:
             queues -= others
         self._lookout.arm(self._client.engine, queues, membership.session_id, self.dispatch.consumers)
-        plan = self.dispatch.plan(self._lookout.hungry - others, now)
+        deferred = self._claiming.deferred(line, now)
+        plan = self.dispatch.plan(self._lookout.hungry - others - deferred, now)
         if plan.queues:
-            return self._claim(membership, plan)
+            self._claiming.choose(plan, granted)
+            return self._hand_over(granted) if granted else self._claim(membership, plan)
         self._fruitless = 0
         self._flush_if_due(now)
         next_look_s = self._claiming.standing.next_look_s()

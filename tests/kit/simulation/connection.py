@@ -107,6 +107,7 @@ class SimulatedTransport:
         rng: Jitter,
         prefetch: int,
         now_ms: Callable[[], int],
+        single_active: Callable[[str], bool],
     ) -> None:
         self.store = client
         self.receiver_if_any = self
@@ -125,6 +126,8 @@ class SimulatedTransport:
         #: Looks at each message that is given.
         self.on_given: Callable[[Delivery], None] = lambda _: None
         self.now_ms = now_ms
+        #: Whether a queue serves one consumer at a time.
+        self.single_active = single_active
         self.clock = clock
 
     # -- the receiver's thread -----------------------------------------------------------------------------------------
@@ -151,8 +154,9 @@ class SimulatedTransport:
     # -- the application -----------------------------------------------------------------------------------------------
 
     def consume(self, queue: str, tag: str) -> None:
+        single = self.single_active(queue)
         subscription = Subscription(
-            tag, queue, self.credit, self.settling, self._open, no_ack=False, callback=self._on_message, transient=False
+            tag, queue, self.credit, self.settling, self._open, False, self._on_message, transient=False, single=single
         )
         self.reception.subscribe(subscription)
         self.subscriptions.append(subscription)

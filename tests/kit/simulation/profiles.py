@@ -310,6 +310,20 @@ PROFILES: Mapping[str, Profile] = {
         jumps=(-20, -5, 5, 20),
         most_off_s=60,
     ),
+    "successors": Profile(
+        {"publish": 8, "turn": 50, "drain": 20, "finish": 24, "hush": 5, "listen": 8, "duties": 4, "pass": 10}
+        | {"tick": 8, "die": 3, "freeze": 3, "wake": 2, "cut": 1, "calm": 1, "delete": 1, "limit": 1},
+        {"single": {"x-single-active-consumer": True}, "fair": {}, "other": {}},
+        rivals={"publish": 2, "turn": 16, "drain": 4, "finish": 6, "hush": 3, "listen": 3, "duties": 3, "pass": 2},
+        slots=3,
+        steps=200,
+        meanwhile=0.8,
+        kill=0.05,
+        delayed=0.1,
+        expiring=0.1,
+        at_commit=CONNECTED,
+        connected=True,
+    ),
     "rescheduling": Profile(
         {"publish": 14, "claim": 10, "ack": 5, "release": 4, "reschedule": 16, "duties": 6, "pass": 6, "tick": 6}
         | {"cancel": 2, "purge": 1, "move": 1, "die": 1, "start": 1},

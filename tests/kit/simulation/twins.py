@@ -213,6 +213,7 @@ def _commit_blindly(run: retry.Retry, tr: Transaction, *args: Any) -> None:
 TWINS: dict[str, Twin] = {
     # Answers that are lost, commits that land late
     "a recovery does not fence": Twin("DURABLE", "late", *_without(session, "seal")),
+    "a recovery only looks": Twin("DURABLE", "late", *_blind(session, "leases_of_claim")),
     "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "give_up")),
     "a suspect is never recovered": Twin("DURABLE", "late", *_without(Membership, "recover")),
     "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(again.Doubts, "take")),
@@ -336,6 +337,7 @@ TWINS: dict[str, Twin] = {
         "ONE-OWNER", "", sessions, "line", SimpleNamespace(drop=lambda *_: None)
     ),
     "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
+    "room is promised twice": Twin("BOUNDED", "successors", Claiming, "choose", wrong.promise_twice),
     "a cancelled consumer keeps what waits for it": Twin(
         "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits
     ),

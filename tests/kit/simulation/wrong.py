@@ -34,6 +34,7 @@ __all__ = [
     "live_anew",
     "never_expired",
     "only_in_time",
+    "promise_twice",
     "settle_a_part",
     "wake_for_keys",
 ]
@@ -129,6 +130,10 @@ def forget_the_acks(claiming: Claiming, membership: Any, act: Any) -> Any:
 def keep_what_waits(dispatch: Dispatch, subscription: Any) -> list[Any]:
     _remove(dispatch, subscription)
     return []
+
+
+def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
+    plan.queues = [queue for queue in plan.queues if queue not in claiming.standing.queues] or plan.queues
 
 
 def count_what_is_held(credit: Credit[Any]) -> int:

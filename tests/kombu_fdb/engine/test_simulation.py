@@ -21,6 +21,7 @@ KNOWN = {
     "a key is parked without a look at what ends meanwhile": 99,
     "a queue expires under its consumer": 65,
     "a recovery does not fence": 25,
+    "a recovery only looks": 21,
     "a receiver clears its bell after the look": 184,
     "a session leaves without a look at who is active": 166,
     "an acknowledgement does not conflict on the lease": 16,
@@ -28,6 +29,7 @@ KNOWN = {
     "dead letters are kept for ever": 26,
     "fencing ignores the last beat": 58,
     "limits are read at snapshot": 18,
+    "room is promised twice": 128,
     "the sweep does not conflict on the leases": 10,
     "what a fenced session had claimed is handed out": 8,
 }

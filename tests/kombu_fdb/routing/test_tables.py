@@ -14,6 +14,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import ExchangeNotFound, NotEquivalent
 from kombu_fdb.model import Publication
+from kombu_fdb.routing import tables
+from kombu_fdb.routing.match import matches
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -151,3 +153,40 @@ def check(machine: type[Tables], examples: int) -> None:
 @pytest.mark.parametrize(("binding", "number"), [("#", 15), ("*", 2), ("a.#", 7), ("", 1), ("*.#.b", 6)])
 def test_the_model_knows_the_rules(binding: str, number: int) -> None:
     assert len(keys_reached(binding)) == number
+
+
+def test_bindings_are_matched_before_the_transaction_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = MemoryDatabase()
+    bench = Bench(database)
+    bench.engine.queues.declare_exchange(Exchange("e", "topic"))
+    for number in range(3):
+        bench.engine.queues.bind(f"q{number}", "e", f"#.{number}.#")
+    matched: list[tuple[str, bool]] = []
+
+    def spy(kind: str, binding: str, key: str) -> bool:
+        matched.append((key, database.open_transactions > 0))
+        return matches(kind, binding, key)
+
+    monkeypatch.setattr(tables, "matches", spy)
+
+    def publish(key: str) -> list[list[str]]:
+        return bench.engine.publisher.publish([Publication("e", key, b"")])
+
+    assert publish("a.1") == [["q1"]]
+    assert matched == [("a.1", True)] * 3, "who knows no tables reads them in the transaction"
+    assert publish("b.2") == [["q2"]]
+    assert matched[3:] == [("b.2", False)] * 3
+    assert publish("b.2") == [["q2"]]
+    assert len(matched) == 6, "what has been matched is remembered"
+    bench.engine.queues.bind("q0", "e", "b.*")
+    assert sorted(*publish("b.2")) == ["q0", "q2"]
+
+
+def test_routes_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_ROUTES", 10)
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.declare_exchange(Exchange("e", "topic"))
+    bench.engine.queues.bind("q", "e", "#")
+    for number in range(25):
+        assert bench.engine.inspect.route("e", f"k{number}") == ["q"]
+    assert len(bench.engine._run.routing._loaded["e"].routes) <= 10

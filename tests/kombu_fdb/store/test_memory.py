@@ -12,7 +12,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.faults import Fault, Faults, Landing
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -90,6 +90,19 @@ class TestFaults:
         assert read(database, b"a") == b"1"
         clock.advance(1)
         assert (read(database, b"a"), read(database, b"b")) == (b"late", b"late")
+
+    def test_a_late_commit_lands_between_the_look_and_the_commit_of_another(self) -> None:
+        faults, clock = Faults(), ManualClock()
+        faults.landing = lambda: Landing(4.0, after_a_look=True)
+        database = MemoryDatabase(clock=clock, faults=faults)
+        faults.at_commits(Fault.COMMIT_LATE)
+        with pytest.raises(CommitUnknown):
+            commit(database, lambda tr: tr.set(b"a", b"late"))
+        commit(database, lambda tr: tr.set(b"b", b"blind"))
+        assert read(database, b"a") is None
+        with pytest.raises(Conflict):
+            commit(database, lambda tr: tr.set(b"c", b"%d" % (tr.get(b"a") is None)))
+        assert (read(database, b"a"), read(database, b"c")) == (b"late", None)
 
     @pytest.mark.parametrize("blind", [False, True])
     def test_a_late_commit_conflicts_with_what_came_after_it_was_sent(self, blind: bool) -> None:

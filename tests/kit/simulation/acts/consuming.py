@@ -43,8 +43,9 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         process.turns = Turns(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
     client = SimulatedClient(process.engine, process.link, options, join)
+    prefetch, single_active = rng.choice([1, 2, 3, 5]), world.profile.single_active
     transport = SimulatedTransport(
-        client, world.clock.monotonic, Dice(world.frames), rng.choice([1, 2, 3, 5]), process.clock.wall_ms
+        client, world.clock.monotonic, Dice(world.frames), prefetch, process.clock.wall_ms, single_active
     )
     keep()
     transport.on_given = lambda delivery: _given(world, process, transport, delivery)

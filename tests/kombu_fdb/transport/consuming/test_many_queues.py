@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
+from kit.conformance.consumer import Consumer
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
-from kit.simulation.connection import SimulatedClient, SimulatedTransport
-from kit.simulation.process import NoThreads
 
-from kombu_fdb.process.membership import Membership
-from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.memory import MemoryDatabase
 
-OPTIONS = Options(claim_window=4, poll_interval=60.0)
 MANY, FEW = 500, 3
 BUSY = [f"q{number}" for number in (7, 77, 444)]
-
-
-class Consumer:
-    """One connection, without threads."""
-
-    def __init__(self, bench: Bench, queues: list[str]) -> None:
-        engine = bench.another()
-        membership = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
-        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: membership)
-        self.transport = SimulatedTransport(client, bench.clock.monotonic, Random(1), 4, bench.clock.wall_ms)
-        self.transport.reception.attend_loop(registered=True)
-        for number, queue in enumerate(queues):
-            self.transport.consume(queue, f"tag-{number}")
-
-    def turn(self) -> None:
-        self.transport.bell.ring()
-        self.transport.turn()
 
 
 @pytest.fixture
@@ -44,9 +21,7 @@ def counted() -> CountingDatabase:
 def busy_claim(counted: CountingDatabase, queues: list[str], *, contested: bool) -> Cost:
     """What the claim costs that finds the messages, when the consumer has looked at all queues once."""
     bench = Bench(counted)
-    consumer = Consumer(bench, queues)
-    if contested:
-        consumer.transport.reception._claiming.standing.rivalry.contest(queues)
+    consumer = Consumer(bench, queues, contested=contested)
     for _ in range(3):
         consumer.turn()
     assert not consumer.transport.lookout.hungry
@@ -73,9 +48,7 @@ def _reads(cost: Cost) -> tuple[int, ...]:
 
 def test_who_waits_in_a_line_does_not_look_at_the_queues(counted: CountingDatabase) -> None:
     bench = Bench(counted)
-    first, second = Consumer(bench, ["q"]), Consumer(bench, ["q"])
-    for consumer in (first, second):
-        consumer.transport.reception._claiming.standing.rivalry.contest(["q"])
+    first, second = Consumer(bench, ["q"], contested=True), Consumer(bench, ["q"], contested=True)
     for consumer in (first, second, first, second):
         consumer.turn()
     bench.put(b"a")

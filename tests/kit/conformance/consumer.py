@@ -1,0 +1,62 @@
+"""A connection that consumes, turn by turn: the real reception, dispatch and client, without their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from random import Random
+
+from kit.conformance.queue import Bench
+from kit.simulation.connection import SimulatedClient, SimulatedTransport
+from kit.simulation.process import NoThreads
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.settings.options import Options
+from kombu_fdb.transport.consuming.delivering import deliver_next
+
+__all__ = ["Consumer"]
+
+OPTIONS = Options(claim_window=4, poll_interval=60.0)
+
+
+class Consumer:
+    """Of ``queues``, those in ``single`` with one active consumer. ``contested``: it stands in a line at once."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        queues: Sequence[str],
+        *,
+        prefetch: int = 4,
+        single: Collection[str] = (),
+        contested: bool = False,
+    ) -> None:
+        engine = bench.another()
+        membership = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: membership)
+        self.transport = SimulatedTransport(
+            client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
+        )
+        self.transport.reception.attend_loop(registered=True)
+        for number, queue in enumerate(queues):
+            self.transport.consume(queue, f"tag-{number}")
+        if contested:
+            self.transport.reception._claiming.standing.rivalry.contest(self.transport.reception.dispatch.shared)
+
+    def turn(self) -> None:
+        self.transport.bell.ring()
+        self.transport.turn()
+
+    @property
+    def waiting(self) -> list[str]:
+        """The queues of the messages that have arrived and were not handed out."""
+        return [delivery.queue for _, delivery in self.transport.credit.inbox]
+
+    def settle(self) -> list[str]:
+        """Hand all of them out and acknowledge them; of which queues they were."""
+        queues = self.waiting
+        with self.transport.draining():
+            for _ in queues:
+                assert deliver_next(self.transport.reception)
+        for tag in [*self.transport.given]:
+            del self.transport.given[tag]
+            self.transport.qos.ack(tag)
+        return queues
