@@ -23,7 +23,7 @@ KNOWN = {
     "a recovery does not fence": 25,
     "a recovery only looks": 21,
     "a receiver clears its bell after the look": 184,
-    "a session leaves without a look at who is active": 166,
+    "a session leaves without a look at who is active": 198,
     "an acknowledgement does not conflict on the lease": 16,
     "an arrival is admitted at snapshot": 11,
     "dead letters are kept for ever": 26,
