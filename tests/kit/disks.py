@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["small_disk"]
+from kombu_fdb.api.broker import Broker
+from kombu_fdb.process.client import close_clients
+
+__all__ = ["small_broker", "small_disk"]
 
 
 @contextmanager
@@ -24,3 +27,12 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def small_broker(folder: Path, patience_s: float) -> Iterator[Broker]:
+    """A broker on a disk of 3 MB that it has for itself; its calls wait for ``patience_s`` seconds."""
+    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), patience_s)
+    with small_disk(folder, 3) as disk, Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
+        yield broker
+        close_clients()

@@ -1,6 +1,7 @@
 """The disk is full, and is not: a tmpfs of a few MB under the store, and a file that takes what is left of it.
 
-While it is full publishers are refused, in words, and workers wait; once there is room again all goes on by itself.
+While it is full publishers are refused, in words, and workers wait, and one of each is killed with kill -9; once there
+is room again all goes on by itself.
 
 What fills the disk to its end are messages in a queue from which nobody consumes: whatever is consumed makes room as
 fast as it is published. Once there is room they are moved to the workers' queue, so each that was confirmed has to run.
@@ -45,6 +46,10 @@ def run(rounds: int, seed: int, store: str = "sqlite") -> Verdict:
                 stage.strike(worker)
             with full(folder / "ballast"):
                 fill(stage, size=MESSAGE_BYTES)  # whoever begins now meets the full disk first of all
+                for role in ("worker", "publisher"):
+                    if alive := stage.alive(role):
+                        stage.kill(stage.rng.choice(alive))
+                fill(stage, size=MESSAGE_BYTES)  # and those who follow on the killed, what these left half written
                 # The file and its log have room of their own: only who publishes without end is sure to be refused.
                 filler = stage.publisher(FILLERS, size=FILLER_BYTES, queue=ASIDE)
                 stage.expect("refused", 2)

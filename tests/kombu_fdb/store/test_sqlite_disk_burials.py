@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.disks import small_disk
+from kit.disks import small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.process.client import close_clients
 from kombu_fdb.process.upkeep.ring import Sweep
 from kombu_fdb.process.upkeep.round_robin import Guard
 from kombu_fdb.routing.tables import Exchange
@@ -24,13 +23,8 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with (
-        small_disk(tmp_path / "disk", 3) as disk,
-        Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker,
-    ):
+    with small_broker(tmp_path / "disk", PATIENCE_S) as broker:
         yield broker
-        close_clients()
 
 
 def use_up(broker: Broker) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.disks import small_disk
+from kit.disks import small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.errors import StoreFull
-from kombu_fdb.process.client import close_clients
 from kombu_fdb.routing.tables import QueueDeclaration
 
 PATIENCE_S = 60.0
@@ -22,17 +21,12 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """Full of messages."""
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with (
-        small_disk(tmp_path / "disk", 3) as disk,
-        Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker,
-    ):
+    with small_broker(tmp_path / "disk", PATIENCE_S) as broker:
         for size in (20_000, 100):
             with pytest.raises(StoreFull):
                 while True:
                     broker.queue("q").put(b"x" * size)
         yield broker
-        close_clients()
 
 
 def crash(engine: Engine, number: int) -> None:
