@@ -107,7 +107,7 @@ class SimulatedTransport:
         rng: Jitter,
         prefetch: int,
         now_ms: Callable[[], int],
-        single_active: Callable[[str], bool],
+        single_active: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.store = client
         self.receiver_if_any = self
