@@ -189,4 +189,4 @@ def test_routes_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) ->
     bench.engine.queues.bind("q", "e", "#")
     for number in range(25):
         assert bench.engine.inspect.route("e", f"k{number}") == ["q"]
-    assert len(bench.engine._run.routing._loaded["e"].routes) <= 10
+    assert len(bench.engine.transactions.routing._loaded["e"].routes) <= 10
