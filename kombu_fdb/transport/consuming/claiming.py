@@ -6,8 +6,8 @@ looks at them.
 
 Room is promised once. Who waits in a line may be granted all that he wants there at any moment. So before a queue that
 has no line (temporary, or with one active consumer) is claimed from for the same channels, he leaves the line
-(:meth:`Claiming.choose`); and when he has joined it again, that queue leaves the room to the line for
-:data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
+(:meth:`Claiming.choose`); and when he has joined it again, and there is work, that queue leaves the room to the line
+for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
 """
 
 from __future__ import annotations
@@ -60,16 +60,17 @@ class Claiming:
             standing.leave(hand)  # what it was granted there might not fit any more
         elif queues and not standing.in_line:
             self._with_acks(membership, join)
-            self._pay_line(now)
+            self._pay_line(queues, now)
         if hand or not standing.attend(self._client.engine, hand):
             plan.queues = []
         if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
 
-    def _pay_line(self, now: float) -> None:
-        if self._owes_line:
-            self._owes_line, self._line_first_until = False, now + LINE_FIRST_S
+    def _pay_line(self, queues: list[str], now: float) -> None:
+        if self._owes_line and self._client.engine.messages.has_work(queues):
+            self._line_first_until = now + LINE_FIRST_S
+        self._owes_line = False
 
     def deferred(self, plan: Plan, now: float) -> set[str]:
         """The queues that leave their room to the line; ``plan`` notes until when."""

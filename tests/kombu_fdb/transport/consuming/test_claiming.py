@@ -74,3 +74,11 @@ def test_neither_the_line_nor_the_other_queue_starves(bench: Bench, prefetch: in
         bench.clock.advance(0.1)
     assert served["one"] >= served.total() / 5, served
     assert served["q"] >= served.total() / 5, served
+
+
+def test_an_idle_line_keeps_nobody_waiting(bench: Bench) -> None:
+    _first, second = contested(bench, prefetch=2)
+    bench.put(*(b"%d" % number for number in range(20)), queue="one")
+    for _ in range(10):
+        second.turn()
+        assert second.settle() == ["one", "one"]
