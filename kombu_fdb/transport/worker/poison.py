@@ -46,13 +46,19 @@ def fault_in(message: Any, callback: Any) -> str | None:
     """What Celery would stumble over later, as it would take this for a task; None if nothing."""
     if "task" not in message.headers or not _celery_drains(sys._getframe()):
         return None
-    return fault_of(message.headers) or _fault_of_body(message, callback)
+    return fault_of(message.headers) or _fault_of_packing(message) or _fault_of_body(message, callback)
+
+
+def _fault_of_packing(message: Any) -> str | None:
+    """Celery would acknowledge what can't be unpacked, and it would be gone."""
+    errors = message.errors
+    return f"the body can't be unpacked: {errors[0][1]!r:.200}" if errors else None
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
     """Decodes it as the consumer is about to, which finds it decoded. What can't be is left to the consumer."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
-    if accept is None or message.errors:
+    if accept is None:
         return None
     message.accept = accept
     try:

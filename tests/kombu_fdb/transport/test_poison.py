@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import types
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,8 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
+from kombu_fdb.model import Publication
+from kombu_fdb.transport.encoding.envelope import payload_of
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of
 from kombu_fdb.transport.worker import poison
 
@@ -152,3 +157,50 @@ def test_stamps_are_looked_up_by_their_names(names):
 
 def test_numbers_that_can_not_be_printed_are_faults_all_the_same():
     assert body_fault(10**5000)
+
+
+def publish_packed(channel: Any, body: bytes) -> None:
+    """As somebody has stored it who says that it is compressed."""
+    headers = {**GOOD, "compression": "application/x-gzip"}
+    message = channel.prepare_message(body, None, "application/json", "utf-8", headers, {})
+    channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])
+
+
+def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, attempts, work):
+    """Celery acknowledges what it can't decode."""
+    publish_packed(channel, b"not packed at all")
+    publish(channel, "5")
+    work(connection)
+    assert len(attempts) == 1
+    (letter,) = channel.engine.inspect.peek("q.dead", 2)
+    assert "can't be unpacked" in letter.deaths[0].details["error"]
+
+
+#: A worker's loop in a small address space. (Where the kernel kills it instead, its messages are a dead worker's.)
+TAKER = """
+import resource, sys, types
+from kombu import Connection, Consumer, Queue
+
+loops = types.ModuleType("celery.worker.loops")
+exec("def work(connection): connection.drain_events(timeout=60)", loops.__dict__)
+with Connection(sys.argv[1]) as connection, connection.channel() as channel:
+    with Consumer(channel, [Queue("q")], on_message=lambda message: (print(message.payload), message.ack())):
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, -1))
+        loops.work(connection)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc/self/statm")
+def test_a_body_that_needs_more_memory_than_there_is(tmp_path, until):
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+    with Connection(url) as connection:
+        channel = connection.default_channel
+        publish_packed(channel, zlib.compress(bytes(2**28), 1))
+        publish(channel, '"good"')
+        program = [sys.executable, "-c", TAKER, url]
+        taken = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+        assert taken.stdout == "good\n", taken.stderr
+        (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
+        assert "MemoryError" in letter.deaths[0].details["error"]
