@@ -54,6 +54,7 @@ class Window:
     def __init__(self, browser: Any, address: str) -> None:
         self.browser = browser
         self.address = address
+        browser.get("about:blank")  # the page of a test before would go on asking its own server, which has ended
 
     def look(self, size: tuple[int, int] = WIDE, theme: str = "light") -> None:
         width, height = size
