@@ -129,7 +129,8 @@ class Transactions:
             try:
                 return self._write_once(verb, timeout_s, on_conflict, doubt, now_ms)
             except StoreFull as error:
-                if error.fills or error.moves or not self.make_room():
+                is_late = self.clock.monotonic() >= deadline  # others may take the room as quickly as it is made
+                if error.fills or error.moves or is_late or not self.make_room():
                     raise
             except copies.CopiesMissing as missing:
                 if doubt is not None:

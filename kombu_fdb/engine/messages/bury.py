@@ -184,12 +184,17 @@ def _within(deaths: tuple[Death, ...], most_bytes: int) -> tuple[Death, ...]:
 
 
 def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str, Any]:
-    """The details within so many bytes: the longest are halved; of a traceback the end stays."""
+    """The details within so many bytes: the longest are halved, emptied, left out; of a traceback the end stays."""
     details = dict(details)
-    while len(encode_json(details)) > most_bytes:
+    while details and len(encode_json(details)) > most_bytes:
         name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))
         half = len(value) // 2 if isinstance(value, str | list) else 0
-        details[name] = value[len(value) - half :] if name == "traceback" else value[:half] if half else ""
+        if half:
+            details[name] = value[len(value) - half :] if name == "traceback" else value[:half]
+        elif value:
+            details[name] = ""
+        else:
+            del details[name]
     return details
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED
+from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -92,3 +92,28 @@ def test_what_no_transaction_holds_together_dies_into_all_its_queues(bench: Benc
     assert bench.engine.messages.reject([each.lease for each in bench.take(1)]) == [True]
     for grave in graves:
         assert bench.payloads(1, grave) == [b"x" * 900_000]
+
+
+# -- what a letter says of its deaths ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("details", "most_bytes", "left"),
+    [
+        ({"error": "12345678"}, 20, {"error": "12345678"}),  # {"error":"12345678"}
+        ({"error": "12345678"}, 19, {"error": "1234"}),
+        ({"error": "123456789"}, 19, {"error": "1234"}),
+        ({"traceback": "12345678"}, 23, {"traceback": "5678"}),
+        ({"error": "123", "traceback": "12345678"}, 30, {"error": "1", "traceback": "78"}),
+        ({"error": "1234", "args": [1, 2, 3, 4, 5]}, 30, {"error": "1234", "args": [1, 2]}),
+        ({"a": 12345678901234567890}, 20, {"a": ""}),
+        ({"a": {"deep": "er and deeper"}}, 20, {"a": ""}),
+        ({"a": "1"}, 7, {}),
+    ],
+)
+def test_the_longest_of_the_details_is_halved_emptied_and_left_out_until_they_fit(
+    details: dict[str, object], most_bytes: int, left: dict[str, object]
+) -> None:
+    given = dict(details)
+    assert fitted(details, most_bytes) == left
+    assert details == given

@@ -1,0 +1,126 @@
+"""What a verb's transaction does about what is in its way."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError, StoreFull, StoreUnavailable
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def full(*, fills: bool = False, moves: bool = False) -> StoreFull:
+    error = StoreFull()
+    error.fills, error.moves = fills, moves
+    return error
+
+
+def refused(bench: Bench, error: StoreFull, times: int, asked: list[str]) -> str:
+    """What becomes of a write that a full disk refuses so many times, where room can be made."""
+
+    def verb(work: Work) -> str:
+        asked.append("write")
+        if asked.count("write") <= times:
+            raise error
+        return "written"
+
+    def make_room() -> bool:
+        asked.append("make room")
+        return True
+
+    bench.engine.transactions.make_room = make_room
+    return bench.engine.transactions.write(verb)
+
+
+def test_what_a_full_disk_refused_is_written_once_there_is_room(bench: Bench) -> None:
+    asked: list[str] = []
+    assert refused(bench, full(), 2, asked) == "written"
+    assert asked == ["write", "make room", "write", "make room", "write"]
+
+
+@pytest.mark.parametrize("what", [{"fills": True}, {"moves": True}, {"fills": True, "moves": True}])
+def test_for_what_fills_the_disk_no_room_is_made(bench: Bench, what: dict[str, bool]) -> None:
+    asked: list[str] = []
+    with pytest.raises(StoreFull):
+        refused(bench, full(**what), 1, asked)
+    assert asked == ["write"]
+
+
+def test_without_room_the_error_is_the_callers(bench: Bench) -> None:
+    runs: list[int] = []
+
+    def verb(work: Work) -> None:
+        runs.append(1)
+        raise full()
+
+    with pytest.raises(StoreFull):
+        bench.engine.transactions.write(verb)
+    assert runs == [1]
+
+
+def test_all_runs_together_have_the_time_of_one(bench: Bench) -> None:
+    """Others may take the room as quickly as it is made, here in two of five seconds: who is late runs no more."""
+    runs: list[float] = []
+
+    def verb(work: Work) -> None:
+        runs.append(bench.clock.monotonic())
+        raise full()
+
+    def make_room() -> bool:
+        bench.clock.advance(2)
+        if len(runs) > 5:
+            pytest.fail("the time of a call has no end")
+        return True
+
+    bench.engine.transactions.make_room = make_room
+    with pytest.raises(StoreUnavailable):
+        bench.engine.transactions.write(verb, timeout_s=5)
+    assert len(runs) == 4
+
+
+def test_the_moment_of_a_write_is_its_callers_if_he_gives_one(bench: Bench) -> None:
+    write = bench.engine.transactions.write
+    assert write(lambda work: work.now_ms, now_ms=7) == 7
+    assert write(lambda work: work.now_ms) == bench.clock.wall_ms()
+
+
+class Steps:
+    """Two duties' steps, one of which has a message in its way."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.tried: list[int] = []
+
+    def bad(self, work: Work, limit: int) -> int:
+        self.tried.append(limit)
+        if limit > 1:
+            raise self.error
+        return limit
+
+    def good(self, work: Work, limit: int) -> int:
+        return limit
+
+
+@pytest.mark.parametrize("error", [FormatError("odd"), OverflowError(), KeyError(), TypeError(), ValueError()])
+def test_a_step_is_halved_down_to_the_message_in_the_way_and_other_steps_are_not(
+    bench: Bench, error: Exception
+) -> None:
+    steps = Steps(error)
+    assert bench.engine.transactions.part(steps.bad, 8) == 1
+    assert steps.tried == [8, 4, 2, 1]
+    assert bench.engine.transactions.part(steps.good, 8) == 8
+    assert bench.engine.transactions.part(steps.bad, 8) == 1
+    assert steps.tried[4:] == [2, 1]
+
+
+def test_what_is_no_messages_fault_is_not_halved(bench: Bench) -> None:
+    steps = Steps(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError):
+        bench.engine.transactions.part(steps.bad, 8)
+    assert steps.tried == [8]
