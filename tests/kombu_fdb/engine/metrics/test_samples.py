@@ -203,3 +203,17 @@ def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
     gaps = [(b - a) / 1000 for a, b in pairwise(times)]
     assert gaps
     assert min(gaps) >= 2 / SAMPLING
+
+
+@pytest.mark.parametrize(
+    ("ages", "oldest"), [((5, 7), 7), ((7, 5), 7), ((None, 5), 5), ((5, None), 5), ((None, None), None)]
+)
+def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
+    ages: tuple[int | None, int | None], oldest: int | None
+) -> None:
+    some = QueueSample(1, 20, 300, ages[0], {PUBLISHED: 1, CLAIMED: 20})
+    others = QueueSample(4, 50, 600, ages[1], {PUBLISHED: 3, ACKED: 7})
+    together = some + others
+    assert (together.ready, together.delayed, together.leased, together.oldest_ms) == (5, 70, 900, oldest)
+    assert together.totals == dict.fromkeys(EVENTS, 0) | {PUBLISHED: 4, CLAIMED: 20, ACKED: 7}
+    assert together.backlog == 975
