@@ -32,6 +32,8 @@ __all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "decl
 DECLARATION_AGE_S = 1.0
 #: Declarations remembered at most; reply queues come and go.
 MOST_DECLARATIONS = 10_000
+#: Exchanges remembered at most, with their bindings.
+MOST_EXCHANGES = 1_000
 #: Routing keys remembered at most for an exchange; there are those with a key for each message.
 MOST_ROUTES = 1_000
 #: What lives no longer is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result a day.
@@ -139,9 +141,11 @@ class _Loaded:
 
     def route(self, routing_key: str) -> list[str]:
         """The queues a message reaches, each once."""
+        kind = "direct" if self.exchange is None else self.exchange.type
+        if kind == "fanout":
+            routing_key = ""  # all reach the same
         queues = self.routes.get(routing_key)
         if queues is None:
-            kind = "direct" if self.exchange is None else self.exchange.type
             reached = (queue for key, queue in self.bindings if matches(kind, key, routing_key))
             if len(self.routes) >= MOST_ROUTES:
                 self.routes.clear()
@@ -180,6 +184,8 @@ class RoutingTables:
         epoch = tr.get(self._keys.epoch(name), snapshot=True)
         loaded = self._loaded.get(name)
         if loaded is None or loaded.epoch != epoch:
+            if len(self._loaded) >= MOST_EXCHANGES:
+                self._loaded.clear()
             loaded = self._loaded[name] = _Loaded(epoch, self.read_exchange(tr, name), self._read_bindings(tr, name))
         return loaded
 

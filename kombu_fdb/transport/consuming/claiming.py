@@ -102,18 +102,17 @@ class Claiming:
         return shared if self.standing.rivalry.is_contested(shared) else set()
 
     def choose(self, plan: Plan, hand: list[Delivery]) -> None:
-        """Keep of the plan what one transaction may do, what is nobody else's first, and make room for it.
+        """Keep of the plan what one transaction may do, and make room for it: a line, or what has none.
 
         What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
         ``Membership.claim``.
         """
         line = self.standing.queues
-        direct = [queue for queue in plan.queues if queue not in line]
-        if line and direct:
-            plan.queues = direct
-            if not self._dispatch.competing(line).isdisjoint(direct):
-                self._owes_line = True
-                self.standing.leave(hand)
+        of_line = plan.queues[0] in line  # it was first longest ago, so neither part shuts the other out
+        plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
+        if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):
+            self._owes_line = True
+            self.standing.leave(hand)
 
     def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
         """Carry a chosen plan out. Raises as ``Membership.claim``; the acks that it took along are pending again."""

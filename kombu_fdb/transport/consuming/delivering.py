@@ -20,6 +20,7 @@ def deliver_next(reception: Reception) -> bool:
             message, callback = _open(arrival), arrival.subscription.callback
             if message is None:
                 hand = []
+                reception.on_room()  # its place is free, and no ack will tell
                 continue
             try:
                 hand = []  # no call from here to the callback, as Python looks for signals after each

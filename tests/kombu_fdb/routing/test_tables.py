@@ -190,3 +190,22 @@ def test_routes_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(25):
         assert bench.engine.inspect.route("e", f"k{number}") == ["q"]
     assert len(bench.engine.transactions.routing._loaded["e"].routes) <= 10
+
+
+def test_a_fanout_is_matched_once_for_all_keys() -> None:
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.declare_exchange(Exchange("e", "fanout"))
+    bench.engine.queues.bind("q", "e", "bound")
+    for number in range(25):
+        assert bench.engine.inspect.route("e", f"k{number}") == ["q"]
+    assert len(bench.engine.transactions.routing._loaded["e"].routes) == 1
+
+
+def test_exchanges_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever misspells them, or names one for each reply, fills no memory."""
+    monkeypatch.setattr(tables, "MOST_EXCHANGES", 10)
+    bench = Bench(MemoryDatabase())
+    for number in range(25):
+        with pytest.raises(ExchangeNotFound):
+            bench.engine.inspect.route(f"no-such-{number}", "k")
+    assert len(bench.engine.transactions.routing._loaded) <= 10

@@ -17,6 +17,7 @@ from kombu.exceptions import ChannelError
 
 from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
 from kombu_fdb.model import Publication
+from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.encoding.envelope import payload_of
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of
 from kombu_fdb.transport.worker import poison
@@ -164,6 +165,21 @@ def publish_packed(channel: Any, body: bytes) -> None:
     headers = {**GOOD, "compression": "application/x-gzip"}
     message = channel.prepare_message(body, None, "application/json", "utf-8", headers, {})
     channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])
+
+
+def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, work, monkeypatch):
+    """No ack will ever say that it is free, and the next one would wait for the safety look."""
+    told: list[Reception] = []
+    tell = Reception.on_room
+    monkeypatch.setattr(Reception, "on_room", lambda self: (told.append(self), tell(self)))
+    channel.basic_qos(0, 1, False)
+    before = len(told)
+    for _ in range(2):
+        publish_packed(channel, b"not packed at all")
+    publish(channel, "5")
+    work(connection)
+    assert len(attempts) == 1
+    assert len(told) - before == 3, "two refusals, and the release of what the callback could not handle"
 
 
 def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, attempts, work):

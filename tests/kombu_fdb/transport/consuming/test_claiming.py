@@ -82,3 +82,19 @@ def test_an_idle_line_keeps_nobody_waiting(bench: Bench) -> None:
     for _ in range(10):
         second.turn()
         assert second.settle() == ["one", "one"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_line(bench: Bench, prefetch: int) -> None:
+    first = Consumer(bench, ["q", "one"], prefetch=prefetch, single=["one"], contested=True)
+    for _ in range(4):
+        first.turn()
+    bench.put(*[b""] * 50)
+    settled: Counter[str] = Counter()
+    for _ in range(40):
+        bench.put(b"", queue="one")
+        first.turn()
+        settled.update(first.settle())
+        bench.clock.advance(0.05)
+    assert settled["one"] >= 10
+    assert settled["q"] >= 10
