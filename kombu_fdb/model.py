@@ -147,6 +147,8 @@ class Delivery(NamedTuple):
     deaths: tuple[Death, ...]
     key: str = ""
     ttr_ms: int = 0
+    #: Whether it is under its lease; one for a consumer without acks may have been deleted by its claim.
+    leased: bool = True
 
 
 class Peeked(NamedTuple):

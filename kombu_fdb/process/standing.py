@@ -127,6 +127,11 @@ class Standing:
         self._patience_s = PATIENCE_S
         #: Its owner has ended; another thread may have said so while this one joined.
         self._abandoned = False
+        #: The first one of the line, how often it was looked for, and since when it was seen there with work waiting.
+        #: Who leaves the line and joins it again knows it still, or who never stays for long would depose nobody.
+        self._first = b""
+        self._looks = 0
+        self._work_s: float | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -138,10 +143,7 @@ class Standing:
         #: The line as it was seen when it became the first; from its first service that found nothing on, itself alone.
         self._rows: list[Row] | None = None
         self._server = b""
-        #: The first one of the line, and since when it was seen there with work waiting.
-        self._first = b""
-        self._looks = 0
-        self._work_s: float | None = None
+        self._has_just_joined = True
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -175,7 +177,8 @@ class Standing:
         """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
         self.belong_to(membership)
         self._reset()
-        self._queues = tuple(queues)
+        if tuple(queues) != self._queues:
+            self._queues, self._first, self._work_s = tuple(queues), b"", None
         self._demand = demand = membership.demand(line.name(queues), want)
         try:
             membership.join(demand, self._queues, acks)
@@ -226,9 +229,10 @@ class Standing:
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
         self._looks += 1
         asks = sight.behind is not None or self._work_s is not None or self._looks % SELDOM == 0
+        is_back, self._has_just_joined = self._has_just_joined and sight.first == self._first, False
         if sight.first != self._first:
             self._first, self._work_s = sight.first, None
-        if asks and timed and self._is_idle(engine, now):
+        if asks and (timed or is_back) and self._is_idle(engine, now):
             engine.messages.depose(demand, sight.first, _bounded(2 * self._patience_s))
             pause_s, self._pause_s = 0.0, PATIENCE_S
         pause_s = min(pause_s, NEXT_S) if sight.is_next else max(pause_s, UNHURRIED * self._patience_s)

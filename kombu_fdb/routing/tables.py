@@ -1,9 +1,10 @@
 """The routing tables as one process sees them.
 
 Exchanges and their bindings are cached per exchange, under the exchange's epoch: a key that every change of that
-exchange sets to its versionstamp. A publish to a named exchange reads the epoch (one snapshot read) in its own
-transaction and reloads the exchange if it is another, so a binding counts from its commit on: a client that binds its
-reply queue and then asks gets every answer. A burst of short-lived reply queues reloads only their own exchange.
+exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
+reloads the exchange if it is another, so a binding counts from its commit on, and no longer than to its end: a client
+that binds its reply queue and then asks gets every answer, and no message comes to a queue that was deleted before it.
+A burst of short-lived reply queues reloads only their own exchange.
 
 Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`) by the tables
 that this process has: what somebody binds, however much of it, costs no transaction its time. Tables that turn out to
@@ -181,7 +182,7 @@ class RoutingTables:
             loaded.route(routing_key)
 
     def _load(self, tr: Transaction, name: str) -> _Loaded:
-        epoch = tr.get(self._keys.epoch(name), snapshot=True)
+        epoch = tr.get(self._keys.epoch(name))
         loaded = self._loaded.get(name)
         if loaded is None or loaded.epoch != epoch:
             if len(self._loaded) >= MOST_EXCHANGES:

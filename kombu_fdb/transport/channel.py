@@ -262,6 +262,8 @@ class Channel(DeclaringChannel):
         """Cancel the consumers, release what is unsettled. Idempotent; leaves nothing behind if the store fails."""
         if self.closed:
             return
+        if self._settling.is_foreign:
+            self.disown()
         self.closed = self._settling.ended = True
         receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())
         if receiver is not None:

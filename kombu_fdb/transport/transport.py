@@ -176,8 +176,9 @@ class Transport(virtual.Transport):
             except KombuFDBError as error:
                 logger.warning("the connection did not close cleanly: %s", error)
             finally:
+                self._store = None  # before: who makes a receiver from now on finds it so
                 self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
-                self._store = self._receiver = None
+                self._receiver = None
                 store.detach(self)
 
     def __del__(self) -> None:
@@ -237,9 +238,9 @@ class Transport(virtual.Transport):
         return channel
 
     def close_channel(self, channel: Any) -> None:
-        receiver, store = self.receiver_if_any, self._store
-        if receiver is not None and store is not None and (left := receiver.reception.dispatch.forget(channel.credit)):
-            store.release_later(left)
+        receiver = self.receiver_if_any
+        if receiver is not None:
+            receiver.reception.forget(channel.credit)
         super().close_channel(channel)
 
     # -- consume -----------------------------------------------------------------------------------------------------
@@ -249,6 +250,9 @@ class Transport(virtual.Transport):
         store = self.store
         if self._receiver is None:
             self._receiver = Receiver(store)
+            if self._store is not store:  # another thread has closed the connection: nobody would ever end it
+                self._receiver = None
+                raise StoreUnavailable("the connection is closed")
             if self._loop is not None:
                 self.register_with_event_loop(self, self._loop)
         return self._receiver

@@ -245,11 +245,12 @@ def _deliver(work: Work, found: Found, window: Window, *, leased: bool) -> Deliv
     work.effects.note(queue, CLAIMED, split_place(place)[0])
     lease = Lease(window.session, window.next_number)
     window.next_number += 1
+    delivery = delivery_of(lease, queue, opened, control.consumer_timeout_ms)
     if leased:
         put_leased(work, lease, Message(queue, place, value))
-    else:
-        delete_rest(work, record, key)
-    return delivery_of(lease, queue, opened, control.consumer_timeout_ms)
+        return delivery
+    delete_rest(work, record, key)
+    return delivery._replace(leased=False)
 
 
 def delivery_of(lease: Lease, queue: str, opened: Opened, timeout_ms: int) -> Delivery:

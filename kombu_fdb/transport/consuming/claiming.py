@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from kombu_fdb.errors import Outrun
 from kombu_fdb.model import Delivery, Lease
@@ -25,8 +24,6 @@ from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.holding.credit import Room
 
 __all__ = ["Claiming"]
-
-T = TypeVar("T")
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
@@ -114,35 +111,33 @@ class Claiming:
             self._owes_line = True
             self.standing.leave(hand)
 
-    def claim(self, membership: Membership, plan: Plan) -> list[Delivery]:
-        """Carry a chosen plan out. Raises as ``Membership.claim``; the acks that it took along are pending again."""
+    def claim(self, membership: Membership, plan: Plan, hand: list[Delivery]) -> None:
+        """Carry a chosen plan out; what was found comes into ``hand``.
+
+        Raises as ``Membership.claim``; the acks that it took along are pending again.
+        """
         if not set(self.standing.queues).isdisjoint(plan.queues):
-            return self._serve(plan)
+            self.standing.serve(plan.queues, plan.consumers, hand)
+            return
         shared = self._dispatch.shared
         try:
-            return self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues)))
+            self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues), hand))
         except Outrun:
             self.standing.rivalry.contest(shared)
-            return []
 
-    def _serve(self, plan: Plan) -> list[Delivery]:
-        hand: list[Delivery] = []
-        self.standing.serve(plan.queues, plan.consumers, hand)
-        return hand
-
-    def _with_acks(self, membership: Membership, act: Callable[[list[Lease]], T]) -> T:
-        pending = self._client.take_acks()
-        ours = [lease for lease in pending if lease.session == membership.session_id]
+    def _with_acks(self, membership: Membership, act: Callable[[list[Lease]], object]) -> None:
+        acks: list[Lease] = []
         try:
-            if len(ours) < len(pending):
-                self._client.ack([lease for lease in pending if lease.session != membership.session_id])
-            done = act(ours)
+            self._client.take_acks(acks)
+            others = [lease for lease in acks if lease.session != membership.session_id]
+            if others:  # of a session that was lost
+                acks[:] = [lease for lease in acks if lease.session == membership.session_id]
+                self._client.ack(others)
+            act(acks)
+            self._client.settled(acks)  # the session stood, so did its leases
         except BaseException:
-            self._client.acks.extendleft(reversed(ours))
+            self._client.acks.extendleft(reversed(acks))
             raise
-        # The session stood, so did its leases.
-        self._client.settled(ours)
-        return done
 
     def leave(self, hand: list[Delivery]) -> None:
         """Nobody drains, so it stands in no line. Raises as ``Membership.claim``."""
@@ -153,7 +148,13 @@ class Claiming:
         self.standing.abandon()
 
 
-def _claim(membership: Membership, plan: Plan, gives_way: bool, acks: list[Lease]) -> list[Delivery]:
-    return membership.claim(
-        plan.queues, plan.limit, no_ack=plan.leaseless, acks=acks, consumers=plan.consumers, gives_way=gives_way
+def _claim(membership: Membership, plan: Plan, gives_way: bool, hand: list[Delivery], acks: list[Lease]) -> None:
+    membership.claim(
+        plan.queues,
+        plan.limit,
+        no_ack=plan.leaseless,
+        acks=acks,
+        consumers=plan.consumers,
+        gives_way=gives_way,
+        hand=hand,
     )

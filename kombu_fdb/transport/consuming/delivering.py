@@ -46,7 +46,7 @@ def _open(arrival: Arrival) -> Any:
         subscription.credit.held.drop(tag)
         subscription.settler.refuse(delivery, fault)
         return None
-    if subscription.no_ack and not subscription.leaseless:
+    if subscription.no_ack and delivery.leased:
         subscription.settler.note_ack(delivery.lease)
         subscription.settler.acknowledged()
     return message

@@ -10,6 +10,10 @@ the active one of all (``engine/scheduling/single.py``).
 A channel whose waiting messages had to be withdrawn, because nobody has taken any for ``patience_s`` seconds or their
 time to run had passed, is *stalled*: nothing is claimed for it until somebody drains again.
 
+A message that was claimed is *arriving* until it waits in an inbox, and one that was withdrawn is *leaving* until
+somebody has released its lease. An exception in between, as signal handlers and greenlets' killers raise it anywhere,
+leaves it there, and the next turn goes on with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
+
 A message is on its way from the inbox to its callback in the *hand* of whoever drains. It is there before it leaves the
 inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's killer, puts it
 back to the front.
@@ -67,6 +71,9 @@ class Dispatch:
         self._firsts: dict[str, int] = {}
         self._turns = 0
         self._stalled: set[Credit[Subscription]] = set()
+        #: Claimed, and nobody else's business yet.
+        self.arriving: list[Delivery] = []
+        self._leaving: set[Lease] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
@@ -76,17 +83,15 @@ class Dispatch:
             if subscription.credit not in self._credits:
                 self._credits.append(subscription.credit)
 
-    def remove(self, subscription: Subscription) -> list[Lease]:
-        """Returns the leases of what was waiting for it."""
+    def remove(self, subscription: Subscription) -> None:
+        """What was waiting for it is leaving."""
         with self._lock:
-            subscriptions = self._by_queue.get(subscription.queue)
-            if subscriptions is None or subscription not in subscriptions:
-                return []
-            subscriptions.remove(subscription)
-            if not subscriptions:
-                del self._by_queue[subscription.queue]
+            subscriptions = self._by_queue.get(subscription.queue, deque())
+            if subscription in subscriptions:
+                subscriptions.remove(subscription)
+            if not subscriptions and self._by_queue.pop(subscription.queue, None) is not None:
                 self._firsts.pop(subscription.queue, None)
-            return subscription.credit.inbox.withdraw(lambda each, _: each is subscription)
+            subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
 
     def drop_session(self, session_id: SessionId) -> None:
         """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
@@ -94,19 +99,35 @@ class Dispatch:
             for credit in self._credits:
                 credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
-    def close(self) -> list[Lease]:
-        """No consumers any more: what arrives from now on has no home. Returns the leases of all that waits."""
+    def close(self) -> None:
+        """No consumers any more: all that waits is leaving, and what arrives from now on has no home."""
         with self._lock:
             self._by_queue.clear()
-            return [lease for credit in self._credits for lease in credit.inbox.withdraw(_everything)]
+            for credit in self._credits:
+                credit.inbox.withdraw(_everything, self._leaving)
 
-    def forget(self, credit: Credit[Subscription]) -> list[Lease]:
-        """The channel is closed. Returns the leases of what still waits, as its consumers are not cancelled yet."""
+    def forget(self, credit: Credit[Subscription]) -> None:
+        """The channel is closed. What still waits is leaving, as its consumers are not cancelled yet."""
         with self._lock:
+            credit.inbox.withdraw(_everything, self._leaving)
             if credit in self._credits:
                 self._credits.remove(credit)
             self._stalled.discard(credit)
-            return credit.inbox.withdraw(_everything)
+
+    def to_release(self) -> list[Lease]:
+        """The leases of what is leaving; :meth:`released` must follow."""
+        with self._lock:
+            self._drop_leaving()
+            return list(self._leaving)
+
+    def _drop_leaving(self) -> None:
+        """Whoever withdrew them may have got no further than that they are leaving."""
+        for credit in self._credits if self._leaving else ():
+            credit.inbox.withdraw(lambda _, delivery: delivery.lease in self._leaving)
+
+    def released(self, leases: Iterable[Lease]) -> None:
+        """Somebody else has them now."""
+        self._leaving.difference_update(leases)
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -158,16 +179,16 @@ class Dispatch:
 
     # -- patience ---------------------------------------------------------------------------------------------------
 
-    def left_lying(self, now: float) -> list[Lease]:
-        """Withdraw what nobody has taken for too long, and return its leases."""
-        leases = []
+    def drop_left_lying(self, now: float) -> int:
+        """What nobody has taken for too long is leaving. How many messages that is."""
+        dropped = 0
         with self._lock:
             for credit in self._credits:
                 since = credit.inbox.lies_since()
                 if since is not None and since + self._patience_s <= now:
-                    leases += credit.inbox.withdraw(lambda each, _: not each.leaseless)
                     self._stalled.add(credit)
-        return leases
+                    dropped += len(credit.inbox.withdraw(lambda _, delivery: delivery.leased, self._leaving))
+        return dropped
 
     def lies_for(self, now: float) -> float | None:
         """In how many seconds something is to be withdrawn, unless somebody drains; None if nothing waits."""
@@ -248,41 +269,57 @@ class Dispatch:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def place(self, deliveries: Iterable[Delivery]) -> list[Lease]:
-        """Assign claimed messages to consumers. Returns the leases of those whose consumers are gone."""
-        homeless = []
-        now = self._clock()
+    def place(self) -> None:
+        """Assign what is arriving to consumers. That for which none has room any more is leaving.
+
+        A consumer may have been cancelled since it was claimed, or its prefetch lowered.
+        """
+        arriving, now = self.arriving, self._clock()
         with self._lock:
-            for delivery in deliveries:
-                subscription = self._choose(delivery.queue)
-                if subscription is None:
-                    homeless.append(delivery.lease)
-                else:
-                    subscription.credit.receive(subscription, delivery, now)
-        return homeless
+            if arriving and self._has(arriving[0].lease):  # whoever placed it got no further
+                del arriving[0]
+            while arriving:
+                self._place(arriving[0], now)
+                del arriving[0]
+
+    def turn_away(self) -> None:
+        """What is arriving is leaving."""
+        self._leaving.update([each.lease for each in self.arriving if each.leased])
+        self.arriving.clear()
+
+    def _place(self, delivery: Delivery, now: float) -> None:
+        subscription = self._choose(delivery.queue)
+        if subscription is not None:
+            subscription.credit.receive(subscription, delivery, now)
+        elif delivery.leased:
+            self._leaving.add(delivery.lease)
+
+    def _has(self, lease: Lease) -> bool:
+        return any(
+            credit.held.has(lease) or any(delivery.lease == lease for _, delivery in credit.inbox)
+            for credit in self._credits
+        )
 
     def _choose(self, queue: str) -> Subscription | None:
-        """The next consumer with room, in turn; if none has, the next."""
-        subscriptions = self._by_queue.get(queue)
-        if subscriptions is None:
-            return None
-        if subscriptions[0].single:
-            return subscriptions[0]
-        for _ in range(len(subscriptions)):
+        """The next consumer with room, in turn; None if none has."""
+        subscriptions = self._by_queue.get(queue, deque())
+        for _ in range(len(_served(subscriptions)) if subscriptions else 0):
             chosen = subscriptions[0]
-            subscriptions.rotate(-1)
-            if len(subscriptions) == 1 or chosen.no_ack or chosen.credit.has_room:
+            if not chosen.single:
+                subscriptions.rotate(-1)
+            if chosen.no_ack or chosen.credit.has_room:
                 return chosen
-        return subscriptions[0]
+        return None
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
         now = self._clock()
         with self._lock:
+            self._drop_leaving()
             for _ in range(len(self._credits)):
                 credit = self._credits[0]
                 self._credits.rotate(-1)
-                if credit.inbox and (credit.inbox.head[0].no_ack or credit.can_consume()):
+                if credit.inbox and (credit.can_consume() or credit.inbox.bring_forward()):
                     return _hand_out(credit, hand, now)
         return None
 
@@ -296,7 +333,7 @@ class Dispatch:
             if subscription in self._by_queue.get(subscription.queue, ()):
                 subscription.credit.inbox.return_undelivered(subscription, delivery)
                 return None
-        return None if subscription.leaseless else delivery.lease
+        return delivery.lease if delivery.leased else None
 
     def is_low(self, credit: Credit[Subscription]) -> bool:
         """Whether taking a message has just made room for a claim."""
@@ -312,7 +349,7 @@ def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> 
     return arrival
 
 
-def _served(subscriptions: Sequence[Subscription]) -> Iterable[Subscription]:
+def _served(subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
     """Of the consumers of one queue, those that may get messages."""
     return [subscriptions[0]] if subscriptions[0].single else subscriptions
 

@@ -89,9 +89,7 @@ class Receiver:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
-        self.reception.carry_out_cancels()
-        self.reception.abandon()
-        leases = self.reception.dispatch.close()
+        leases = self.reception.close()
         self.reception.arrived.close()
         if thread is None or not thread.is_alive():
             self._lookout.bell.close()
@@ -137,9 +135,19 @@ def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
                 lookout.bell.wait(pause_s)
     except _Ended:
         return  # its bell stays: the receiver may be restarted
+    except BaseException as error:  # out of a signal handler, where threads are greenlets; or no memory is left
+        _fail(reference, error)
+        if not isinstance(error, Exception):
+            raise
     finally:
         lookout.leave()
     lookout.bell.close()
+
+
+def _fail(reference: weakref.ref[Receiver], error: BaseException) -> None:
+    receiver = reference()
+    if receiver is not None:
+        receiver.reception.fail(error)
 
 
 def _turn(reference: weakref.ref[Receiver]) -> float | None:

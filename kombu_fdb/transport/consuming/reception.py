@@ -25,8 +25,9 @@ What happens at each failure:
   vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
 * the store fails: the reception has *failed*, and the error is raised by the consumer's next drain, as the connection
   error it is. ``recover``, when the connection is established again, goes on with the same consumers.
-* a turn is interrupted anywhere: acks that it had taken along are pending again, and what its claim leased without
-  anybody knowing is recovered by the session (``process/membership.py``).
+* a turn is interrupted anywhere: acks that it had taken along are pending again, what its claim leased without anybody
+  knowing is recovered by the session (``process/membership.py``), and what it had not handed over, or not released, is
+  the next turn's (``dispatch.py``).
 
 The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
 """
@@ -35,7 +36,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
 from kombu_fdb import errors
@@ -55,6 +57,7 @@ from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
+from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settling import MANY_ACKS
 
 __all__ = ["Reception"]
@@ -152,6 +155,11 @@ class Reception:
         self._cancels.append((subscription, leave, done))
         return done
 
+    def forget(self, credit: Credit[Subscription]) -> None:
+        """The channel is closed: what still waits goes back. Never blocks."""
+        self.dispatch.forget(credit)
+        self._release_later()
+
     def leave(self, subscription: Subscription) -> None:
         """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
         if subscription.session_id is None:
@@ -201,6 +209,14 @@ class Reception:
         """It has no consumers any more, and no turns. Never blocks; for finalizers, too."""
         self._claiming.abandon()
 
+    def close(self) -> list[Lease]:
+        """No more turns. Returns the leases of all that has come and was not handed out."""
+        self.carry_out_cancels()
+        self.dispatch.close()
+        self.dispatch.place()
+        self.abandon()
+        return self.dispatch.to_release()
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
@@ -212,7 +228,7 @@ class Reception:
             self._answered = called
         return pause_s
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """A turn has raised it: there are no more until :meth:`recover`."""
         if not isinstance(error, CONNECTION_ERRORS):
             logger.error("the receiver failed", exc_info=error)
@@ -232,6 +248,7 @@ class Reception:
 
     def _step(self) -> float | None:
         """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
+        self._hand_over()  # what an interrupted turn has left
         self.carry_out_cancels()
         now = self._clock()
         self._release_untaken(now)
@@ -248,10 +265,10 @@ class Reception:
             return 0  # the next step opens another session
 
     def _serve_consumers(self, membership: Membership, now: float) -> float | None:
-        granted: list[Delivery] = []
-        line = self._claiming.stand(membership, now, granted)
-        if granted:
-            return self._hand_over(granted)
+        hand = self.dispatch.arriving
+        line = self._claiming.stand(membership, now, hand)
+        if hand:
+            return self._hand_over()
         others, queues = self._claiming.others(), self.dispatch.queues
         if len(line.queues) <= FEW_QUEUES:
             self._lookout.hungry.update(line.queues)
@@ -261,8 +278,8 @@ class Reception:
         deferred = self._claiming.deferred(line, now)
         plan = self.dispatch.plan(self._lookout.hungry - others - deferred, now)
         if plan.queues:
-            self._claiming.choose(plan, granted)
-            return self._hand_over(granted) if granted else self._claim(membership, plan)
+            self._claiming.choose(plan, hand)
+            return self._hand_over() if hand else self._claim(membership, plan)
         self._fruitless = 0
         self._flush_if_due(now)
         next_look_s = self._claiming.standing.next_look_s()
@@ -285,12 +302,10 @@ class Reception:
 
     def _leave_line(self) -> None:
         """What it was granted just now goes back."""
-        granted: list[Delivery] = []
-        try:
-            self._claiming.leave(granted)
-        except errors.SessionLost:
-            return
-        self._client.release([each.lease for each in granted])
+        with suppress(errors.SessionLost):
+            self._claiming.leave(self.dispatch.arriving)
+            self.dispatch.turn_away()
+            self._release_leaving()
 
     def _give_way(self) -> None:
         """Others are served where one consumer is active at a time, unless this one is not through with its messages.
@@ -304,13 +319,28 @@ class Reception:
                 self._active -= idle
 
     def _release_untaken(self, now: float) -> None:
-        leases = self.dispatch.left_lying(now)
-        if leases:
+        dropped = self.dispatch.drop_left_lying(now)
+        if dropped:
             logger.debug(
-                "nobody drains the connection, so claimed messages are released: %s", plural(len(leases), "message")
+                "nobody drains the connection, so claimed messages are released: %s", plural(dropped, "message")
             )
-            self._client.release(leases)
+            self._release_leaving()
             self.arrived.ring()  # an event loop that comes back shows itself
+
+    def _release_leaving(self) -> None:
+        """Raises a ``StoreError``: the client does it as soon as it can."""
+        leases = self.dispatch.to_release()
+        if not leases:
+            return
+        try:
+            if self._client.suspected:
+                self._client.release_later(leases)
+            else:
+                self._client.release(leases)
+        except StoreError:
+            self.dispatch.released(leases)
+            raise
+        self.dispatch.released(leases)
 
     def _pause(self, now: float, *until: float | None) -> float | None:
         pauses = [each for each in (*until, self.dispatch.lies_for(now)) if each is not None]
@@ -324,26 +354,32 @@ class Reception:
         """Returns how long to rest before the next step."""
         self._active.update(plan.consumers.values())
         self._first_ack = None  # before the list is emptied: an ack that comes after it rings
-        found = self._claiming.claim(membership, plan)
+        found = self.dispatch.arriving
+        self._claiming.claim(membership, plan, found)
         self.dispatch.end_turn(plan.queues[0])
         if len(found) < plan.limit:
             self._lookout.hungry.difference_update(plan.queues)
         if found:
             self._fruitless = 0
-            return self._hand_over(found, plan.leaseless)
+            return self._hand_over()
         # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
         self._fruitless += 1
         return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
 
-    def _hand_over(self, found: list[Delivery], leaseless: Collection[str] = ()) -> float:
-        """Returns how long to rest before the next step."""
-        homeless = self.dispatch.place(found)
-        self._begin_times_to_run(each for each in found if each.queue not in leaseless)
-        self.arrived.ring()
-        if homeless:
-            lost = {each.lease for each in found if each.queue in leaseless}
-            self._client.release_later([lease for lease in homeless if lease not in lost])
+    def _hand_over(self) -> float:
+        """What has arrived. Returns how long to rest before the next step."""
+        if self.dispatch.arriving:
+            self._begin_times_to_run(each for each in self.dispatch.arriving if each.leased)
+            self.dispatch.place()
+            self.arrived.ring()
+        self._release_later()
         return 0
+
+    def _release_later(self) -> None:
+        leases = self.dispatch.to_release()
+        if leases:
+            self._client.release_later(leases)
+            self.dispatch.released(leases)
 
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
         """From the claim on: a loop that hangs must not keep what waits for it either."""
@@ -388,21 +424,21 @@ class Reception:
         subscription.session_id = membership.session_id
 
     def carry_out_cancels(self) -> None:
-        while self._cancels:
-            subscription, leave, done = self._cancels.popleft()
+        """May be repeated, and by several threads. One that is interrupted is carried out again."""
+        for cancel in list(self._cancels):
+            subscription, leave, done = cancel
             self._active.discard(subscription.tag)
-            leases = self.dispatch.remove(subscription)
+            self.dispatch.remove(subscription)
             try:
-                if self._client.suspected:
-                    self._client.release_later(leases)
-                else:
-                    self._client.release(leases)
+                self._release_leaving()
             except StoreError as error:  # the client does it as soon as it can
                 self._client.suspect()
                 logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)
             done.set()
+            with suppress(ValueError):
+                self._cancels.remove(cancel)
 
 
 def _remove_consumer(client: Client, session_id: SessionId, queue: str, tag: str) -> None:

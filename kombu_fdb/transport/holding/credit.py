@@ -65,12 +65,16 @@ class Credit(Generic[C]):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may wait."""
-        return not self.prefetch or self._free > 0
+        """Whether one more with acks may wait."""
+        return (not self.prefetch or self._free > 0) and (self._most_handed is None or self._slots > 0)
 
     @property
     def _free(self) -> int:
-        return self.prefetch - len(self.held.leases) - len(self.inbox)
+        return self.prefetch - len(self.held.leases) - self.inbox.with_acks
+
+    @property
+    def _slots(self) -> int:
+        return (self._most_handed or 0) - self._handed - self.inbox.with_acks
 
     def unbounded_room(self, window: int) -> int:
         """How many messages are worth claiming where nothing else bounds them."""
@@ -82,8 +86,7 @@ class Credit(Generic[C]):
         if not self.can_consume():
             return FULL
         if self._most_handed is not None:
-            slots = self._most_handed - self._handed - len(self.inbox)
-            return Room(max(min(self._free, slots) if self.prefetch else slots, 0))
+            return Room(max(min(self._free, self._slots) if self.prefetch else self._slots, 0))
         return self._grouped_room(now, group_s)
 
     def _grouped_room(self, now: float, group_s: float) -> Room:

@@ -1,15 +1,17 @@
 """Settles a channel's messages through the process's client.
 
 A channel keeps the client it first consumed with, so that what it was given before its connection was lost can still be
-settled: the leases are the session's, not the connection's.
+settled: the leases are the session's, not the connection's. They are the process's as well: a forked child, which has a
+copy of them, settles nothing, whatever it closes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, Protocol
 
-from kombu_fdb.errors import StoreError
+from kombu_fdb.errors import ForkedError, StoreError
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
@@ -63,21 +65,28 @@ class Settling:
         self._connection = connection
         self._credit = credit
         self._client: Client | None = None
+        self._pid = os.getpid()
         #: The channel is closed: another thread settles what comes now.
         self.ended = False
 
     @property
     def client(self) -> Client:
-        """What the channel consumed with: stays the same when the connection is lost."""
+        """What the channel consumed with: stays the same when the connection is lost. Raises ``ForkedError``."""
+        if self.is_foreign:
+            raise ForkedError("these messages were given to the parent process, which settles them", parent=self._pid)
         if self._client is None:
             self._client = self._connection.store
         return self._client
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of the process that was given the messages."""
+        return os.getpid() != self._pid
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def note_ack(self, lease: Lease) -> None:
         client = self.client
-        client.check_process()
         client.unwatch(lease)
         client.acks.append(lease)
 
@@ -121,7 +130,8 @@ class Settling:
             _release(self.client, leases, counted=counted)
 
     def release_later(self, leases: list[Lease]) -> None:
-        self.client.release_later(leases)
+        if not self.is_foreign:
+            self.client.release_later(leases)
 
     # -- room --------------------------------------------------------------------------------------------------------
 

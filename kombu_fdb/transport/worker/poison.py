@@ -56,15 +56,15 @@ def _fault_of_packing(message: Any) -> str | None:
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
-    """Decodes it as the consumer is about to, which finds it decoded. What can't be is left to the consumer."""
+    """Decodes it as the consumer is about to, which finds it decoded, and would acknowledge what can't be."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
     if accept is None:
         return None
     message.accept = accept
     try:
         return body_fault(message.payload)
-    except Exception:  # noqa: BLE001 - whatever it is, Celery has a way of its own with it
-        return None
+    except Exception as error:  # noqa: BLE001 - whatever a decoder, or a class of the embedded objects, raises
+        return f"the body can't be decoded: {error!r:.200}"
 
 
 def mend(request: Any) -> None:

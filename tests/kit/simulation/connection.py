@@ -153,10 +153,10 @@ class SimulatedTransport:
 
     # -- the application -----------------------------------------------------------------------------------------------
 
-    def consume(self, queue: str, tag: str) -> None:
+    def consume(self, queue: str, tag: str, *, no_ack: bool = False, transient: bool = False) -> None:
         single = self.single_active(queue)
         subscription = Subscription(
-            tag, queue, self.credit, self.settling, self._open, False, self._on_message, transient=False, single=single
+            tag, queue, self.credit, self.settling, self._open, no_ack, self._on_message, transient, single
         )
         self.reception.subscribe(subscription)
         self.subscriptions.append(subscription)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, NotEquivalent
 from kombu_fdb.model import Publication
 from kombu_fdb.routing import tables
@@ -209,3 +210,24 @@ def test_exchanges_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ExchangeNotFound):
             bench.engine.inspect.route(f"no-such-{number}", "k")
     assert len(bench.engine.transactions.routing._loaded) <= 10
+
+
+def test_no_message_comes_to_a_queue_that_was_deleted_before_it() -> None:
+    """Else it would stand in the next one with that name."""
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.declare_exchange(Exchange("e", "direct"))
+    bench.engine.queues.declare(QueueDeclaration("q"))
+    bench.engine.queues.bind("q", "e", "k")
+    other = bench.another()
+    deleted: list[bool] = []
+
+    def publish_late(work: Work) -> list[str]:
+        queues = work.routing.route(work.tr, "e", "k")
+        if not deleted:
+            deleted.append(True)
+            other.queues.delete("q")
+        for queue in queues:
+            work.tr.set(work.keys.fair(queue), b"")
+        return queues
+
+    assert bench.engine.transactions.write(publish_late) == []

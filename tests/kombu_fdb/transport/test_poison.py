@@ -138,10 +138,24 @@ def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(conne
     assert seen == [body]
 
 
-def test_a_body_that_the_consumer_does_not_accept_is_its_own_business(connection, channel, attempts, work):
-    Producer(channel).publish(b"[1, 2, 3]", routing_key="q", headers=GOOD, content_type="application/x-yaml")
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"[1, 2, 3]", "application/x-yaml"),
+        (b"[[], {}, {}", "application/json"),
+        (b"\xff[[], {}, {}]", "application/json"),
+        (b"[" * 100_000, "application/json"),
+    ],
+)
+def test_what_cant_or_must_not_be_decoded_is_kept_as_a_dead_letter(
+    connection, channel, attempts, work, body, content_type
+):
+    Producer(channel).publish(body, routing_key="q", headers=GOOD, content_type=content_type, content_encoding="utf-8")
+    publish(channel, "5")
     work(connection)
     assert len(attempts) == 1
+    (letter,) = channel.engine.inspect.peek("q.dead", 2)
+    assert "can't be decoded" in letter.deaths[0].details["error"]
 
 
 @pytest.mark.parametrize("body", [[[], {}, None], ((), {}, {}), [[], {}, {"chain": None}], {"args": []}, [5, 5, {}]])

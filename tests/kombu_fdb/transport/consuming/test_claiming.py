@@ -10,6 +10,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming.delivering import deliver_next
 from kombu_fdb.transport.consuming.dispatch import Plan
 
 
@@ -98,3 +99,83 @@ def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_line(bench: Be
         bench.clock.advance(0.05)
     assert settled["one"] >= 10
     assert settled["q"] >= 10
+
+
+def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
+    """The prefetch was lowered while it waited."""
+    consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
+    first = Consumer(bench, ["q"], contested=True)
+    standing = first.transport.reception._claiming.standing
+    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    consumer.turn()
+    assert consumer.transport.reception._claiming.standing.want == 4
+    bench.put(*[b""] * 12)
+    first.turn()
+    consumer.transport.credit.prefetch = 1
+    consumer.turn()
+    assert consumer.waiting == ["q"]
+    consumer.transport.store.keep_house()
+    assert bench.counts("q")[2] == 1 + len(first.waiting)
+
+
+def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
+    consumer = Consumer(bench, ["q"], prefetch=2)
+    consumer.transport.consume("events", "without", no_ack=True, transient=True)
+    bench.put(*[b""] * 20, queue="events")
+    bench.put(b"", b"")
+    consumer.turn()
+    consumer.turn()
+    assert consumer.waiting.count("q") == 2
+
+
+def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
+    """By those for which there is no room any more, as the prefetch was lowered."""
+    consumer = Consumer(bench, ["q"], prefetch=2)
+    bench.put(b"", b"")
+    consumer.turn()
+    consumer.transport.credit.can_consume = lambda: False
+    consumer.transport.consume("events", "without", no_ack=True, transient=True)
+    bench.put(b"", queue="events")
+    consumer.turn()
+    assert consumer.waiting == ["q", "q", "events"]
+    arrival = consumer.transport.reception.next([])
+    assert arrival is not None
+    assert arrival.delivery.queue == "events"
+
+
+def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
+    """One of its consumers wants leases, so all messages have them, and whoever acknowledges nothing keeps none."""
+    consumer = Consumer(bench, [])
+    consumer.transport.consume("events", "with", transient=True)
+    consumer.transport.consume("events", "without", no_ack=True, transient=True)
+    bench.put(*[b""] * 8, queue="events")
+    for _ in range(8):
+        consumer.turn()
+        with consumer.transport.draining():
+            while deliver_next(consumer.transport.reception):
+                pass
+        for tag in [tag for tag in consumer.transport.given if consumer.transport.qos.holds(tag)]:
+            consumer.transport.qos.ack(tag)
+    consumer.transport.store.flush_acks()
+    assert len(consumer.transport.given) == 8
+    assert bench.counts("events") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rivals", [1, 3])
+def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
+    first = Consumer(bench, ["q"])
+    standing = first.transport.reception._claiming.standing
+    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    own = [f"own-{number}" for number in range(rivals)]
+    consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
+    bench.put(*[b""] * 4)
+    served: Counter[str] = Counter()
+    began_s = bench.clock.monotonic()
+    while not served["q"]:
+        for consumer, queue in zip(consumers, own, strict=True):
+            bench.put(b"", queue=queue)
+            if consumer.transport.is_awake:
+                consumer.transport.turn()
+            served.update(consumer.settle())
+        bench.clock.advance(0.02)
+        assert bench.clock.monotonic() - began_s < 10, "it is swept only with its session"

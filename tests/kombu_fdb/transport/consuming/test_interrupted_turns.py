@@ -1,0 +1,159 @@
+"""A turn that an exception ends at any line: what it had in hand is delivered once, or free again.
+
+Signal handlers raise in the main thread, which carries cancels out; with gevent every thread is a greenlet of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kit.conformance.consumer import OPTIONS, Consumer
+from kit.conformance.queue import Bench
+from kit.interruption import interrupt, runs_handlers
+
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming import claiming, dispatch, reception
+from kombu_fdb.transport.consuming.subscription import Arrival
+from kombu_fdb.transport.holding import credit, inbox
+
+TURNS = frozenset(str(each.__file__) for each in (claiming, dispatch, reception, credit, inbox))
+MESSAGES = 6
+
+#: A consumer, and what is to be interrupted.
+Scene = tuple[Consumer, Callable[[], object]]
+
+
+def put(bench: Bench) -> None:
+    bench.put(*(b"%d" % number for number in range(MESSAGES)))
+
+
+def joined(bench: Bench, consumer: Consumer) -> Consumer:
+    """A rival who stands first in the line for which the consumer waits."""
+    first = Consumer(bench, ["q"], contested=True)
+    standing = first.transport.reception._claiming.standing
+    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    consumer.turn()
+    assert consumer.transport.reception._claiming.standing.in_line
+    return first
+
+
+def alone(bench: Bench) -> Scene:
+    consumer = Consumer(bench, ["q"])
+    put(bench)
+    return consumer, consumer.turn
+
+
+def with_acks(bench: Bench) -> Scene:
+    """Its claim takes the acks of the one before along."""
+    consumer = Consumer(bench, ["q"], prefetch=3)
+    put(bench)
+    consumer.turn()
+    consumer.settle()
+    return consumer, consumer.turn
+
+
+def first_of_a_line(bench: Bench) -> Scene:
+    consumer = Consumer(bench, ["q"], contested=True)
+    for _ in range(2):
+        consumer.turn()
+    put(bench)
+    return consumer, consumer.turn
+
+
+def granted(bench: Bench) -> Scene:
+    consumer = Consumer(bench, ["q"], contested=True)
+    first = joined(bench, consumer)
+    put(bench)
+    first.turn()
+    assert first.settle()
+    first.transport.store.flush_acks()
+    return consumer, consumer.turn
+
+
+def asleep_when_granted(bench: Bench) -> Scene:
+    consumer, _ = granted(bench)
+    reception = consumer.transport.reception
+    reception.attend_loop(registered=False)
+    bench.clock.advance(OPTIONS.undrained_timeout + 1)
+    return consumer, consumer.turn
+
+
+def left_lying(bench: Bench) -> Scene:
+    consumer, _ = alone(bench)
+    consumer.turn()
+    bench.clock.advance(OPTIONS.undrained_timeout + 1)
+    return consumer, consumer.turn
+
+
+def cancelled(bench: Bench) -> Scene:
+    consumer, _ = alone(bench)
+    consumer.turn()
+    transport = consumer.transport
+    transport.reception.cancel(transport.subscriptions.pop(), leave=True)
+    transport.consume("q", "another")
+    return consumer, transport.reception.carry_out_cancels
+
+
+def without_room(bench: Bench) -> Scene:
+    consumer, _ = granted(bench)
+    consumer.transport.credit.prefetch = 1
+    return consumer, consumer.turn
+
+
+def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
+    """Everything that is delivered once it is left alone, the late duties included."""
+    queues: list[str] = []
+    consumer.transport.reception.attend_loop(registered=True)
+    for _ in range(2 * MESSAGES):
+        consumer.turn()
+        consumer.transport.store.membership().watch_claims()
+        consumer.transport.store.keep_house()
+        with consumer.transport.draining():  # which ends a stall
+            hand: list[Arrival] = []
+            consumer.transport.reception.next(hand)
+            consumer.transport.reception.return_undelivered(hand)
+        queues += consumer.settle()
+        bench.clock.advance(OPTIONS.undrained_timeout / MESSAGES)
+    return queues
+
+
+SCENES = [
+    alone,
+    with_acks,
+    first_of_a_line,
+    granted,
+    asleep_when_granted,
+    left_lying,
+    cancelled,
+    without_room,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_an_interrupted_turn_had_is_not_lost(scene: Callable[[Bench], Scene]) -> None:
+    where, line = "begin", 0
+    while where:
+        line += 1
+        bench = Bench(MemoryDatabase())
+        consumer, call = scene(bench)
+        left = sum(bench.counts("q")) - len(consumer.transport.store.acks)
+        where = interrupt(call, line, TURNS, strikes=runs_handlers)
+        assert len(settled_in_the_end(bench, consumer)) == left, where
+        assert bench.counts("q") == (0, 0, 0), where
+        assert not consumer.transport.store.membership().known, where
+    assert line > 10
+
+
+def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
+    """For consumers without acks of a queue that vanishes with them."""
+    where, line = "begin", 0
+    while where:
+        line += 1
+        bench = Bench(MemoryDatabase())
+        consumer = Consumer(bench, [])
+        consumer.transport.consume("q", "tag", no_ack=True, transient=True)
+        put(bench)
+        where = interrupt(consumer.turn, line, TURNS, strikes=runs_handlers)
+        assert len(settled_in_the_end(bench, consumer)) == MESSAGES, where
+    assert line > 10
