@@ -122,8 +122,9 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     consumer = Consumer(bench, ["q"], prefetch=2)
     consumer.transport.consume("events", "without", no_ack=True, transient=True)
     bench.put(*[b""] * 20, queue="events")
-    bench.put(b"", b"")
     consumer.turn()
+    assert consumer.waiting == ["events"] * 4
+    bench.put(b"", b"")
     consumer.turn()
     assert consumer.waiting.count("q") == 2
 
