@@ -127,12 +127,15 @@ def forget_the_acks(claiming: Claiming, membership: Any, act: Any) -> Any:
         raise
 
 
-def keep_what_waits(dispatch: Dispatch, subscription: Any) -> list[Any]:
+def keep_what_waits(dispatch: Dispatch, subscription: Any) -> None:
     _remove(dispatch, subscription)
-    return []
+    dispatch._leaving.clear()
 
 
 def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
+    """And keep both promises: else what there is no room for would just go back."""
+    dispatch: Any = claiming._dispatch
+    dispatch._choose = lambda queue: dispatch._by_queue[queue][0]
     plan.queues = [queue for queue in plan.queues if queue not in claiming.standing.queues] or plan.queues
 
 

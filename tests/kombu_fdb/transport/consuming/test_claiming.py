@@ -120,11 +120,15 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
 
 def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     consumer = Consumer(bench, ["q"], prefetch=2)
-    consumer.transport.consume("events", "without", no_ack=True, transient=True)
-    bench.put(*[b""] * 20, queue="events")
+    transport = consumer.transport
+    transport.consume("events", "without", no_ack=True, transient=True)
+    consumer.turn()
+    bench.put(*[b""] * 4, queue="events")
+    transport.reception._lookout.hungry.discard("q")
     consumer.turn()
     assert consumer.waiting == ["events"] * 4
     bench.put(b"", b"")
+    transport.reception._lookout.hungry.add("q")
     consumer.turn()
     assert consumer.waiting.count("q") == 2
 
