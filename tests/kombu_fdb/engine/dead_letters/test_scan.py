@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.engine.dead_letters.scan import Wanted, error_of
 from kombu_fdb.model import Publication
+from kombu_fdb.primitives.headers import ATTEMPTS
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.encoding.envelope import payload_of
 
 
 @pytest.fixture
@@ -65,3 +67,25 @@ def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
     assert found(bench) == [b"dead", b"fresh"]
     assert found(bench, queue="q") == [b"dead"]
     assert found(bench, died_before_ms=bench.clock.wall_ms() + 1) == [b"dead"]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "error"),
+    [
+        ([{"error": "ValueError: 1: 2"}, {"error": "shop.Declined: no: never"}], "shop.Declined"),
+        ([{"error": "KeyError"}], "KeyError"),
+        ([{"error": ""}], ""),
+        ([{"error": 5}], ""),
+        ([{"other": "KeyError: 1"}], ""),
+        (["KeyError: 1"], ""),
+        ([], ""),
+        ({"error": "KeyError: 1"}, ""),
+        (None, ""),
+    ],
+)
+def test_the_error_of_what_waits_to_be_retried_is_that_of_its_last_attempt(
+    bench: Bench, attempts: Any, error: str
+) -> None:
+    bench.put(payload_of({"body": "", "headers": {ATTEMPTS: attempts}, "properties": {}}, "", "q"))
+    (message,) = bench.engine.inspect.peek("q", 1)
+    assert error_of(message) == error

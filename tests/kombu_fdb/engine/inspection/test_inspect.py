@@ -111,3 +111,13 @@ def test_a_queue_with_keys_says_how_to_see_its_last_message(bench: Bench) -> Non
     bench.put(b"a", key="k")
     with pytest.raises(QueueError, match=r"a queue with keys has no last message .*Name a key"):
         bench.engine.inspect.peek("q", 1, reverse=True)
+
+
+def test_a_lease_that_can_not_be_read_hides_no_task() -> None:
+    bench = Bench(MemoryDatabase())
+    bench.write(lambda tr: tr.set(bench.engine.keys.lease(bytes(16), 0), b"\xff"))
+    bench.put(b"a", task_id="other")
+    bench.put(b"b", task_id="t")
+    bench.take()
+    (found,) = bench.engine.inspect.find_task("t")
+    assert (found.payload, found.state) == (b"b", "leased")

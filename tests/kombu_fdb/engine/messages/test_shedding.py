@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.model import Publication
@@ -59,3 +60,16 @@ def test_a_queue_with_room_does_not_hide_a_full_one_of_the_same_batch(bench: Ben
     with pytest.raises(CapacityExceeded):
         bench.engine.publisher.publish([Publication("", "roomy", b"c"), Publication("", "full", b"d")])
     assert (bench.counts("roomy"), bench.counts("full")) == ((0, 0, 0), (0, 0, 0))
+
+
+def test_all_that_are_over_their_maximum_are_trimmed_and_a_while_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overflow, "MOST_LEAVING", 2)
+    monkeypatch.setattr(upkeep, "MOST_TRIMS", 2)
+    for queue in ("one", "other"):
+        bench.put(*(b"%d" % number for number in range(7)), queue=queue)
+        bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-max-length": 1}))
+    assert bench.engine.upkeep.trim_full() == 8
+    assert bench.engine.upkeep.trim_full() == 4
+    assert [bench.counts(queue)[0] for queue in ("one", "other")] == [1, 1]

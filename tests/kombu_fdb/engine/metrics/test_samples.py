@@ -217,3 +217,9 @@ def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
     assert (together.ready, together.delayed, together.leased, together.oldest_ms) == (5, 70, 900, oldest)
     assert together.totals == dict.fromkeys(EVENTS, 0) | {PUBLISHED: 4, CLAIMED: 20, ACKED: 7}
     assert together.backlog == 975
+
+
+@pytest.mark.parametrize(("number", "is_one"), [(1 - 2**63, True), (2**63 - 1, True), (-(2**63), False)])
+def test_numbers_are_those_that_a_counter_can_have(bench: Bench, number: int, is_one: bool) -> None:
+    row = encode_json([1, {"q": [number, 0, 0, None, *[0] * len(EVENTS)]}])
+    assert (samples._decode(row) is not None) == is_one

@@ -140,3 +140,22 @@ def test_a_newer_versions_lease_of_another_queue_is_no_hindrance(bench: Bench) -
     assert caught.value.fix is not None
     assert "other" in str(caught.value)
     bench.clean()
+
+
+def test_a_message_whose_place_can_not_be_read_hides_no_other(bench: Bench) -> None:
+    """It stands before all that have a key."""
+    keys = bench.engine.keys
+    bench.put(b"odd", due_ms=2**41)
+    ((key, value),) = bench.engine.upkeep.rows(range_of(keys.delayed("q")))
+    bench.write(partial(misplace, key, keys.keyed("q") + b"\x01odd", value))
+    bench.put(b"a", b"b", key="k")
+    assert payloads(bench) == [b"a", b"b", b"odd"]
+    bench.clean()
+
+
+def test_leased_ones_come_in_the_order_in_which_they_were_published(bench: Bench) -> None:
+    """Several of one transaction, and of keys in another order."""
+    for key in ("b", "a"):
+        bench.engine.publisher.publish([Publication("", "q", key.encode() + b"%d" % n, key=key) for n in range(2)])
+    bench.take()
+    assert payloads(bench, leased=True) == [b"b0", b"b1", b"a0", b"a1"]

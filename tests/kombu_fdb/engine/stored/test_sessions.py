@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S
+from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S, description_of
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -77,3 +77,9 @@ def test_a_session_s_neighbours_are_those_behind_it_in_the_ring(bench: Bench) ->
         found = bench.engine.sessions.neighbours(ring[at], 2)
         assert [session_id for session_id, *_ in found] == [ring[(at + step) % 5] for step in range(3)]
     assert [session_id for session_id, *_ in bench.engine.sessions.neighbours(ring[3], 9)] == ring[3:] + ring[:3]
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"[1]", b"5"])
+def test_what_a_session_says_of_itself_is_an_object_or_nothing(said: bytes) -> None:
+    assert description_of(said) == {}
+    assert description_of(encode_json({"host": "b"})) == {"host": "b"}
