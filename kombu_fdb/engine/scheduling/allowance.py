@@ -88,7 +88,7 @@ class Allowances:
         if limits is None:
             return Allowance(UNLIMITED)
         if limits.paused:
-            return Allowance(0, limits.weight, limits.priority)
+            return Allowance(0)
         free, wait_ms = UNLIMITED, 0
         if limits.max_in_flight is not None:
             free = limits.max_in_flight - self._in_flight(key)

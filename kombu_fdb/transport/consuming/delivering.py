@@ -44,7 +44,7 @@ def _open(arrival: Arrival) -> Any:
     fault = fault_in(message, subscription.callback)
     if fault is not None:
         subscription.credit.held.drop(tag)
-        subscription.settler.refuse(delivery, fault)
+        subscription.settler.refuse(delivery, **fault)
         return None
     if subscription.no_ack and delivery.leased:
         subscription.settler.note_ack(delivery.lease)

@@ -24,7 +24,7 @@ class Settler(Protocol):
     def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
         """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
 
-    def refuse(self, delivery: Delivery, error: str) -> None:
+    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
         """Dead-letter what nobody can handle."""
 
     def release(self, leases: list[Lease], *, counted: bool) -> None:

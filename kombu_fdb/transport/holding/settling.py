@@ -114,10 +114,10 @@ class Settling:
         else:
             self.client.reject([lease], reason=reason, **details)
 
-    def refuse(self, delivery: Delivery, error: str) -> None:
+    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
         logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         try:
-            self.client.reject([delivery.lease], reason="malformed", error=error)
+            self.client.reject([delivery.lease], reason="malformed", error=error, **details)
         except StoreError:
             self.client.release_later([delivery.lease])
 

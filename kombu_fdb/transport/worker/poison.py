@@ -42,29 +42,33 @@ ERROR_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_096
 
 
-def fault_in(message: Any, callback: Any) -> str | None:
-    """What Celery would stumble over later, as it would take this for a task; None if nothing."""
+def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
+    """What Celery would stumble over later, as it would take this for a task, as details of a death; None if nothing.
+
+    What can't be unpacked or decoded, Celery would acknowledge, and it would be gone.
+    """
     if "task" not in message.headers or not _celery_drains(sys._getframe()):
         return None
-    return fault_of(message.headers) or _fault_of_packing(message) or _fault_of_body(message, callback)
+    if message.errors:
+        return _unreadable("unpacked", message.errors[0][1])
+    try:
+        fault = fault_of(message.headers) or _fault_of_body(message, callback)
+    except Exception as error:  # noqa: BLE001 - whatever a decoder, or a class of the embedded objects, raises
+        return _unreadable("decoded", error)
+    return None if fault is None else {"error": fault}
 
 
-def _fault_of_packing(message: Any) -> str | None:
-    """Celery would acknowledge what can't be unpacked, and it would be gone."""
-    errors = message.errors
-    return f"the body can't be unpacked: {errors[0][1]!r:.200}" if errors else None
+def _unreadable(step: str, error: BaseException) -> dict[str, str]:
+    return {"error_class": _class(error), "error": f"the body can't be {step}: {error!r:.200}"}
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
-    """Decodes it as the consumer is about to, which finds it decoded, and would acknowledge what can't be."""
+    """Decodes it as the consumer is about to, which finds it decoded. Raises what that raises."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
     if accept is None:
         return None
     message.accept = accept
-    try:
-        return body_fault(message.payload)
-    except Exception as error:  # noqa: BLE001 - whatever a decoder, or a class of the embedded objects, raises
-        return f"the body can't be decoded: {error!r:.200}"
+    return body_fault(message.payload)
 
 
 def mend(request: Any) -> None:
@@ -116,10 +120,14 @@ def _celery_drains(frame: FrameType | None) -> bool:
     return False
 
 
+def _class(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
 def _details(error: Exception) -> dict[str, str]:
     """As those of a failed task."""
     return {
-        "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
+        "error_class": _class(error),
         "error": repr(error)[:ERROR_LENGTH],
         "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:],
     }
