@@ -105,6 +105,8 @@ class Claiming:
         ``Membership.claim``.
         """
         line = self.standing.queues
+        if not line:
+            return
         of_line = plan.queues[0] in line  # it was first longest ago, so neither part shuts the other out
         plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
         if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):

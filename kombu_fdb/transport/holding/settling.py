@@ -73,7 +73,11 @@ class Settling:
     def client(self) -> Client:
         """What the channel consumed with: stays the same when the connection is lost. Raises ``ForkedError``."""
         if self.is_foreign:
-            raise ForkedError("these messages were given to the parent process, which settles them", parent=self._pid)
+            raise ForkedError(
+                "these messages were given to the parent process, which settles them",
+                parent=self._pid,
+                fix="Settle them there. What a child is to work on, it consumes through a connection of its own.",
+            )
         if self._client is None:
             self._client = self._connection.store
         return self._client
