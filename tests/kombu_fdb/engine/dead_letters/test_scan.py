@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine.dead_letters import scan
 from kombu_fdb.engine.dead_letters.scan import Wanted, error_of
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.headers import ATTEMPTS
@@ -89,3 +90,22 @@ def test_the_error_of_what_waits_to_be_retried_is_that_of_its_last_attempt(
     bench.put(payload_of({"body": "", "headers": {ATTEMPTS: attempts}, "properties": {}}, "", "q"))
     (message,) = bench.engine.inspect.peek("q", 1)
     assert error_of(message) == error
+
+
+@pytest.mark.parametrize(
+    ("conditions", "most_bytes", "parts"),
+    [({}, 1, [1, 1, 1]), ({}, 10**6, [3]), ({"task": ""}, 10**6, [3]), ({"where": bool}, 10_000, [1, 1, 1])],
+)
+def test_a_part_reads_so_many_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], most_bytes: int, parts: list[int]
+) -> None:
+    """Payloads that stand elsewhere count where they are read."""
+    monkeypatch.setattr(scan, "BYTES_PER_TRANSACTION", most_bytes)
+    for _ in range(3):
+        reject(bench, b"x" * 150_000)
+    walk = bench.engine.dead_letters.walk("q.dead", Wanted(**conditions))
+    found, cursor = [], b""
+    while not found or cursor:
+        letters, cursor = bench.engine.dead_letters.look(walk, cursor, 10)
+        found.append(len(letters))
+    assert [each for each in found if each] == parts

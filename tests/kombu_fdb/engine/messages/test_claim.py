@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.bury import REST_MS
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import StoreFull
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -98,3 +104,39 @@ def test_a_key_whose_message_is_leased_has_not(bench: Bench) -> None:
     assert bench.payloads() == [b"a"]
     assert rung(bench) == 0
     assert bench.payloads() == []
+
+
+def test_on_a_full_disk_what_would_be_buried_rests_and_those_behind_it_are_served(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burial writes more than it clears; a rest does not."""
+    bench.put(b"bad", b"good", task_id="t")
+    ((key, value), _) = bench.engine.upkeep.rows(range_of(bench.engine.keys.ready("q")))
+    bench.write(lambda tr: tr.set(key, value[:1] + b"\xff" * 3))
+    full = StoreFull()
+    full.moves = True
+    refusals, rested = [full], []
+    real = claim.claim
+
+    def refuse(work: Work, *given: Any, **how: Any) -> Any:
+        rested.append(work.rests)
+        found = real(work, *given, **how)
+        if refusals:
+            raise refusals.pop()
+        return found
+
+    monkeypatch.setattr(claim, "claim", refuse)
+    assert bench.payloads(2) == [b"good"]
+    assert rested == [False, True]
+    assert bench.counts("q.dead") == (0, 0, 0)
+    assert bench.counts()[1] == 1
+    assert bench.engine.upkeep.promote() == (0, bench.clock.wall_ms() + REST_MS)
+
+
+def test_any_other_refusal_of_a_full_disk_is_the_callers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise StoreFull
+
+    monkeypatch.setattr(claim, "claim", refuse)
+    with pytest.raises(StoreFull):
+        bench.take()

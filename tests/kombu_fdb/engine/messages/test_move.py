@@ -166,3 +166,13 @@ def test_a_finished_import_leaves_no_marks_however_often_it_is_finished(bench):
     assert transfer.finished(IMPORT) == {"messages": 4}
     keys = bench.engine.keys
     assert bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_imported(IMPORT))) == []
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 9])
+def test_no_more_are_moved_than_asked_for_in_however_many_parts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(module, "MESSAGES_PER_TRANSACTION", 2)
+    bench.put(*(b"%d" % number for number in range(7)))
+    assert bench.engine.messages.move("q", "other", limit) == min(limit, 7)
+    assert bench.counts("other")[0] == min(limit, 7)

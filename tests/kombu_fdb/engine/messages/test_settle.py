@@ -97,3 +97,12 @@ def test_what_is_gone_among_leases_in_a_row_is_counted_as_late(bench: Bench) -> 
     bench.engine.messages.ack([leases[1]])
     assert bench.engine.messages.ack(leases) == [True, False, True]
     assert bench.engine.messages.ack(leases) == [False] * 3
+
+
+def test_many_are_settled_in_parts_and_each_is_told(bench: Bench) -> None:
+    bench.put(*(b"%d" % number for number in range(5)))
+    leases = [each.lease for each in bench.take()]
+    bench.engine.messages.ack(leases[2:3])
+    bench.engine.messages._settlements.size = 2
+    assert bench.engine.messages.ack(leases) == [True, True, False, True, True]
+    assert bench.counts() == (0, 0, 0)

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
@@ -223,3 +224,35 @@ def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
 def test_numbers_are_those_that_a_counter_can_have(bench: Bench, number: int, is_one: bool) -> None:
     row = encode_json([1, {"q": [number, 0, 0, None, *[0] * len(EVENTS)]}])
     assert (samples._decode(row) is not None) == is_one
+
+
+def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench: Bench) -> None:
+    bench.put(b"1", queue="old")
+    bench.put(b"2", queue="delayed", due_ms=2**41)
+    bench.later(5)
+    bench.put(b"3", queue="new")
+    bench.engine.metrics.sample([HOUR])
+    (sample,) = bench.engine.metrics.samples(HOUR)
+    assert {name: queue.oldest_ms for name, queue in sample.queues.items()} == {"old": 5_000, "new": 0, "delayed": None}
+
+
+def test_what_is_settled_too_late_is_counted(bench: Bench) -> None:
+    """Of no queue: nobody knows it any more."""
+    bench.put(b"1")
+    (held,) = bench.take()
+    bench.engine.messages.ack([held.lease])
+    bench.engine.messages.ack([held.lease])
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.totals()[""]["late"] == 1
+
+
+def test_a_newer_versions_message_that_a_dead_session_held_is_counted_as_lost(bench: Bench) -> None:
+    bench.put(b"1", key="k")
+    dead = bench.engine.sessions.open({})
+    bench.take(session=dead)
+    make_newer(bench, leases=True)
+    bench.engine.sessions.fence(dead, bench.beats()[dead])
+    assert bench.engine.sessions.release(dead) == 1
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.totals()["q"]["lost"] == 1
+    assert bench.engine.metrics.key_totals()["q"]["k"]["lost"] == 1

@@ -317,3 +317,24 @@ def test_a_key_whose_priority_is_changed_joins_the_round_of_its_new_rank(bench: 
     for key in "vw":
         bench.put(*[b"x"] * 40, key=key, priority=7)
     assert "a" in [each.key for each in bench.take(3)]
+
+
+@pytest.mark.parametrize(("limits", "window", "taken"), [({}, 2, 2), ({"max_in_flight": 3}, 9, 3), ({}, 9, 5)])
+def test_a_heavy_keys_turn_ends_with_the_window_and_its_limit(
+    bench: Bench, limits: dict[str, Any], window: int, taken: int
+) -> None:
+    bench.engine.queues.limit("q", "k", KeyLimits(weight=5, **limits))
+    bench.put(*(b"%d" % number for number in range(5)), key="k")
+    assert len(bench.take(window)) == taken
+
+
+def test_what_a_batch_brings_counts_against_the_capacity_of_its_key(bench: Bench) -> None:
+    bench.engine.queues.limit("q", "k", KeyLimits(capacity=3))
+    bench.put(b"1", key="k")
+    batch = [Publication("", "q", b"", key=key) for key in ("k", "other", "k", "other", "k")]
+    with pytest.raises(CapacityExceeded) as caught:
+        bench.engine.publisher.publish(batch)
+    assert caught.value.attributes["current_size"] == 3
+    assert bench.counts()[0] == 1
+    bench.engine.publisher.publish(batch[:4])
+    assert bench.counts()[0] == 5

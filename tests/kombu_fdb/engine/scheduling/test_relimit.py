@@ -11,6 +11,7 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.scheduling import relimit
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -192,3 +193,16 @@ def test_nothing_is_left_of_it(bench: Bench) -> None:
     bench.take()
     limit_every_key(bench)
     assert bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_relimits)) == []
+
+
+def test_every_turn_is_ranked_anew_in_however_many_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relimit, "TURNS_PER_PART", 2)
+    monkeypatch.setattr(relimit, "MARKS_PER_PART", 2)
+    for key in "abcde":
+        bench.put(b"1", b"2", key=key)
+    assert len(bench.take(5)) == 5
+    ring = range_of(bench.engine.keys.ring("q"))
+    assert len(bench.engine.upkeep.rows(ring)) == 5
+    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(priority=1)))
+    assert bench.engine.upkeep.rows(ring) == [], "each comes in again, where it belongs"
+    assert sorted(each.key for each in bench.take()) == [*"abcde"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.upkeep import delay
+from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -44,3 +46,20 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
         bench.work(lambda work: promoted.append(delay.promote(work, "q", 2)))
     assert promoted == [(2, now_ms + 3), (1, None)]
     assert bench.payloads() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(("number", "seen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (7, [0, 1, 6, 5])])
+def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, seen: list[int]
+) -> None:
+    monkeypatch.setattr(delay, "MESSAGES_PER_TRANSACTION", 2)
+    keys = bench.engine.keys
+    rows = [(keys.unpark(1_000 + each, "q", "k"), b"") for each in range(number)]
+    for key, value in rows:
+        bench.write(partial(store, key, value))
+    assert bench.engine.transactions.read(delay._unparks) == [rows[each] for each in seen]
+    bench.clean()
+
+
+def store(key: bytes, value: bytes, tr: Transaction) -> None:
+    tr.set(key, value)

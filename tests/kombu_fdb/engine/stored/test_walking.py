@@ -1,0 +1,35 @@
+"""A walk through several ranges, in parts of any size."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.stored.walking import rows_from
+from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+def store(key: bytes, value: bytes, tr: Transaction) -> None:
+    tr.set(key, value)
+
+
+RANGES = [(b"~a", b"~b"), (b"~c", b"~d"), (b"~e", b"~f")]
+ROWS = [(b"~%c%d" % (letter, number), b"%d" % number) for letter in b"ac" for number in range(4)]
+
+
+@pytest.mark.parametrize("most", range(1, 10))
+def test_each_row_comes_once_and_in_order(most: int) -> None:
+    bench = Bench(MemoryDatabase())
+    for key, value in [*ROWS, (b"~b", b"between"), (b"~f", b"behind")]:
+        bench.write(partial(store, key, value))
+    found: list[KeyValue] = []
+    parts, cursor = 0, b""
+    while parts == 0 or cursor:
+        rows, cursor = bench.engine.transactions.read(lambda work: rows_from(work, RANGES, cursor, most))  # noqa: B023
+        assert len(rows) == most if cursor else len(rows) < most
+        found, parts = found + rows, parts + 1
+    assert found == ROWS
+    assert parts == len(ROWS) // most + 1
