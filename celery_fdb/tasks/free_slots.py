@@ -56,5 +56,11 @@ class FreeSlots(bootsteps.StartStopStep):
 
 
 def _count(consumer: Any, channel: Channel, *_hub: Any) -> None:
-    slots = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
-    channel.limit_slots(slots - len(state.reserved_requests))
+    channel.limit_slots(_slots(consumer) - len(state.reserved_requests))
+
+
+def _slots(consumer: Any) -> int:
+    """As many processes as there may be: remote control changes that of the autoscaler, or of the pool."""
+    autoscaler = getattr(consumer.controller, "autoscaler", None)
+    slots: int = consumer.pool.num_processes if autoscaler is None else autoscaler.max_concurrency
+    return slots

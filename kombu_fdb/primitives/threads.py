@@ -1,10 +1,11 @@
-"""Starting a thread from code that a signal handler may interrupt."""
+"""Threads, and what stands in for them: started where a signal handler may interrupt, and told from an event loop."""
 
 from __future__ import annotations
 
+import sys
 import threading
 
-__all__ = ["start"]
+__all__ = ["in_hub", "start"]
 
 
 def start(thread: threading.Thread) -> None:
@@ -19,3 +20,12 @@ def start(thread: threading.Thread) -> None:
         if error.__context__ is None:
             raise
         raise error.__context__ from None
+
+
+def in_hub() -> bool:
+    """Whether this is the event loop of gevent or eventlet, which runs signal handlers: what waits here is refused."""
+    gevent, eventlet, hubs = (sys.modules.get(name) for name in ("gevent", "eventlet", "eventlet.hubs"))
+    if gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub):
+        return True
+    hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)  # get_hub would make one for this thread
+    return eventlet is not None and hub is not None and hub.greenlet is eventlet.getcurrent()

@@ -16,7 +16,12 @@ import select
 import socket
 import weakref
 
-__all__ = ["Bell", "readable"]
+try:
+    from posix import write  # eventlet's of ``os`` waits in the event loop, also where a pipe must not block
+except ImportError:  # Windows
+    from os import write
+
+__all__ = ["Bell", "readable", "write"]
 
 
 class Bell:

@@ -44,7 +44,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.again import Doubts
-from kombu_fdb.errors import ForkedError, KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.errors import CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
@@ -91,6 +91,8 @@ class Client:
         self.location = location
         self.options = options
         self.acks: deque[Lease] = deque()
+        #: Those that may have been settled: nobody has seen the answer.
+        self._in_doubt: set[Lease] = set()
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
@@ -281,9 +283,15 @@ class Client:
             while self.take_acks(leases):
                 self.settled(leases, self.engine.messages.ack(leases))
                 leases.clear()
-        except BaseException:
-            self.acks.extendleft(reversed(leases))
+        except BaseException as error:
+            self.give_acks_back(leases, error)
             raise
+
+    def give_acks_back(self, leases: Sequence[Lease], error: BaseException) -> None:
+        """They are pending again; if the error tells nothing of what has happened to them, they may be settled."""
+        if not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
+            self._in_doubt.update(leases)
+        self.acks.extendleft(reversed(leases))
 
     def ack(self, leases: list[Lease]) -> None:
         """Settle these. On an error they are kept for the next flush."""
@@ -296,7 +304,9 @@ class Client:
         if membership is not None:
             membership.known.difference_update(leases)
         self._overdue.forget(leases)
-        lost = 0 if results is None else len(results) - sum(results)
+        gone = [] if results is None else [lease for lease, done in zip(leases, results, strict=False) if not done]
+        lost = len(set(gone) - self._in_doubt)
+        self._in_doubt.difference_update(leases)
         if lost:
             self.lost_acks += lost
             logger.warning(LOST, plural(lost, "acknowledgement"), self.options.session_ttl)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sqlite3
@@ -108,6 +109,19 @@ def file(broker: Any) -> Path:
     if not broker.url.startswith("fdb+sqlite"):
         pytest.skip("not a file")
     return broker.directory / "broker.db"
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_cold_shutdown_ends_a_worker_of_greenlets(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
+    """Its signal handler runs in the event loop, where nothing may wait."""
+    if importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    if pool == "eventlet" and broker.cluster is not None:
+        pytest.skip("eventlet works on SQLite only")
+    worker = begin(start, app, broker, until, pool=pool)
+    watch = Stopwatch(worker.process.pid)
+    worker.process.send_signal(signal.SIGQUIT)
+    assert watch.seconds_to_end(worker) < LONGEST_S
 
 
 @pytest.mark.parametrize("events", [(), ("-E",)], ids=["quiet", "events"])

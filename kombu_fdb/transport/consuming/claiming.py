@@ -137,8 +137,8 @@ class Claiming:
                 self._client.ack(others)
             act(acks)
             self._client.settled(acks)  # the session stood, so did its leases
-        except BaseException:
-            self._client.acks.extendleft(reversed(acks))
+        except BaseException as error:
+            self._client.give_acks_back(acks, error)
             raise
 
     def leave(self, hand: list[Delivery]) -> None:

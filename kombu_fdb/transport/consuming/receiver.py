@@ -18,7 +18,7 @@ import weakref
 from time import monotonic
 
 from kombu_fdb.model import Lease
-from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.threads import in_hub, start
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.lookout import Lookout
@@ -68,10 +68,12 @@ class Receiver:
 
         The thread does it, between two claims; this waits for it, but not for long, and only once while the store does
         not answer. Celery cancels from inside a signal handler, so no lock is taken here that the interrupted code may
-        hold. Never raises.
+        hold; and with gevent that handler runs where nothing may wait, so there this doesn't. Never raises.
         """
         signals = [self.reception.cancel(each, leave=leave) for each in subscriptions]
         self._lookout.bell.ring()
+        if in_hub():
+            return
         if not self.running or threading.current_thread() is self._thread:
             self.reception.carry_out_cancels()
         elif signals and self._cancels_wait:

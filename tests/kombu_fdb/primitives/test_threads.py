@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.threads import in_hub, start
 
 
 class TimeLimit(Exception):
@@ -48,3 +48,22 @@ def test_a_thread_that_nobody_interrupts_runs() -> None:
     ran = threading.Event()
     start(threading.Thread(target=ran.set))
     assert ran.wait(30)
+
+
+def test_gevents_loop_is_told_from_its_greenlets() -> None:
+    gevent = pytest.importorskip("gevent")
+    seen: list[bool] = []
+    gevent.get_hub().loop.run_callback(lambda: seen.append(in_hub()))
+    gevent.spawn(lambda: seen.append(in_hub())).join()
+    assert sorted(seen) == [False, True]
+    assert not in_hub()
+
+
+def test_eventlets_loop_is_told_from_its_greenlets() -> None:
+    eventlet = pytest.importorskip("eventlet")
+    seen: list[bool] = []
+    eventlet.hubs.get_hub().schedule_call_global(0, lambda: seen.append(in_hub()))
+    eventlet.spawn(lambda: seen.append(in_hub())).wait()
+    eventlet.sleep(0.01)
+    assert sorted(seen) == [False, True]
+    assert not in_hub()

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown
@@ -157,3 +157,28 @@ sys.exit(process.exitcode)
 """
     subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
     assert connect().default_channel.engine.inspect.counts("q").ready == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CommitUnknown()])
+def test_an_ack_whose_answer_nobody_has_seen_is_not_late(connection, channel, monkeypatch, caplog, error):
+    """It was stored, and its repetition finds nothing to settle."""
+    queue, taken = Queue("q"), []
+    queue(channel).declare()
+    Producer(channel).publish(1, routing_key="q")
+    with Consumer(channel, [queue], on_message=taken.append):
+        connection.drain_events(timeout=30)
+    client, messages = channel.client, channel.engine.messages
+    ack = messages.ack
+
+    def interrupted(leases):
+        assert ack(leases) == [True]
+        raise error
+
+    client.acks.append(channel.credit.held.leases[taken[0].delivery_tag])
+    monkeypatch.setattr(messages, "ack", interrupted)
+    with pytest.raises(type(error)):
+        client.flush_acks()
+    monkeypatch.setattr(messages, "ack", ack)
+    client.flush_acks()
+    assert client.lost_acks == 0
+    assert "too late" not in caplog.text

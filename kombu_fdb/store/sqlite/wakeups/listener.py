@@ -49,7 +49,7 @@ from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal
 from kombu_fdb.primitives.threads import start
-from kombu_fdb.primitives.wakeup import readable
+from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.sqlite.wakeups.pipes import SUFFIX, BellDirectory
 from kombu_fdb.store.watch import OneShotWatch
 
@@ -213,7 +213,7 @@ class Listener:
     def _knock(self, news: bytes) -> None:
         if self._write_fd >= 0:
             with contextlib.suppress(BlockingIOError):
-                os.write(self._write_fd, news)
+                write(self._write_fd, news)
 
     def _leave(self) -> None:
         if self.name:

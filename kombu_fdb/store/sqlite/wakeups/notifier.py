@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.locks import Turn
+from kombu_fdb.primitives.wakeup import write
 from kombu_fdb.store.sqlite.wakeups.listener import ALL_KEYS, LOCK_S, NEWS_BYTES, Listener, digest
 from kombu_fdb.store.sqlite.wakeups.pipes import BellDirectory
 
@@ -108,7 +109,7 @@ class Ringer:
             news = ALL_KEYS
         for name, fd in list(self._fds.items()):
             try:
-                os.write(fd, news)
+                write(fd, news)
             except BlockingIOError:
                 pass
             except BrokenPipeError:

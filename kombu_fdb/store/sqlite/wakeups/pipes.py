@@ -11,6 +11,7 @@ import contextlib
 import os
 from dataclasses import replace
 
+from kombu_fdb.primitives.wakeup import write
 from kombu_fdb.store.sqlite.sidecars import Access, open_directory, open_pipe, open_sidecar
 
 __all__ = ["SUFFIX", "BellDirectory"]
@@ -64,7 +65,7 @@ class BellDirectory:
     def publish(self, hidden: str, name: str) -> None:
         """Let a pipe be found. Raises ``OSError``."""
         os.rename(hidden, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        os.write(self._generation, b".")
+        write(self._generation, b".")
 
     def remove(self, name: str) -> None:
         """If it is there, and if we may."""

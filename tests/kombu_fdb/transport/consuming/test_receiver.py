@@ -10,6 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import transport as transports
@@ -77,3 +78,25 @@ def test_a_connection_that_is_closed_as_its_receiver_is_made_has_none(
         with pytest.raises(StoreUnavailable, match="closed"):
             transport.drain_events(transport)
         assert transport.receiver_if_any is None
+
+
+def test_a_cancel_in_an_event_loop_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where gevent runs signal handlers. The thread does it."""
+    monkeypatch.setattr(receiver, "in_hub", lambda: True)
+    wait = Signal.wait
+
+    def refuse(signal: Signal, timeout_s: float | None) -> bool:
+        assert threading.current_thread() is not threading.main_thread(), "it waits"
+        return wait(signal, timeout_s)
+
+    monkeypatch.setattr(Signal, "wait", refuse)
+    with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as connection:
+        connection.Producer().publish(1, routing_key="q", declare=[Queue("q")])
+        consumer = connection.Consumer([Queue("q")], on_message=print)
+        consumer.consume()
+        consumer.cancel()
+        monkeypatch.undo()
+        engine = connection.default_channel.engine
+        while engine.inspect.counts("q").leased:
+            connection.transport.receiver.reception.arrived.wait(0.01)
+        assert engine.inspect.counts("q").ready == 1
