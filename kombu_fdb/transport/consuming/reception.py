@@ -436,9 +436,9 @@ class Reception:
                 logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)
-            done.set()
-            with suppress(ValueError):
+            with suppress(ValueError):  # before the signal: then the same consumer may come back, and is to stay
                 self._cancels.remove(cancel)
+            done.set()
 
 
 def _remove_consumer(client: Client, session_id: SessionId, queue: str, tag: str) -> None:
