@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
+from kombu_fdb.engine.stored.effects import LOST, Effects
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -58,6 +60,19 @@ def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
     assert (death.queue, death.reason) == ("unreadable", "malformed")
     assert death.details["error"]
     assert death.details["error"] != "None"
+
+
+def test_what_a_dead_session_has_lost_is_counted_for_its_queue_and_key_also_if_only_a_newer_version_can_read_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(b"a", key="k")
+    bench.take()
+    make_newer(bench, leases=True)
+    fence(bench)
+    noted: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Effects, "note", lambda _, *given: noted.append(given))
+    assert bench.engine.sessions.release(bench.session) == 1
+    assert noted == [("q", LOST, "k")]
 
 
 def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.Observer[str]:

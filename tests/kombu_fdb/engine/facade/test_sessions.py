@@ -1,0 +1,77 @@
+"""What a session says of itself, what it owns, and what ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.facade.queues import Queues
+from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import SessionLost, StoreFull
+from kombu_fdb.model import SessionId
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def end(bench: Bench) -> None:
+    assert bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    bench.engine.sessions.release(bench.session)
+    bench.engine.sessions.forget(bench.session)
+
+
+def test_where_there_is_no_room_for_what_it_consumes_it_says_only_that_it_lives(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = session.beat
+
+    def refuse(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str]) -> bool:
+        if consumed:
+            raise StoreFull
+        return real(work, session_id, ttl_s, consumed)
+
+    monkeypatch.setattr(session, "beat", refuse)
+    before = bench.beats()[bench.session]
+    assert bench.engine.sessions.beat(bench.session, ttl_s=7.0, consumed=["q"])
+    ((of, beat, ttl_s),) = bench.engine.sessions.beats()
+    assert (of, ttl_s, session.consumed_of(beat)) == (bench.session, 7.0, [])
+    assert beat != before
+
+
+def test_a_queue_with_an_owner_ends_with_it_though_it_never_consumed(bench: Bench) -> None:
+    bench.engine.queues.declare(QueueDeclaration("own", exclusive=True), owner=(bench.session, "tag"))
+    bench.engine.queues.remove_consumer(bench.session, "own", "another")
+    assert "own" in bench.engine.inspect.queues()
+    end(bench)
+    assert "own" not in bench.engine.inspect.queues()
+
+
+def test_an_owner_that_was_fenced_gets_no_queue(bench: Bench) -> None:
+    end(bench)
+    with pytest.raises(SessionLost):
+        bench.engine.queues.declare(QueueDeclaration("own", exclusive=True), owner=(bench.session, "tag"))
+    assert "own" not in bench.engine.inspect.queues()
+
+
+def test_a_queue_that_finds_a_consumer_while_its_last_one_ends_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.engine.queues.declare(QueueDeclaration("shared", auto_delete=True), owner=(bench.session, "tag"))
+    other = bench.engine.sessions.open({})
+    real = Queues.delete
+
+    def too_late(queues: Queues, queue: str, **how: Any) -> int | None:
+        queues.add_consumer(other, queue, "another")
+        return real(queues, queue, **how)
+
+    monkeypatch.setattr(Queues, "delete", too_late)
+    end(bench)
+    assert "shared" in bench.engine.inspect.queues()
