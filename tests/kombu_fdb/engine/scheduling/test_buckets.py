@@ -118,3 +118,22 @@ def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         b"",
     ]
     assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == []
+
+
+def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.limit("q", "k", SLOW)
+    row = bench.engine.keys.bucket("q", "k")
+    bench.write(lambda tr: tr.set(row, rates.encode(Bucket(10.0, 0))))
+    used = rates.encode(Bucket(2.0, bench.clock.wall_ms()))
+    uses = [used]
+    real = rates._is_full
+
+    def use(value: bytes, limits: KeyLimits, now_ms: int) -> bool:
+        while uses:
+            bench.write(lambda tr: tr.set(row, uses.pop()))
+        return real(value, limits, now_ms)
+
+    monkeypatch.setattr(rates, "_is_full", use)
+    bench.engine.upkeep.clear_buckets_part()
+    assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == [(row, used)]
