@@ -9,6 +9,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.upkeep import delay
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -63,3 +64,14 @@ def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
 
 def store(key: bytes, value: bytes, tr: Transaction) -> None:
     tr.set(key, value)
+
+
+def test_behind_one_that_cannot_be_read_the_next_one_is_due_when_it_is_due() -> None:
+    bench = Bench(MemoryDatabase())
+    due_ms = bench.clock.wall_ms() + 5_000
+    bench.put(b"a", due_ms=due_ms)
+    ((key, value),) = bench.engine.upkeep.rows(range_of(bench.engine.keys.delayed("q")))
+    bench.write(lambda tr: tr.set(key[:-1], value))
+    assert bench.engine.upkeep.promote() == (0, due_ms)
+    (letter,) = bench.engine.inspect.peek("q.dead", 1)
+    assert letter.deaths[0].reason == "malformed"
