@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,7 @@ from hypothesis import HealthCheck, settings
 from kit.order import spread
 
 from kombu_fdb.api.job import Job
-from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.client import close_clients
-from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -55,12 +54,33 @@ def _skip_scale(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip("takes a minute to fill its store; CI runs it, and so does --scale"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The only place that skips what needs FoundationDB: a machine without it skips all that is marked, and no more."""
+    if item.get_closest_marker("foundationdb") is not None:
+        reason = fdb_unavailable_reason()
+        if reason is not None:
+            pytest.skip(reason)
+    elif "cluster" in getattr(item, "fixturenames", ()):
+        pytest.fail("it asks for the cluster: mark it `foundationdb`, or it fails on a machine that has none")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What this machine could not test: one line for each reason, with its count."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        terminalreporter.section("skipped, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:6} {reason}")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[SingleNodeCluster]:
-    """A real FoundationDB, one per run; skips where there is none."""
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
+    """A real FoundationDB, one per run. The test that asks for it has the mark ``foundationdb``."""
     with SingleNodeCluster() as cluster:
         yield cluster
         close_clients()  # or each would wait at the exit for a store that is gone
@@ -136,12 +156,3 @@ def jobs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Job, "__init__", begin_and_keep)
     yield
     kept.clear()
-
-
-@pytest.fixture
-def client_library() -> None:
-    """FoundationDB's, which needs no server to say what is wrong with a URL; skips where it is not installed."""
-    try:
-        binding()
-    except StoreUnavailable as error:
-        pytest.skip(str(error))

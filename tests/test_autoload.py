@@ -72,3 +72,17 @@ print("kombu-fdb-autoload" in registry.name_to_type)
 """)
         == "True\n"
     )
+
+
+def test_a_checkout_that_is_not_installed_registers_the_schemes_with_the_transport():
+    """As if on PYTHONPATH: kombu finds no entry point of ours."""
+    assert (
+        python("""
+import importlib.metadata
+importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints(())
+import kombu_fdb.transport
+from kombu import Connection
+print(Connection("fdb+sqlite://").get_transport_cls().__module__)
+""")
+        == "kombu_fdb.transport.transport\n"
+    )

@@ -22,7 +22,7 @@ from celery.bin.celery import celery
 from celery_fdb.cli import fdb
 from celery_fdb.inspection.metrics import GAUGES
 from kombu_fdb import Broker
-from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster
 
 HOWTO = Path(__file__).parents[1] / "docs" / "how-to"
 FENCE = re.compile(r"^```(\w+)\n# ([\w.-]+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -253,9 +253,6 @@ class AsComposed(Cluster):
 @pytest.mark.foundationdb
 @pytest.mark.process
 def test_the_composed_cluster_survives_the_loss_of_a_server():
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
     with AsComposed(processes=3) as cluster:
         patience = {"connect_timeout": 60, "publish_timeout": 60, "operation_timeout": 60}
         with Broker.open("fdb:///shop", cluster_file=cluster.cluster_file, **patience) as broker:

@@ -31,8 +31,6 @@ import pytest
 import yaml
 from celery import Celery
 
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
-
 ROOT = Path(__file__).parents[1]
 FOLDER = "/var/lib/shop"
 DEADLINE_S = 120.0
@@ -239,14 +237,17 @@ def matches(printed, got):
     return doctest.OutputChecker().check_output(printed, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
-def param(page):
-    marks = [pytest.mark.foundationdb] if ON_FOUNDATIONDB in page.read_text() else []
-    return pytest.param(page, id=page.stem, marks=marks)
+def sessions():
+    """Each page, and once more with its part on FoundationDB where it has one."""
+    for page in PAGES:
+        yield pytest.param(page, False, id=page.stem)
+        if ON_FOUNDATIONDB in page.read_text():
+            yield pytest.param(page, True, id=f"{page.stem}-foundationdb", marks=pytest.mark.foundationdb)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", [param(page) for page in PAGES])
-def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch, request):
+@pytest.mark.parametrize(("page", "whole"), list(sessions()))
+def test_what_a_page_shows_is_what_happens(page, whole, tmp_path, monkeypatch, request):
     if shutil.which("bash") is None and any(block.language == "console" for block in blocks_of(page)):
         pytest.skip("bash is not on PATH")
     monkeypatch.chdir(tmp_path)
@@ -255,10 +256,10 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch, request)
     try:
         for block in blocks_in(page, anywhere):
             session.run(block)
-        if on_foundationdb:
-            session.lead_to(node(request))
-        for block in blocks_in(page, on_foundationdb):
-            session.run(block)
+        if whole:
+            session.lead_to(request.getfixturevalue("cluster"))
+            for block in blocks_in(page, on_foundationdb):
+                session.run(block)
     finally:
         session.close()
 
@@ -283,14 +284,6 @@ def test_who_runs_a_page_instead_reads_it(page):
     _, test = ELSEWHERE[page]
     name = Path(page).name if Path(page).name != "README.md" else Path(page).parent.name
     assert f'"{name}"' in (ROOT / test).read_text()
-
-
-def node(request):
-    """A real one, which the whole run shares. Skips the rest of the page where there is none."""
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(f"the rest of the page: {reason}")
-    return request.getfixturevalue("cluster")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from kombu_fdb.process.client import client_for
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
@@ -243,9 +242,6 @@ def test_the_doctor_sees_a_file_that_everybody_may_read(tmp_path):
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """An authority, and one certificate of its for server and client."""
-    reason = fdb_unavailable_reason()
-    if reason:
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments):
@@ -335,6 +331,7 @@ def test_one_set_of_tls_files_for_a_process(cluster, tls_cluster, certificates):
         FoundationDatabase.open(tls_cluster.cluster_file, tls=Tls(ca_file=f"{certificates}/ours.pem"))
 
 
+@pytest.mark.foundationdb
 def test_a_tls_file_that_is_not_there_is_named(cluster, tmp_path):
     with pytest.raises(KombuFDBError, match=r"option='tls_key_file', path='/nowhere/key.pem'"):
         FoundationDatabase.open(cluster.cluster_file, tls=Tls(key_file="/nowhere/key.pem"))

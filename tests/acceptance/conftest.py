@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 from kit.starter import Forked, Starter
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import SingleNodeCluster
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -153,9 +153,6 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         cluster = request.getfixturevalue("cluster")
         yield Broker(f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}", tmp_path, cluster)
         return
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
     (tmp_path / "cluster").mkdir()
     with SingleNodeCluster(str(tmp_path / "cluster")) as cluster:
         yield Broker(f"fdb://{cluster.connection_string}/acceptance", tmp_path, cluster)

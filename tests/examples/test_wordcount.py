@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
-
 RETRIES = "what failed twice ran 3 times, after 1 s and 2 s"
 LATER = "what was for later ran once, not early"
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount"
@@ -27,9 +25,6 @@ def test_the_demo_on_sqlite():
 @pytest.mark.process
 @pytest.mark.foundationdb
 def test_the_demo_on_foundationdb():
-    reason = fdb_unavailable_reason()
-    if reason:
-        pytest.skip(reason)
     done = subprocess.run(
         [sys.executable, str(WORDCOUNT / "run.py"), "--store", "fdb"],
         capture_output=True,

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
-
 from .__main__ import STORMS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
@@ -36,8 +34,6 @@ def test_nothing_confirmed_is_lost_on_sqlite(storm: str, rounds: int) -> None:
 @pytest.mark.foundationdb
 @pytest.mark.parametrize(("storm", "rounds"), [("kills", 4), ("line", 3), ("forks", 1), ("cluster", 4)])
 def test_nothing_confirmed_is_lost_on_foundationdb(storm: str, rounds: int) -> None:
-    if reason := fdb_unavailable_reason():
-        pytest.skip(reason)
     done = play(storm, "--rounds", str(rounds), "--store", "fdb")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -649,7 +649,8 @@ def test_a_dash_is_no_file(run, broker, command, tmp_path, monkeypatch):
     assert not (tmp_path / "-").exists()
 
 
-def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path, client_library):
+@pytest.mark.foundationdb
+def test_a_cluster_file_in_disorder_is_shown_how_it_should_be(run, tmp_path):
     (tmp_path / "junk.cluster").write_text("junk\n")
     result = run("status", broker=f"fdb:///{tmp_path}/junk.cluster")
     assert result.code == 3

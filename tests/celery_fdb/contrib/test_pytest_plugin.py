@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
-
 ROOT = Path(__file__).parents[3]
 #: Without what else is installed here; pytest-celery's ``celery_worker`` wants Docker.
 PLUGINS = ("-p", "celery_fdb.contrib.pytest_plugin")
@@ -229,10 +227,11 @@ def test_it(celery_app, celery_worker, {broker}):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("broker", ["fdb_broker", "fdb_sqlite_broker", "fdb_cluster_broker"])
+@pytest.mark.parametrize(
+    "broker",
+    ["fdb_broker", "fdb_sqlite_broker", pytest.param("fdb_cluster_broker", marks=pytest.mark.foundationdb)],
+)
 def test_celerys_worker_in_the_same_process(project, broker):
-    if broker == "fdb_cluster_broker" and fdb_unavailable_reason():
-        pytest.skip(fdb_unavailable_reason())
     project(WORKER.format(broker=broker), plugins=(*PLUGINS, "-p", "celery.contrib.pytest"))
 
 

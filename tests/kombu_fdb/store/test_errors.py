@@ -20,7 +20,6 @@ from kombu_fdb import doctor
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.fdbserver import fdb_unavailable_reason
 
 
 def open_and_fail(path: Path | str, match: str) -> None:
@@ -135,8 +134,8 @@ def test_a_missing_binding(tmp_path: Path) -> None:
     assert "pip install foundationdb" in opened_with(tmp_path, "/nowhere")
 
 
+@pytest.mark.foundationdb
 def test_a_binding_newer_than_the_library(copied_binding: Path) -> None:
-    needs_library()
     says = copied_binding / "fdb" / "apiversion.py"
     if says.exists():
         says.write_text("LATEST_API_VERSION = 99900\n")
@@ -178,28 +177,22 @@ def test_the_binding_here_fits_the_library_here_or_the_error_names_one_that_does
         assert "there is no cluster file" in line
 
 
+@pytest.mark.foundationdb
 def test_a_missing_cluster_file(tmp_path: Path) -> None:
-    needs_library()
     assert "there is no cluster file" in opened_with(None, str(tmp_path / "fdb.cluster"))
 
 
+@pytest.mark.foundationdb
 def test_a_malformed_cluster_file(tmp_path: Path) -> None:
-    needs_library()
     (tmp_path / "fdb.cluster").write_text("http://10.0.0.1\n")
     assert "description:id@host:port" in opened_with(None, str(tmp_path / "fdb.cluster"))
 
 
+@pytest.mark.foundationdb
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    needs_library()
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         (tmp_path / "fdb.cluster").write_text(f"test:test@127.0.0.1:{silent.getsockname()[1]}\n")
         line = opened_with(None, str(tmp_path / "fdb.cluster"))
     assert "does not answer" in line
     assert f"fdbcli -C {tmp_path}/fdb.cluster --exec status" in line
-
-
-def needs_library() -> None:
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)

@@ -22,7 +22,7 @@ from kombu_fdb.model import ClaimTerms
 from kombu_fdb.store.foundationdb.database import FoundationDatabase, FoundationTransaction
 from kombu_fdb.store.foundationdb.errors import ClusterBusy, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import SingleNodeCluster
 
 pytestmark = pytest.mark.foundationdb
 
@@ -53,9 +53,6 @@ class TestFoundationDB(StoreConformance):
 @pytest.fixture
 def own_cluster() -> Iterator[SingleNodeCluster]:
     """One that a test may stop."""
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
     with SingleNodeCluster() as cluster:
         yield cluster
 
@@ -124,9 +121,6 @@ def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_lease_of_nobody(
 
 def test_what_the_errors_of_a_commit_mean() -> None:
     fdb = pytest.importorskip("fdb")
-    reason = fdb_unavailable_reason()
-    if reason is not None:
-        pytest.skip(reason)
     for code, expected, in_flight in (
         (1007, TransactionTooOld, None),
         (1020, Conflict, None),
