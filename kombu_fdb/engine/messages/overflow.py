@@ -5,8 +5,9 @@ properties as they are stored. With both, the queue is full when either says so.
 
 ``x-overflow`` says what gives way:
 
-* ``drop-head`` (the default): the oldest of the least urgent ready messages, dead-lettered as ``maxlen`` if the queue
-  has a dead-letter exchange, else gone;
+* ``drop-head`` (the default): of the key with the most ready messages, the oldest of the least urgent, dead-lettered as
+  ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those of one more key: a
+  queue without keys loses the oldest of its least urgent. A key never gives way to one that has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
@@ -28,6 +29,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from heapq import heapify, heappop, heappush, nlargest
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
@@ -35,9 +37,9 @@ from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.stored.effects import READY
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
-from kombu_fdb.keyspace.codec import decode_amount, size_of
-from kombu_fdb.keyspace.layout import split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.codec import decode_amount, decode_count, size_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Range, split_place
+from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["ATTEMPTS", "MOST_LEAVING", "NO_VERDICT", "Load", "Verdict", "judge", "shed", "trim"]
@@ -48,6 +50,10 @@ REJECT_DLX = "reject-publish-dlx"
 
 #: Messages that give way in one transaction at most, besides one for each that comes.
 MOST_LEAVING = 100
+#: Keys whose backlogs are compared, and of them those whose messages are looked at: of the others none gives way while
+#: these have any.
+MOST_KEYS = 1_000
+CANDIDATES = 16
 #: How often a publisher tries to let the oldest give way.
 ATTEMPTS = 3
 
@@ -150,31 +156,57 @@ def _refusal(queue: str, full: _Full) -> CapacityExceeded:
 def _oldest(work: Work, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
     """The messages that give way, at most ``most_rows``."""
     ready, _most, excess = full
-    found: list[KeyValue] = []
+    found: dict[bytes, bytes] = {}
     freed = Load()
     likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))
-    for row in _from_head(work, queue, max(1, min(likely, most_rows))):
-        found.append(row)
-        freed = freed.grown(size_of(row[1]))
+    for key, value in _from_largest(work, queue, ready.messages, max(1, min(likely, most_rows))):
+        if key in found:
+            continue
+        found[key] = value
+        freed = freed.grown(size_of(value))
         enough = freed.messages >= excess.messages and freed.size >= excess.size
         if enough or freed.messages == most_rows:
             break
-    return found
+    return list(found.items())
 
 
-def _from_head(work: Work, queue: str, part: int) -> Iterator[KeyValue]:
-    """The last rank's messages from the first on, of those without a key if there are any, then the rank before."""
+def _from_largest(work: Work, queue: str, ready: int, part: int) -> Iterator[KeyValue]:
+    """A message of the key with the most ready messages, again and again; of keys that have as many, the oldest."""
+    rows = work.tr.get_range(*work.keys.backlogs(queue), limit=MOST_KEYS, snapshot=True)
+    backlogs = {key: decode_count(value) for (_queue, key), value in work.keys.read(rows, str, str)}
+    if len(rows) < MOST_KEYS:
+        backlogs[""] = ready - sum(backlogs.values())
+    # Of each key: minus its backlog, the stamp and the row of its head; "" and none before its head is read.
+    heap: list[tuple[int, bytes, str, KeyValue | None]]
+    heap = [(-backlogs[key], b"", key, None) for key in nlargest(CANDIDATES, backlogs, key=backlogs.__getitem__)]
+    heapify(heap)
+    heads: dict[str, Iterator[KeyValue]] = {}
+    while heap:
+        number, _stamp, key, head = heappop(heap)
+        if head is None:
+            heads[key] = _from_head(work, queue, range_of(work.keys.items(queue, key, EVERY_RANK)), part)
+        else:
+            yield head
+            number += 1
+        following = next(heads[key], None)
+        if following is not None:
+            heappush(heap, (number, following[0][-STAMP_LENGTH:], key, following))
     for prefix in (work.keys.ready(queue), work.keys.keyed(queue)):
-        begin, end = range_of(prefix)
-        while last := work.tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
-            try:
-                key, rank = split_place(work.keys.place(queue, last[0][0]))
-            except FormatError:  # of no rank
-                end = last[0][0]
-                yield last[0]
-                continue
-            end = work.keys.items(queue, key, rank)
-            yield from _in_parts(work, *range_of(end), part)
+        yield from _from_head(work, queue, range_of(prefix), part)
+
+
+def _from_head(work: Work, queue: str, within: Range, part: int) -> Iterator[KeyValue]:
+    """The messages of the last rank there from the oldest on, then those of the rank before."""
+    begin, end = within
+    while last := work.tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
+        try:
+            key, rank = split_place(work.keys.place(queue, last[0][0]))
+        except FormatError:  # of no rank
+            end = last[0][0]
+            yield last[0]
+            continue
+        end = work.keys.items(queue, key, rank)
+        yield from _in_parts(work, *range_of(end), part)
 
 
 def _in_parts(work: Work, begin: bytes, end: bytes, part: int) -> Iterator[KeyValue]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.messages import overflow
@@ -26,7 +28,7 @@ def bench() -> Iterator[Bench]:
 
 
 def shown(bench: Bench) -> list[bytes]:
-    return [each.payload for each in bench.engine.inspect.peek("q", 100)]
+    return [each.payload for each in bench.engine.inspect.peek("q", 1_000)]
 
 
 @pytest.mark.parametrize("lost", range(overflow.ATTEMPTS))
@@ -73,3 +75,49 @@ def test_all_that_are_over_their_maximum_are_trimmed_and_a_while_at_a_time(
     assert bench.engine.upkeep.trim_full() == 8
     assert bench.engine.upkeep.trim_full() == 4
     assert [bench.counts(queue)[0] for queue in ("one", "other")] == [1, 1]
+
+
+def fill(bench: Bench, key: str, number: int, priority: int = 0) -> None:
+    bench.engine.publisher.publish(
+        [Publication("", "q", f"{key} {place}".encode(), key=key, priority=priority) for place in range(number)]
+    )
+
+
+def ready_by_key(bench: Bench) -> dict[str, int]:
+    return dict(Counter(each.decode().split(" ")[0] for each in shown(bench)))
+
+
+@pytest.mark.parametrize("noisy", ["acme", "zeta", ""])
+def test_the_key_with_the_most_messages_gives_way_whatever_its_name_and_their_priority(
+    bench: Bench, noisy: str
+) -> None:
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 100}))
+    bench.engine.queues.purge("q")
+    fill(bench, noisy, 100, priority=5)
+    others = [each for each in ("acme", "globex", "zeta", "") if each != noisy]
+    for each in others:
+        fill(bench, each, 1, priority=9)
+        fill(bench, each, 1)
+    assert ready_by_key(bench) == {noisy: 94, **dict.fromkeys(others, 2)}
+    fill(bench, noisy, 50)
+    assert ready_by_key(bench) == {noisy: 94, **dict.fromkeys(others, 2)}
+
+
+def test_of_keys_with_as_many_messages_the_oldest_gives_way(bench: Bench) -> None:
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 3}))
+    bench.engine.queues.purge("q")
+    for each in ("c", "a", "b", "d"):
+        fill(bench, each, 1)
+    assert ready_by_key(bench) == {"a": 1, "b": 1, "d": 1}
+
+
+@pytest.mark.parametrize("keys", [30, 300])
+def test_what_it_costs_does_not_grow_with_the_keys(keys: int) -> None:
+    counted = CountingDatabase(MemoryDatabase())
+    bench = Bench(counted)
+    for key in range(keys):
+        fill(bench, f"k{key:03}", 2)
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 2 * keys - 1}))
+    counted.reset()
+    assert bench.engine.upkeep.trim_full_part("q") == 1
+    assert counted.total().round_trips == 5 + 2 * overflow.CANDIDATES
