@@ -15,13 +15,18 @@ As fields of a form or an address, all of them optional:
 =========== =====================================================================================================
 
 ``-`` for task, error or reason finds those that have none.
+
+A page that shows the letters of one cause sends ``cause`` instead: a JSON list of exactly the task, error and reason of
+the last death, "" for none. Nothing in it is a pattern, for the publisher of a message chooses what its task is called.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from typing import NamedTuple
 
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.engine.dead_letters.scan import error_of, task_of
@@ -29,12 +34,25 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
 
-__all__ = ["FIELDS", "NONE", "Filter"]
+__all__ = ["FIELDS", "NONE", "Cause", "Filter", "cause_of"]
 
 #: Finds those that have none.
 NONE = "-"
 TEXTS = ("task", "error", "reason", "home", "text")
-FIELDS = ("task", "key", "error", "reason", "home", "text", "since", "until")
+FIELDS = ("task", "key", "error", "reason", "home", "text", "since", "until", "cause")
+
+
+class Cause(NamedTuple):
+    """What a dead letter died of; "" for what it does not have."""
+
+    task: str
+    error: str
+    reason: str
+
+
+def cause_of(message: Peeked) -> Cause:
+    """Of the last death."""
+    return Cause(task_of(message), error_of(message), message.deaths[0].reason if message.deaths else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +67,14 @@ class Filter:
     text: str = ""
     since_ms: int | None = None
     until_ms: int | None = None
+    cause: Cause | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
         """Of a form's or an address's. ``zone``: of moments without one. Raises ``InvalidArgument``."""
         task, error, reason, home, text = (fields.get(name, "").strip() for name in TEXTS)
         since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
-        return cls(task, fields.get("key"), error, reason, home, text, since_ms, until_ms)
+        return cls(task, fields.get("key"), error, reason, home, text, since_ms, until_ms, _cause(fields.get("cause")))
 
     def fields(self) -> dict[str, str]:
         """The same as fields again, moments in UTC."""
@@ -65,11 +84,17 @@ class Filter:
         for name, ms in (("since", self.since_ms), ("until", self.until_ms)):
             if ms is not None:
                 found[name] = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+        if self.cause is not None:
+            found["cause"] = json.dumps(self.cause)
         return found
 
     def __str__(self) -> str:
         """For a question: ``task=shop.pay, error=CardDeclined``; "" for a filter that lets all pass."""
-        return ", ".join(f"{name}={value or '(none)'}" for name, value in self.fields().items())
+        told = self.fields()
+        if self.cause is not None:
+            del told["cause"]
+            told |= {name: value and repr(value) for name, value in self.cause._asdict().items()}
+        return ", ".join(f"{name}={value or '(none)'}" for name, value in told.items())
 
     def __bool__(self) -> bool:
         """Whether it leaves anything out."""
@@ -81,6 +106,7 @@ class Filter:
         """``message.payload`` may be a beginning that holds the headers."""
         return (
             self.key in (None, message.key)
+            and self.cause in (None, cause_of(message))
             and self._died_so(message)
             and self._is_in_time(message)
             and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
@@ -116,7 +142,20 @@ class Filter:
     @property
     def _needs_payloads(self) -> bool:
         moments = self.since_ms is not None or self.until_ms is not None
-        return bool(self.task or self.error or self.text or moments or self.reason == NONE)
+        return bool(self.task or self.error or self.text or moments or self.reason == NONE or self.cause)
+
+
+def _cause(text: str | None) -> Cause | None:
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or [type(each) for each in found] != [str] * len(Cause._fields):
+        fix = "Open the page of causes again, and begin from there."
+        raise InvalidArgument("the cause must be a list of a task, an error and a reason", got=shown(text), fix=fix)
+    return Cause(*found)
 
 
 def _wanted(text: str) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from celery_fdb.inspection.filters import NONE, Filter
+from celery_fdb.inspection.filters import Cause, Filter, cause_of
 from celery_fdb.inspection.moments import moment
 from kombu_fdb import Broker
-from kombu_fdb.engine.dead_letters.scan import error_of, task_of
 from kombu_fdb.model import Listed, Peeked, Spot
 
 __all__ = ["MOST_COUNTED", "PART", "Group", "Groups", "died_elsewhere", "group", "group_all"]
@@ -28,21 +27,31 @@ MOST_PARTS = 2 * MOST_COUNTED // PART
 
 @dataclass(slots=True)
 class Group:
-    """Letters of one task that died of one error for one reason; "" for what they have not.
+    """Letters of one cause.
 
     ``example``: where the latest of them stands, and in which queue; ``first_ms``, ``last_ms``: when the first and the
     last died. ``queues``: how many of them are in each.
     """
 
-    task: str
-    error: str
-    reason: str
+    cause: Cause
     example: Spot
     example_in: str
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
     queues: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return self.cause.task
+
+    @property
+    def error(self) -> str:
+        return self.cause.error
+
+    @property
+    def reason(self) -> str:
+        return self.cause.reason
 
     @property
     def first(self) -> datetime:
@@ -55,7 +64,7 @@ class Group:
     @property
     def filter(self) -> Filter:
         """By which its letters are listed, replayed and discarded."""
-        return Filter(task=self.task or NONE, error=self.error or NONE, reason=self.reason or NONE)
+        return Filter(cause=self.cause)
 
     def add(self, queue: str, listed: Listed, died_ms: int) -> None:
         """One more letter."""
@@ -105,7 +114,7 @@ class _Counting:
         self._broker = broker
         self._wanted = wanted
         self._only_dead = only_dead
-        self._found: dict[tuple[str, str, str], Group] = {}
+        self._found: dict[Cause, Group] = {}
         self._counted = 0
 
     def count(self, queues: Sequence[str], most: int, *, parts: int) -> bool:
@@ -126,15 +135,10 @@ class _Counting:
         message = listed.message
         if not self._wanted.matches(message) or (self._only_dead and not died_elsewhere(message, queue)):
             return
-        cause, deaths = _cause(message), message.deaths
-        group = self._found.setdefault(cause, Group(*cause, listed.spot, queue))
+        cause, deaths = cause_of(message), message.deaths
+        group = self._found.setdefault(cause, Group(cause, listed.spot, queue))
         group.add(queue, listed, deaths[0].time_ms if deaths else 0)
 
     def groups(self, total: int, *, is_whole: bool) -> Groups:
-        found = sorted(self._found.values(), key=lambda each: (-each.count, each.task, each.error, each.reason))
+        found = sorted(self._found.values(), key=lambda each: (-each.count, each.cause))
         return Groups(found, self._counted, total, is_whole)
-
-
-def _cause(message: Peeked) -> tuple[str, str, str]:
-    death = message.deaths[0] if message.deaths else None
-    return task_of(message), error_of(message), death.reason if death else ""

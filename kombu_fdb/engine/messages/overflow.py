@@ -6,8 +6,8 @@ properties as they are stored. With both, the queue is full when either says so.
 ``x-overflow`` says what gives way:
 
 * ``drop-head`` (the default): of the key with the most ready messages, the oldest of the least urgent, dead-lettered as
-  ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those of one more key: a
-  queue without keys loses the oldest of its least urgent. A key never gives way to one that has more messages;
+  ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those of one more key,
+  so a queue without keys loses the oldest of its least urgent. A key never gives way to one that has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 

@@ -14,12 +14,12 @@ from kombu import Consumer
 
 from celery_fdb.inspection.dead_letters.groups import group, group_all
 from celery_fdb.inspection.dead_letters.queues import dead_queues
-from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.filters import Cause, Filter
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.row import row_of
 from celery_fdb.operations import parts, queues
 from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Request
+from celery_fdb.operations.deed import Request, carried
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -210,13 +210,40 @@ def causes(app: Celery, broker: Broker) -> None:
 def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
     causes(app, broker)
     wanted = group(broker, "q.dead").groups[1].filter
-    assert wanted == Filter(task="shop.pay", error="shop.Declined", reason="rejected")
+    assert wanted == Filter(cause=Cause("shop.pay", "shop.Declined", "rejected"))
+    assert Filter.of(wanted.fields()) == wanted
     question = DEEDS["replay_all"].question(Request("q.dead", fields=wanted.fields()))
-    assert "that match task=shop.pay, error=shop.Declined, reason=rejected" in question
+    assert "that match task='shop.pay', error='shop.Declined', reason='rejected'" in question
     outcome = do("replay_all", "q.dead", fields=wanted.fields())
-    assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task=shop.pay")
+    assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task='shop.pay'")
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
     assert {row_of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
+
+
+HOSTILE = ("shop.pay ", "shop.pay\u00a0", "shop.*", "*", "-", "pay", 'a", "b', "", "shop.pay\r\n")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("deed", ["discard_all", "replay_all", "discard_everywhere"])
+def test_a_cause_is_no_pattern_whatever_its_task_is_called(
+    app: Celery, broker: Broker, do: Do, name: str, deed: str
+) -> None:
+    """The publisher of a message chooses the name of its task, and could so destroy the letters of others."""
+    for task, number in (("shop.pay", 5), ("shop.refund", 3), (name, 1)):
+        for _ in range(number):
+            app.send_task(task, queue="q")
+    bury(broker, error_class="KeyError")
+    (hostile,) = [each for each in group(broker, "q.dead").groups if each.task == name]
+    assert hostile.count == 1
+    sent = dict(carried(*each) for each in hostile.filter.fields().items())
+    assert do(deed, "q.dead", fields=sent).text.split()[1] == "1"
+    assert {each.task: each.count for each in group(broker, "q.dead").groups} == {"shop.pay": 5, "shop.refund": 3}
+
+
+@pytest.mark.parametrize("cause", ["[", "{}", "[1, 2, 3]", '["a", "b"]', '["a", "b", "c", "d"]', "null", "3", '"abc"'])
+def test_a_cause_that_a_page_did_not_send_is_refused(cause: str) -> None:
+    with pytest.raises(InvalidArgument, match="cause"):
+        Filter.of({"cause": cause})
 
 
 def test_a_group_is_discarded_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
@@ -250,7 +277,7 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
     assert (found.counted, found.total, found.is_whole) == (11, 11, True)
     wanted = found.groups[0].filter.fields()
     request = Request(DEEDS["replay_everywhere"].target("whatever"), fields=wanted)
-    assert "all queues of dead letters that match task=shop.pay" in DEEDS["replay_everywhere"].question(request)
+    assert "all queues of dead letters that match task='shop.pay'" in DEEDS["replay_everywhere"].question(request)
     outcome = do("replay_everywhere", fields=wanted)
     assert outcome.text.startswith("Replayed 6 dead letters")
     assert [broker.queue(each).count() for each in ("q", "r", "s")] == [2, 2, 2]
