@@ -5,4 +5,4 @@ from __future__ import annotations
 from celery_fdb.cli import fdb
 
 if __name__ == "__main__":
-    fdb(prog_name="python -m celery_fdb", auto_envvar_prefix="CELERY_FDB")
+    fdb(prog_name="python -m celery_fdb")

@@ -65,7 +65,7 @@ NOT_RUN = {
     ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/celery_fdb/web/test_mounting.py stands for the proxy",
     (
         "docs/dashboard.md",
-        "celery -A shop fdb web --root-path /fdb --allow-host shop.example.com --token-file /etc/shop/dashboard.token",
+        "celery -A shop fdb web --root-path /fdb --allow-host shop.example.com --forwarded-allow-ips 127.0.0.1 \\",
     ): "it serves until it is stopped; tests/celery_fdb/cli/serving/test_web.py has its options",
     ("docs/django.md", "pip install 'celery-fdb[django]'"): INDEX,
     ("docs/how-to/docker-compose.md", "# Dockerfile"): "it needs Docker; tests/test_howto.py runs its entry point",

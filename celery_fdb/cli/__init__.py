@@ -85,7 +85,9 @@ def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 @click.group(cls=LazyGroup, homes=HOMES)
-@click.option("--broker", metavar="URL", help="The broker's URL; default: the app's broker_url.")
+@click.option(
+    "--broker", metavar="URL", envvar="CELERY_FDB_BROKER", help="The broker's URL; default: the app's broker_url."
+)
 @click.option(
     "--broker-options", metavar="JSON", callback=json_object, help="Its options; default: broker_transport_options."
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +16,7 @@ from celery_fdb.cli.terminal import Refused, Run, command
 
 __all__ = ["web"]
 
+VARIABLE = "CELERY_FDB_WEB_TOKEN"
 #: Seconds that pages have to end when it is stopped: those that are live would never.
 GRACE_S = 1
 
@@ -24,14 +27,18 @@ GRACE_S = 1
 @click.option("--write", is_flag=True, help="Let people act: pause, replay, cancel, limit. Else pages only show.")
 @click.option("--show-bodies", is_flag=True, help="Show messages' bodies and arguments.")
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="What to log in with.")
-@click.option("--token", envvar="CELERY_FDB_WEB_TOKEN", show_envvar=True, help="The same; in the list of processes.")
+@click.option("--token", envvar=VARIABLE, show_envvar=True, help="The same; in the list of processes.")
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="Names by which browsers may ask for it, as a proxy's."
 )
 @click.option("--root-path", default="", metavar="PATH", help="The prefix that a proxy in front of it removes.")
 @click.option(
-    "--without-login", is_flag=True, help="Any --address without a token: everybody who can connect may look."
+    "--forwarded-allow-ips",
+    default="",
+    metavar="ADDRESSES",
+    help="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas.",
 )
+@click.option("--without-login", is_flag=True, help="No token: everybody who can connect may do what the pages offer.")
 def web(run: Run, **given: Any) -> None:
     """Serve the dashboard on http://ADDRESS:PORT/ until stopped.
 
@@ -40,7 +47,7 @@ def web(run: Run, **given: Any) -> None:
     run.where.location()  # wrong usage is told now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = is_loopback(given["address"])
-    if not is_local and token is None and not given["without_login"]:
+    if token is None and not given["without_login"] and (not is_local or given["allow_host"] or given["root_path"]):
         fix = "Give it a --token-file, or say --without-login if everybody who can connect may use it."
         raise Refused("other hosts could open the dashboard without logging in", address=given["address"], fix=fix)
     application = _application(run, given, token, is_local=is_local)
@@ -50,8 +57,13 @@ def web(run: Run, **given: Any) -> None:
 
 def _token(file: Path | None, given: str | None) -> str | None:
     if file is None:
+        if given is None and VARIABLE in os.environ:
+            fix = "Set it to the token, or unset it if there is none."
+            raise Refused("the environment variable with the token is empty", variable=VARIABLE, fix=fix)
         return given
     try:
+        if file.stat().st_mode & 0o044:
+            click.echo(f"warning: other users of this machine can read the token: chmod go= {file}", err=True)
         return file.read_text().strip()
     except (OSError, ValueError) as error:
         raise Refused("the token can't be read", path=str(file), reason=str(error), fix="Name a text file.") from error
@@ -96,8 +108,11 @@ def _prefix(path: str) -> str:
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
+    _log_audit()
     config = uvicorn.Config(
         application,
+        proxy_headers=bool(given["forwarded_allow_ips"]),
+        forwarded_allow_ips=given["forwarded_allow_ips"] or None,
         log_level="warning",
         server_header=False,
         root_path=_prefix(given["root_path"]),
@@ -107,3 +122,14 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving http://{shown}:{port}/{' (read-only)' if not given['write'] else ''}", err=True)
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _log_audit() -> None:
+    """What is done through the pages is told on stderr, unless the program sends it elsewhere."""
+    audit = logging.getLogger("celery_fdb.audit")
+    if not audit.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        audit.addHandler(handler)
+    if not audit.isEnabledFor(logging.INFO):
+        audit.setLevel(logging.INFO)

@@ -54,7 +54,12 @@ class Reception:
             return ANYBODY
         found = settings.user(request)
         known = await found if inspect.isawaitable(found) else found
-        return User(known) if isinstance(known, str) else known
+        user = User(known) if isinstance(known, str) else known
+        if not user:
+            return None
+        if not isinstance(user, User):
+            raise TypeError(f"user= must return a User, a name, or None for a stranger, not {type(user).__name__}")
+        return user if user.name else None
 
     def _stranger(self, visit: Visit) -> Response:
         request, target = visit.request, self._settings.login_url

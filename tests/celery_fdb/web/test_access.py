@@ -172,6 +172,18 @@ def test_a_hook_says_who_asks(visit: Any) -> None:
     assert "Nobody here knows you" in without.see("/", 403)
 
 
+@pytest.mark.parametrize("nameless", ["", False, User(""), None])
+def test_a_hook_that_names_nobody_lets_nobody_in(visit: Any, nameless: Any) -> None:
+    """As the name of Django's AnonymousUser, and of Starlette's UnauthenticatedUser."""
+    assert visit(user=lambda _: nameless, read_only=False).get("/queues").status_code == 401
+
+
+@pytest.mark.parametrize("wrong", [True, 7, object(), ["alice"]])
+def test_a_hook_that_returns_no_user_is_a_mistake(visit: Any, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="User, a name, or None"):
+        visit(user=lambda _: wrong, read_only=False).get("/queues")
+
+
 @pytest.mark.parametrize(
     ("given", "about"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -46,6 +47,46 @@ def test_other_hosts_need_a_token(run: Callable[..., Any], served: list[Any], ad
     assert len(served) == 2
 
 
+@pytest.mark.parametrize("option", [["--root-path", "/fdb"], ["--allow-host", "shop.example.com"]])
+def test_what_a_proxy_lets_others_reach_needs_a_token(
+    run: Callable[..., Any], served: list[Any], option: list[str]
+) -> None:
+    assert "--token-file" in run("web", "--port", "0", *option).err
+    assert not served
+    assert run("web", "--port", "0", *option, "--token", TOKEN).code == 0
+
+
+@pytest.mark.parametrize("value", ["", "   "])
+def test_an_empty_token_is_not_no_token(
+    run: Callable[..., Any], served: list[Any], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """As ``CELERY_FDB_WEB_TOKEN=${SECRET}`` is where nobody has set SECRET."""
+    monkeypatch.setenv("CELERY_FDB_WEB_TOKEN", value)
+    assert run("web", "--port", "0").code != 0
+    assert not served
+
+
+def test_a_token_that_others_can_read_is_told(run: Callable[..., Any], served: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    for mode, told in ((0o644, True), (0o600, False)):
+        file.chmod(mode)
+        assert (f"chmod go= {file}" in run("web", "--port", "0", "--token-file", str(file)).err) is told
+    assert len(served) == 2
+
+
+def test_no_option_comes_from_an_environment_that_was_not_made_for_it(url: str, broker: Broker) -> None:
+    """A Kubernetes service called celery-fdb-web sets CELERY_FDB_WEB_PORT in every pod; WITHOUT_LOGIN opens a door."""
+    environ = {**os.environ, "CELERY_FDB_STATUS_JSON": "1", "CELERY_FDB_WEB_PORT": "tcp://10.0.0.1:9810"}
+    broker.queue("jobs").put("a")
+    command = [sys.executable, "-m", "celery_fdb", "--broker", url]
+    told = subprocess.run([*command, "status"], cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert not told.stdout.startswith("{")
+    served = [*command, "web", "--address", "nowhere.invalid"]
+    refused = subprocess.run(served, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert "valid integer" not in refused.stderr
+
+
 def test_a_short_token_is_refused(run: Callable[..., Any], served: list[Any]) -> None:
     result = run("web", "--port", "0", "--token", "short")
     assert result.code == 2
@@ -53,7 +94,7 @@ def test_a_short_token_is_refused(run: Callable[..., Any], served: list[Any]) ->
     assert not served
 
 
-@pytest.mark.parametrize("options", [[], ["--allow-host", "shop.example.com"], ["--address", "::1"]])
+@pytest.mark.parametrize("options", [[], ["--allow-host", "shop.example.com", "--without-login"], ["--address", "::1"]])
 def test_on_the_loopback_other_names_are_refused(
     run: Callable[..., Any], served: list[Any], options: list[str]
 ) -> None:
@@ -128,11 +169,22 @@ def test_it_serves_until_it_is_told_to_end_also_to_pages_that_are_live(url: str,
             process.wait(DEADLINE_S)
 
 
+def test_what_is_done_through_it_is_told_on_stderr() -> None:
+    code = """
+from celery_fdb.cli.serving.web import _log_audit
+from celery_fdb.operations.audit import LogAudit
+_log_audit()
+LogAudit("eve").begin("jobs", "Pause jobs?").complete("Paused jobs.")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "celery_fdb.audit: eve on jobs: Paused jobs." in done.stderr
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("prefix", ["/fdb/", "fdb"])
 def test_behind_a_proxy_that_removes_the_prefix(url: str, broker: Broker, prefix: str) -> None:
     broker.queue("jobs").put("a")
-    with serving(url, "--root-path", prefix) as (address, _):
+    with serving(url, "--root-path", prefix, "--without-login") as (address, _):
         with urllib.request.urlopen(f"{address}/queues", timeout=DEADLINE_S) as answer:
             page = answer.read().decode()
         assert 'href="/fdb/queue?queue=jobs"' in page
