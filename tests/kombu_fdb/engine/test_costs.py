@@ -194,7 +194,8 @@ def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingD
     publish, shed = counted.transactions
     assert (publish.point_reads, publish.range_reads, publish.conflict_keys) == (1, 0, TOKEN)
     assert publish.conflict_ranges == 0
-    assert (shed.point_reads, shed.range_reads, shed.rows, shed.conflict_keys) == (1, 2, 1 + 3, 3 + TOKEN)
+    # The key with the most messages gives way, so the backlogs of the keys are read; there are none.
+    assert (shed.point_reads, shed.range_reads, shed.rows, shed.conflict_keys) == (1, 1 + 2, 1 + 3, 3 + TOKEN)
     assert (shed.clears, shed.atomics) == (3, 1)
 
 
