@@ -276,6 +276,7 @@ class RoutingTables:
         exchange = self._argument(tr, queue, "x-dead-letter-exchange")
         return None if exchange is None else str(exchange)
 
-    def dead_letter_routing_key(self, tr: Transaction, queue: str) -> str:
-        """``x-dead-letter-routing-key``; the queue's name if not set."""
-        return str(self._argument(tr, queue, "x-dead-letter-routing-key") or queue)
+    def dead_letter_routing_key(self, tr: Transaction, queue: str) -> str | None:
+        """``x-dead-letter-routing-key``; None if not set: the message's own."""
+        routing_key = self._argument(tr, queue, "x-dead-letter-routing-key")
+        return None if routing_key is None else str(routing_key)

@@ -37,6 +37,7 @@ from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
 from kombu_fdb.keyspace.layout import priority_of
 from kombu_fdb.model import NO_PRIORITY, Death
+from kombu_fdb.primitives.headers import routing_key_of
 
 __all__ = ["DEAD_SUFFIX", "Cause", "bury", "drop_expired", "fitted"]
 
@@ -85,7 +86,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
         return
     record = _readable(work, value)
     record = record._replace(priority=record.priority or priority_of(place))
-    way = _way(work, queue)
+    way = _way(work, queue, record, payload)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, cause.reason)]
     if targets and work.rests:
         _rest(work, message, record)
@@ -112,12 +113,15 @@ def _rest(work: Work, message: Message[bytes], record: Record) -> None:
 
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
-    """By its priority, as RabbitMQ does; ``<queue>.dead`` keeps the order of the deaths."""
+    """By its key and its priority; ``<queue>.dead`` keeps the order of the deaths."""
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
     ttl_ms = work.routing.message_ttl_ms(work.tr, target) if declared else work.policy.dead_ttl_ms
     expires_ms = 0 if ttl_ms is None else work.now_ms + ttl_ms
-    rank = work.keys.rank(NO_PRIORITY if target.endswith(DEAD_SUFFIX) else record.priority)
-    put_ready(work, Subqueue(target, "", rank), record._replace(expires_ms=expires_ms))
+    if target.endswith(DEAD_SUFFIX):
+        to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
+    else:
+        to = Subqueue(target, record.key, work.keys.rank(record.priority))
+    put_ready(work, to, record._replace(expires_ms=expires_ms))
 
 
 def _readable(work: Work, value: bytes) -> Record:
@@ -136,16 +140,26 @@ class _Way(NamedTuple):
     declared: bool = False
 
 
-def _way(work: Work, queue: str) -> _Way:
+def _way(work: Work, queue: str, record: Record, payload: bytes) -> _Way:
     exchange = work.routing.dead_letter_exchange(work.tr, queue)
     if exchange is not None:
         routing_key = work.routing.dead_letter_routing_key(work.tr, queue)
+        if routing_key is None:
+            routing_key = _own_routing_key(work, queue, record, payload)
         queues = _route(work, exchange, routing_key)
         if queues:
             return _Way(queues, exchange, routing_key, declared=True)
     if queue.endswith(DEAD_SUFFIX) or not work.policy.keep_dead:
         return _Way([])
     return _Way([queue + DEAD_SUFFIX], routing_key=queue + DEAD_SUFFIX)
+
+
+def _own_routing_key(work: Work, queue: str, record: Record, payload: bytes) -> str:
+    """That with which it came to the queue; the queue's name, for a message that was not published by kombu."""
+    if record.deaths and record.deaths[0].routing_keys:
+        return record.deaths[0].routing_keys[0]
+    begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
+    return routing_key_of(begin) or queue
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:

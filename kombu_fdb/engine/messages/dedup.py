@@ -5,6 +5,8 @@ at once one has to run again, and then sees the other's. What it finds there, if
 duplicate: nothing is stored for it, and its publisher is told the same as the first one's. So a publisher that does not
 know whether its commit happened may simply publish again, and two schedulers may publish the same tick.
 
+A publication that reaches no queue leaves no entry: what was stored nowhere is not in the store.
+
 The window counts from the first publication, by the publishers' wall clocks: it begins by the clock of the first one
 and ends by that of the one that asks, so it is longer or shorter by how far the two are apart. A duplicate does not
 extend it, and the end of the message (acked, cancelled, dead) does not end it, as with SQS
@@ -34,8 +36,13 @@ END_BYTES = 8
 KEPT_MS = 15 * 60 * 1000
 
 
-def without_duplicates(work: Work, publications: Sequence[Publication]) -> list[Publication | None]:
-    """The publications in their order, None for each that is in the store already or was earlier in this list."""
+def without_duplicates(
+    work: Work, publications: Sequence[Publication], reached: Sequence[Sequence[str]]
+) -> list[Publication | None]:
+    """The publications in their order, None for each that is in the store already or was earlier in this list.
+
+    ``reached``: the queues of each.
+    """
     if not any(each.once_id or each.dedup_id for each in publications):
         return list(publications)
     entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
@@ -44,7 +51,10 @@ def without_duplicates(work: Work, publications: Sequence[Publication]) -> list[
         for key, value in zip(entries, work.tr.get_many(entries), strict=True)
         if value and decode_end(value) > work.now_ms
     }
-    return [None if _is_duplicate(work, each, seen) else each for each in publications]
+    return [
+        None if queues and _is_duplicate(work, each, seen) else each
+        for each, queues in zip(publications, reached, strict=True)
+    ]
 
 
 def _is_duplicate(work: Work, publication: Publication, seen: set[bytes]) -> bool:

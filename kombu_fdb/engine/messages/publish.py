@@ -67,7 +67,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     """
     reached = _route(work, publications)
     _check_stamps(work.effects, reached)
-    fresh = without_duplicates(work, publications)
+    fresh = without_duplicates(work, publications, reached)
     refusing, overfull = _judge(work, fresh, reached)
     destinations: dict[str, _Destination] = {}
     if any(not work.routing.empties_itself(work.tr, each) for each in {*chain.from_iterable(reached)}):
@@ -85,6 +85,8 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
                 publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
+    for destination in destinations.values():
+        destination.check_capacity()
     return Published(reached, overfull)
 
 
@@ -135,24 +137,33 @@ def _judge(work: Work, fresh: Sequence[Publication | None], reached: Sequence[li
 class _Destination:
     """A queue as one publish sees it, however many messages it stores there."""
 
-    __slots__ = ("_queue", "_ttl_ms", "_work")
+    __slots__ = ("_keys", "_queue", "_ttl_ms", "_work")
 
     def __init__(self, work: Work, queue: str) -> None:
         self._work = work
         self._queue = queue
         self._ttl_ms = work.routing.message_ttl_ms(work.tr, queue)
+        #: Of messages that are ready at once.
+        self._keys: set[str] = set()
 
     def put(self, publication: Publication) -> None:
         """Store one copy."""
         work, queue, due_ms = self._work, self._queue, publication.due_ms
-        if publication.key:
-            limits.check_capacity(work, queue, publication.key, work.routing.control(work.tr, queue))
         priority = publication.priority and min(publication.priority, work.routing.max_priority(work.tr, queue))
         to = Subqueue(queue, publication.key, work.keys.rank(priority))
         if due_ms > work.now_ms:
             put_delayed(work, to, due_ms, self._record(publication, due_ms))
         else:
             put_ready(work, to, self._record(publication, work.now_ms))
+            if publication.key:
+                self._keys.add(publication.key)
+
+    def check_capacity(self) -> None:
+        """After the last one. Raises ``CapacityExceeded``, and the transaction stores nothing."""
+        if self._keys:
+            limits.check_capacity(
+                self._work, self._queue, self._keys, self._work.routing.control(self._work.tr, self._queue)
+            )
 
     def _record(self, publication: Publication, start_ms: int) -> Record:
         ttl_ms, expires_ms = _shorter(publication.ttl_ms, self._ttl_ms), publication.expires_ms

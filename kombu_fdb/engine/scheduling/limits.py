@@ -8,12 +8,12 @@ stays there. A limited, paused or full key never stands in the way of the others
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import relimit, turns
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import CapacityExceeded, InvalidArgument
+from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     control_of,
     decode_control,
@@ -48,13 +48,23 @@ def read(work: Work, queue: str, key: str) -> KeyLimits:
 def set_control(work: Work, queue: str, control: QueueControl) -> None:
     """Raises ``InvalidArgument``."""
     check_control(control)
-    before = control_of(work.tr.get(work.keys.control(queue)))
+    stored = work.tr.get(work.keys.control(queue))
+    before = control_of(stored)
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
     work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
-    if control.every_key != before.every_key:
+    if control.every_key != before.every_key or not _can_be_read(stored):
         work.tr.set(work.keys.fair(queue), b"")
         relimit.begin(work, queue, first=not before.limits_keys)
     work.effects.wake(queue)
+
+
+def _can_be_read(control: bytes | None) -> bool:
+    """If not, nobody knows which keys are parked by it."""
+    try:
+        decode_control(control)
+    except FormatError:
+        return False
+    return True
 
 
 def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
@@ -118,18 +128,25 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
     return dataclasses.replace(value, **changes)
 
 
-def check_capacity(work: Work, queue: str, key: str, control: QueueControl) -> None:
-    """Raises ``CapacityExceeded`` if the key is full. At snapshot: concurrent publishers may overshoot a little."""
+def check_capacity(work: Work, queue: str, keys: Collection[str], control: QueueControl) -> None:
+    """Whether what this transaction has made ready fits. Raises ``CapacityExceeded`` for the first key that is full.
+
+    At snapshot, in one round trip: concurrent publishers may overshoot a little. A delayed message needs no room until
+    it is due, and then enters even a full key, so the retry of a running task is not lost.
+    """
     if not control.limited and control.every_key.capacity is None:
         return
-    own, backlog = work.tr.get_many([work.keys.limits(queue, key), work.keys.backlog(queue, key)], snapshot=True)
-    capacity = (control.every_key if own is None else limits_of(own)).capacity
-    size = decode_count(backlog) + work.effects.coming(queue, key)
-    if capacity is not None and size >= capacity:
-        raise CapacityExceeded(
-            queue=queue,
-            key=key,
-            current_size=size,
-            capacity=capacity,
-            fix="Nothing was stored: publish it again later, or raise the key's capacity.",
-        )
+    found = work.tr.get_many(
+        [row for key in keys for row in (work.keys.limits(queue, key), work.keys.backlog(queue, key))], snapshot=True
+    )
+    for key, own, backlog in zip(keys, found[::2], found[1::2], strict=True):
+        capacity = (control.every_key if own is None else limits_of(own)).capacity
+        before = decode_count(backlog)
+        if capacity is not None and before + work.effects.coming(queue, key) > capacity:
+            raise CapacityExceeded(
+                queue=queue,
+                key=key,
+                current_size=max(before, capacity),
+                capacity=capacity,
+                fix="Nothing was stored: publish it again later, or raise the key's capacity.",
+            )

@@ -90,7 +90,8 @@ def identify(path: str) -> tuple[int, int]:
 
 def connect(path: str, *, writer: bool) -> sqlite3.Connection:
     """A connection with our settings. It may meet a lock: the caller tries again until its deadline."""
-    connection = sqlite3.connect(
+    # Not ``sqlite3.connect``: tracers wrap that, and would make a span of every statement, of an idle worker, too.
+    connection = sqlite3.Connection(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
     )
     cache_kib = WRITER_CACHE_KIB if writer else READER_CACHE_KIB

@@ -386,11 +386,11 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
         (path.name, line.strip())
         for path in root.rglob("*.py")
         for line in path.read_text().splitlines()
-        if any(call in line for call in (" open(", "os.open(", "sqlite3.connect(", ".read_bytes(", "shutil."))
+        if any(call in line for call in (" open(", "os.open(", "sqlite3.Connection(", ".read_bytes(", "shutil."))
         and not line.strip().startswith(("def ", "#"))
     }
     assert opens == {
-        ("files.py", "connection = sqlite3.connect("),
+        ("files.py", "connection = sqlite3.Connection("),
         (
             "files.py",
             "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open",

@@ -7,9 +7,10 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.model import Death, Publication
+from kombu_fdb.model import Death, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.encoding.envelope import payload_of
 
 
 @pytest.fixture
@@ -52,6 +53,63 @@ def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_
     bench.check()
     for grave in ("one", "two", "three", "four"):
         assert bench.payloads(2, grave) == [b"x" * size]
+
+
+def kombus(routing_key: str, body: bytes = b"[]") -> bytes:
+    """A message as kombu's."""
+    return payload_of({"body": body, "headers": {}, "properties": {}}, "work", routing_key)
+
+
+@pytest.mark.parametrize("size", [1, INLINE_BYTES, 600_000])
+@pytest.mark.parametrize("named", [None, "dead.all"])
+def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(
+    bench: Bench, size: int, named: str | None
+) -> None:
+    """https://www.rabbitmq.com/docs/dlx#routing"""
+    bench.engine.queues.declare_exchange(Exchange("work", "topic"))
+    bench.engine.queues.declare_exchange(Exchange("dlx", "topic"))
+    for grave, pattern in (("eu", "order.eu"), ("us", "order.us"), ("all", "dead.all")):
+        bench.engine.queues.declare(QueueDeclaration(grave))
+        bench.engine.queues.bind(grave, "dlx", pattern)
+    arguments = {"x-dead-letter-exchange": "dlx", **({"x-dead-letter-routing-key": named} if named else {})}
+    bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
+    bench.engine.queues.bind("q", "work", "order.*")
+    payload = kombus("order.eu", b"x" * size)
+    bench.engine.publisher.publish([Publication("work", "order.eu", payload)])
+    (message,) = bench.take(1)
+    bench.engine.messages.reject([message.lease])
+    counts = {each: bench.counts(each)[0] for each in ("eu", "us", "all", "q.dead")}
+    assert counts == {"eu": 0, "us": 0, "all": 0, "q.dead": 0, ("all" if named else "eu"): 1}
+    bench.check()
+
+
+def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench: Bench) -> None:
+    """RabbitMQ's delayed retry: work, rejected, a queue with a time to live that nobody reads, and back."""
+    for name in ("retry", "again"):
+        bench.engine.queues.declare_exchange(Exchange(name, "topic"))
+    for queue, dlx in (("q", "retry"), ("q.wait", "again")):
+        bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-dead-letter-exchange": dlx}))
+    bench.engine.queues.bind("q.wait", "retry", "#")
+    bench.engine.queues.bind("q", "again", "order.*")
+    bench.engine.publisher.publish([Publication("", "q", kombus("order.eu"))])
+    (message,) = bench.take(1)
+    bench.engine.messages.reject([message.lease])
+    (waiting,) = bench.take(1, "q.wait")
+    bench.engine.messages.reject([waiting.lease], reason="expired")
+    assert [bench.counts(each)[0] for each in ("q", "q.wait", "q.dead", "q.wait.dead")] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("target", "kept"), [("work", True), ("other.dead", False)])
+def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, target: str, kept: bool) -> None:
+    """Its key's limits, its weight and a pause hold for it there; a queue of the dead keeps the order of the deaths."""
+    engine = bench.engine
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
+    engine.queues.declare(QueueDeclaration("q", arguments=dead))
+    engine.queues.limit(target, "acme", KeyLimits(max_in_flight=1))
+    engine.publisher.publish([Publication("", "q", b"x", key="acme")] * 5)
+    engine.messages.reject([each.lease for each in bench.take(5)])
+    assert len(bench.take(5, target)) == (1 if kept else 5)
+    bench.check()
 
 
 def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end(bench: Bench) -> None:

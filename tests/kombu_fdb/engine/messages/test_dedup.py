@@ -8,6 +8,7 @@ from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.model import Publication
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -33,3 +34,16 @@ def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
         bench.work(lambda work: looked.append(dedup.clear_ended(work, work.now_ms, limit=2)))
     assert looked == [2, 1, 0]
     assert counted.total().conflict_ranges == 0
+
+
+@pytest.mark.parametrize("name", ["dedup", "once"])
+def test_what_reached_no_queue_is_no_earlier_one(bench: Bench, name: str) -> None:
+    """Its publisher was told that nobody has it, and publishes it again."""
+    bench.engine.queues.declare_exchange(Exchange("news", "direct"))
+    again = Publication("news", "k", b"a")._replace(**{f"{name}_id": "1", f"{name}_window_ms": 1_000})
+    assert bench.engine.publisher.publish([again]) == [[]]
+    bench.engine.queues.declare(QueueDeclaration("q"))
+    bench.engine.queues.bind("q", "news", "k")
+    for _ in range(2):
+        assert bench.engine.publisher.publish([again]) == [["q"]]
+    assert bench.counts()[0] == 1

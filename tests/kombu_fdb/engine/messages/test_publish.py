@@ -8,9 +8,10 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, CountingTransaction
 
+from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Publication
+from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -97,3 +98,26 @@ def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkey
         told.clear()
         bench.engine.publisher.publish([Publication("", queue, b"x") for queue in queues])
         assert len(told) == expected
+
+
+@pytest.mark.parametrize("keys", [1, 500])
+def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys: int) -> None:
+    counted = CountingDatabase(MemoryDatabase())
+    bench = Bench(counted)
+    bench.engine.queues.limit("q", "another", KeyLimits(capacity=3))
+    batch = [Publication("", "q", b"x", key=f"k{number % keys}") for number in range(500)]
+    bench.engine.publisher.publish(batch)
+    counted.reset()
+    bench.engine.publisher.publish(batch)
+    assert counted.total().round_trips == 3
+
+
+def test_a_delayed_message_needs_no_room_in_its_key() -> None:
+    """As the retry of a running task, whose place others have taken meanwhile."""
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.limit("q", "k", KeyLimits(capacity=2))
+    bench.engine.publisher.publish([Publication("", "q", b"x", key="k")] * 2)
+    bench.engine.publisher.publish([Publication("", "q", b"retry", key="k", due_ms=bench.clock.wall_ms() + 10)])
+    with pytest.raises(CapacityExceeded):
+        bench.engine.publisher.publish([Publication("", "q", b"x", key="k")])
+    assert bench.counts()[:2] == (2, 1)

@@ -76,6 +76,17 @@ def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
     bench.check()
 
 
+def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench: Bench) -> None:
+    engine = bench.engine
+    bench.put(b"1", key="k")
+    engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
+    assert bench.payloads() == []
+    bench.write(lambda tr: tr.set(engine.keys.control("q"), b"\xff"))
+    engine.queues.set_control("q", QueueControl())
+    bench.duties().run_once()
+    assert bench.payloads() == [b"1"]
+
+
 def test_who_asks_for_settings_is_told_that_they_cannot_be_read_and_setting_them_mends_them(bench: Bench) -> None:
     engine, keys = bench.engine, bench.engine.keys
     for key in (keys.control("q"), keys.limits("q", "k"), keys.queue("q")):
