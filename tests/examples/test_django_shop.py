@@ -299,7 +299,7 @@ def test_a_person_searches_edits_and_limits_in_the_browser(shop: Shop, browser: 
     person.expect(r"ValueError rejected 3 .*KeyError rejected 2 ")
     fits()
     browser.find_element("xpath", "//tr[contains(., 'KeyError')]//a[.='shop.tasks.charge']").click()
-    person.expect(r"Filter: task=shop\.tasks\.charge, error=builtins\.KeyError, reason=rejected")
+    person.expect(r"Filter: task='shop\.tasks\.charge', error='builtins\.KeyError', reason='rejected'")
     assert len(browser.find_elements("css selector", "#result_list tbody tr")) == 2
     fits()
     person.press("Discard all that match")

@@ -119,11 +119,6 @@ def fdb(cluster):
 
 
 @pytest.fixture
-def url(cluster):
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
-
-
-@pytest.fixture
 def db(fdb, cluster):
     database = fdb.open(cluster.cluster_file)
     database.clear_range(b"rows/", b"rows0")
@@ -132,6 +127,10 @@ def db(fdb, cluster):
 
 @pytest.mark.foundationdb
 class TestEnqueue:
+    @pytest.fixture
+    def url(self, cluster):
+        return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
     def test_the_row_and_its_task_are_committed_together(self, fdb, db, add, sent):
         @fdb.transactional
         def place(tr):

@@ -63,6 +63,12 @@ def log() -> list[str]:
     return [each.change_message for each in LogEntry.objects.order_by("pk")]
 
 
+def hidden(part: str) -> dict[str, str]:
+    """What the first form of a part of a page would send."""
+    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', part[: part.index("</form>")])
+    return {name: html.unescape(value) for name, value in found if name != "csrfmiddlewaretoken"}
+
+
 def inputs(answer: Any) -> dict[str, str]:
     """What the form of a question would send."""
     page = answer.content.decode()
@@ -169,14 +175,13 @@ def test_the_page_says_among_how_many_it_has_counted(
 def test_a_cause_is_replayed_as_a_whole(app: Celery, broker: Broker, operator: Any) -> None:
     causes(app, broker)
     page = operator.get(at("queue_groups", "q.dead"), {"error": "Declined"}).content.decode()
-    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.split("<tbody>")[1]))
-    fields.pop("csrfmiddlewaretoken")
+    fields = hidden(page.split("<tbody>")[1])
     question = post(operator, "q.dead", action="replay_all", **fields)
-    assert "that match task=shop.pay, error=shop.Declined, reason=rejected" in text_of(question)
+    assert "that match task='shop.pay', error='shop.Declined', reason='rejected'" in text_of(question)
     answer = post(operator, "q.dead", **inputs(question))
     assert "Replayed 3 dead letters" in text_of(answer)
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
-    assert log() == ["Replayed 3 dead letters of q.dead (task=shop.pay, error=shop.Declined, reason=rejected)."]
+    assert log() == ["Replayed 3 dead letters of q.dead (task='shop.pay', error='shop.Declined', reason='rejected')."]
 
 
 def test_a_cause_is_replayed_in_all_queues(app: Celery, broker: Broker, operator: Any) -> None:
@@ -187,10 +192,9 @@ def test_a_cause_is_replayed_in_all_queues(app: Celery, broker: Broker, operator
     assert address in operator.get(at("deadletter_changelist")).content.decode()
     assert "other.dead" in operator.get(address, {"error": "Declined"}).content.decode()
     page = operator.get(address, {"error": "Declined", "task": "shop.*"}).content.decode()
-    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.split("<tbody>")[1]))
-    fields.pop("csrfmiddlewaretoken")
+    fields = hidden(page.split("<tbody>")[1])
     question = post(operator, "_", action="replay_everywhere", **fields)
-    assert "Replay all dead letters of all queues of dead letters that match task=shop.pay" in text_of(question)
+    assert "Replay all dead letters of all queues of dead letters that match task='shop.pay'" in text_of(question)
     assert at("deadletter_causes") in question.content.decode()
     answer = post(operator, "_", **inputs(question))
     assert "Replayed 3 dead letters of all queues of dead letters" in text_of(answer)
