@@ -52,8 +52,9 @@ __all__ = ["Transport"]
 
 logger = get_logger(__name__)
 
-#: Messages handed to an event loop in one go, so that its other descriptors have their turn.
+#: Messages handed to an event loop in one go, and for how long, so that its other descriptors have their turn.
 LOOP_TURN = 64
+LOOP_TURN_S = 0.01
 #: How long a drain that must not wait gives the receiver to have its first look, in seconds.
 FIRST_LOOK_S = 1.0
 
@@ -308,11 +309,14 @@ class Transport(virtual.Transport):
         receiver = self.receiver_if_any
         if receiver is None:
             return
+        until_s = time.monotonic() + LOOP_TURN_S
         for _ in range(LOOP_TURN):
             if not deliver_next(receiver.reception):
                 receiver.reception.arrived.clear()
                 if not deliver_next(receiver.reception):
                     return
+            if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
+                break
         # The bell is still rung: the loop comes back at once.
 
     def _leave_loop(self) -> None:

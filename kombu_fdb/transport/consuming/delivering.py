@@ -6,7 +6,8 @@ from typing import Any
 
 from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.consuming.subscription import Arrival
-from kombu_fdb.transport.worker.poison import fault_in, survives
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.worker.poison import fault_in, survive
 
 __all__ = ["deliver_next"]
 
@@ -26,8 +27,9 @@ def deliver_next(reception: Reception) -> bool:
                 hand = []  # no call from here to the callback, as Python looks for signals after each
                 callback(message)
             except Exception as error:
-                if not survives(message, arrival.delivery, error):
+                if isinstance(error, CONNECTION_ERRORS) or not reception.is_workers:
                     raise
+                survive(message, arrival.delivery, error)
             return True
     except BaseException:
         reception.return_undelivered(hand)  # what no callback has seen

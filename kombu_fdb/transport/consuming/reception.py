@@ -59,6 +59,7 @@ from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settling import MANY_ACKS
+from kombu_fdb.transport.worker.poison import is_workers
 
 __all__ = ["Reception"]
 
@@ -94,6 +95,8 @@ class Reception:
         self.error: BaseException | None = None
         #: Nobody drains.
         self.asleep = True
+        #: The connection is that of a Celery worker (``worker/poison.py``).
+        self.is_workers = False
         self._client = client
         self._lookout = lookout
         self._clock = clock
@@ -128,6 +131,7 @@ class Reception:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
         self._register(subscription, self._client.membership())
         self.dispatch.add(subscription)
+        self.is_workers = self.is_workers or is_workers(subscription.callback)
         self._lookout.hungry.add(subscription.queue)
         self._called += 1
 

@@ -1,16 +1,20 @@
 """What a consumer could not handle at all: it must not end a Celery worker. Guarantee: POISON-ENDS.
 
-Model. An exception that comes out of a consumer's callback is for whoever drains, as ever in kombu. Where a Celery
-worker drains there is nobody to catch it: it ends the worker, the next one gets the message, and so do all others in
-turn. What Celery's consumer expects of headers and bodies is not checked by it (an ``id`` that is an object, a body
-that is no list of three, an event that is no object), so one message is enough. So there, and only there, the message
-goes back as one that was tried, delayed: by a second at first, then twice as long each time, up to a minute. What was
-wrong may pass, and a message that no worker can handle keeps none of them busy, nor their logs: the traceback is logged
-at its first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it
-may. A message without acks, such as a broadcast, is logged and gone.
+Model. An exception that comes out of a consumer's callback is for the program that drains, as ever in kombu. On a
+Celery worker's own connection nothing catches it: it ends the worker, the next worker gets the message, and so do all
+others in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which the callbacks
+of its consumers tell; any other connection of the process, such as one that a task opens, is the program's.
 
-A task's headers and body are looked at before (``encoding/tasks.py``), since some of them are used only later, when a
-process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at once.
+Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is no list of three, an
+event that is no object), so one message is enough. So on a worker's connection, and only there, the message goes back
+as one that was tried, delayed: by a second at first, then twice as long each time, up to a minute. What was wrong may
+pass, and a message that no worker can handle keeps none of them busy, nor their logs: the traceback is logged at its
+first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it may. A
+message without acks, such as a broadcast, is logged and gone.
+
+A task's headers and body are looked at before Celery's task consumer gets them (``encoding/tasks.py``), since some of
+them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
+dead-lettered at once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel
 don't: unless it is told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a
@@ -20,21 +24,19 @@ key of the result backend is one.
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
-from types import FrameType
 from typing import Any
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
-from kombu_fdb.transport.errors import CONNECTION_ERRORS
 
-__all__ = ["fault_in", "give_back", "mend", "survives"]
+__all__ = ["fault_in", "give_back", "is_workers", "mend", "survive"]
 
 logger = logging.getLogger(__name__)
 
-#: Whoever drains is one of its loops: of the consumer, or with gevent of the remote control.
-CELERYS_LOOPS = ("celery.worker.loops", "celery.worker.pidbox")
+#: The modules of Celery's callbacks: for tasks, and for these and remote control.
+TASKS = "celery.worker.consumer.consumer"
+WORKER = "celery.worker."
 #: How long a message rests after its first attempt, and at most, in milliseconds.
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
@@ -47,7 +49,7 @@ def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
 
     What can't be unpacked or decoded, Celery would acknowledge, and it would be gone.
     """
-    if "task" not in message.headers or not _celery_drains(sys._getframe()):
+    if "task" not in message.headers or TASKS not in _modules(callback):
         return None
     if message.errors:
         return _unreadable("unpacked", message.errors[0][1])
@@ -78,12 +80,21 @@ def mend(request: Any) -> None:
         request.time_limits = (None, None)
 
 
-def survives(message: Any, delivery: Delivery, error: Exception) -> bool:
-    """Whether the error ends here, and the message with it. Raises a ``StoreError`` if it can't be given back."""
-    if isinstance(error, CONNECTION_ERRORS) or not _celery_drains(sys._getframe()):
-        return False
+def is_workers(callback: Any) -> bool:
+    """Whether a consumer with this callback makes its connection the worker's."""
+    return any(each.startswith(WORKER) for each in _modules(callback))
+
+
+def _modules(callback: Any) -> list[str]:
+    """Where the functions are from that a kombu consumer calls, whose method the callback is."""
+    consumer = getattr(callback, "__self__", None)
+    handlers = (getattr(consumer, "on_message", None), *(getattr(consumer, "callbacks", None) or ()))
+    return [getattr(each, "__module__", None) or "" for each in handlers]
+
+
+def survive(message: Any, delivery: Delivery, error: Exception) -> None:
+    """The error ends here, and the message goes back. Raises a ``StoreError`` if it can't be given back."""
     give_back(message, error, f"message {delivery.message_id.hex()} of queue {delivery.queue}", delivery.redeliveries)
-    return True
 
 
 def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> None:
@@ -110,14 +121,6 @@ def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) ->
 
 def _pause_ms(redeliveries: int) -> int:
     return int(min(FIRST_PAUSE_MS << min(redeliveries, 16), LONGEST_PAUSE_MS))
-
-
-def _celery_drains(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") in CELERYS_LOOPS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _class(error: BaseException) -> str:

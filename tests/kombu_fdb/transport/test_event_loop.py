@@ -11,6 +11,7 @@ from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.transport import transport
 
 
 @pytest.fixture
@@ -129,3 +130,23 @@ def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
     connection.collect()
     transport._on_arrived()
     assert not hub.readers
+
+
+def test_what_takes_long_has_a_turn_of_the_loop_for_itself(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the solo pool a delivery is the task: between two of them the loop notes early acks, and a SIGTERM."""
+    monkeypatch.setattr(transport, "LOOP_TURN_S", 0.0)
+    turns, in_turn = [0], []
+
+    def work(message: Any) -> None:
+        in_turn.append(turns[0])
+        message.ack()
+
+    publish(connection, *range(4))
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=work):
+        while len(in_turn) < 4:
+            hub.run_once()
+            turns[0] += 1
+    assert len(set(in_turn)) == 4

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
 import sys
-import types
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +26,10 @@ LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})
 GOOD = {"task": "t", "id": "an-id"}
 
 
-@pytest.fixture
-def work() -> Callable[[Connection], None]:
-    """Drains as a loop of Celery's does: it is told by the name of its module."""
-    loops = types.ModuleType("celery.worker.loops")
-    exec("def work(connection):\n    connection.drain_events(timeout=60)", loops.__dict__)
-    return loops.work
+def celerys(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """As the task consumer's of a worker: it is told by its module."""
+    handler.__module__ = poison.TASKS
+    return handler
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def attempts(channel: Any) -> Any:
         seen.append(message)
         raise TypeError("not what Celery expects")
 
-    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+    with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
         yield seen
 
 
@@ -51,12 +49,12 @@ def publish(channel: Any, body: Any = None, headers: Any = None) -> None:
     Producer(channel).publish(body, routing_key="q", headers=headers, content_type="application/json")
 
 
-def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempts, work, monkeypatch):
+def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempts, monkeypatch):
     monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 3_600_000)
     monkeypatch.setattr(poison, "LONGEST_PAUSE_MS", 3_600_000)
     publish(channel, "5")
     before_ms = connection.transport.now_ms()
-    work(connection)
+    connection.drain_events(timeout=60)
     (resting,) = channel.engine.inspect.delayed("q", 10)
     assert len(attempts) == 1
     assert resting.due_ms >= before_ms + poison.FIRST_PAUSE_MS
@@ -64,27 +62,27 @@ def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempt
 
 
 @pytest.mark.parametrize("error", [LimitExceeded("the key is too large"), FormatError(), QueueError(), ChannelError()])
-def test_an_error_of_the_channel_is_poison_too(connection, channel, work, error):
+def test_an_error_of_the_channel_is_poison_too(connection, channel, error):
     """As of a result backend that can't store what the message asks for: Celery connects anew for no such error."""
 
     def fail(_message: Any) -> None:
         raise error
 
-    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+    with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
         publish(channel, "5")
-        work(connection)
+        connection.drain_events(timeout=60)
     (resting,) = channel.engine.inspect.delayed("q", 10)
     assert resting.redeliveries == 1, "the attempt counts"
 
 
-def test_an_error_of_the_connection_is_celerys(connection, channel, work):
+def test_an_error_of_the_connection_is_celerys(connection, channel):
     def fail(_message: Any) -> None:
         raise StoreUnavailable
 
-    with Consumer(channel, [LIMITED], on_message=fail, accept=["json"]):
+    with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
         publish(channel, "5")
         with pytest.raises(StoreUnavailable):
-            work(connection)
+            connection.drain_events(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +92,13 @@ def test_each_pause_is_twice_the_one_before(redeliveries, pause_ms):
     assert poison._pause_ms(redeliveries) == pause_ms
 
 
-def test_one_traceback_and_then_a_line_for_each_attempt(
-    connection, channel, attempts, work, until, monkeypatch, caplog
-):
+def test_one_traceback_and_then_a_line_for_each_attempt(connection, channel, attempts, until, monkeypatch, caplog):
     monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 1)
     publish(channel, "5")
     (stored,) = channel.engine.inspect.peek("q", 1)
     with caplog.at_level(logging.ERROR, "kombu_fdb.transport.worker.poison"):
         for _ in range(4):
-            work(connection)
+            connection.drain_events(timeout=60)
     (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
     assert letter.deaths[0].reason == "delivery_limit"
     assert "not what Celery expects" in letter.deaths[0].details["traceback"]
@@ -118,11 +114,11 @@ def test_one_traceback_and_then_a_line_for_each_attempt(
 
 
 @pytest.mark.parametrize("body", [[1, 2, 3], [[], {}, "text"], [[], {}, [1]], [[], {}], 5, {"kwargs": {}}, "text"])
-def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, channel, attempts, work, until, body):
+def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, channel, attempts, until, body):
     """Of greenlets and threads nobody would hear, and the message would stay leased."""
     publish(channel, json.dumps(body), GOOD)
     publish(channel, json.dumps([[], {}, {}]), GOOD)
-    work(connection)
+    connection.drain_events(timeout=60)
     assert [message.payload for message in attempts] == [[[], {}, {}]]
     (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
     assert letter.deaths[0].reason == "malformed"
@@ -138,6 +134,50 @@ def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(conne
     assert seen == [body]
 
 
+@pytest.mark.parametrize("is_workers", [False, True])
+def test_another_consumers_message_is_its_own_also_on_the_workers_connection(connection, channel, is_workers):
+    """As of a ConsumerStep: a header ``task`` means what its publisher means, and no error ends the worker."""
+    publish(channel, json.dumps("resize"), {"task": "no task of Celery's"})
+    seen: list[Any] = []
+
+    def fail(message: Any) -> None:
+        seen.append(message.payload)
+        raise ValueError("mine")
+
+    consumers = [Consumer(channel, [LIMITED], on_message=fail)]
+    if is_workers:
+        consumers.append(Consumer(channel, [Queue("celery")], on_message=celerys(lambda _: None)))
+    with contextlib.ExitStack() as stack:
+        for each in consumers:
+            stack.enter_context(each)
+        with contextlib.nullcontext() if is_workers else pytest.raises(ValueError, match="mine"):
+            connection.drain_events(timeout=60)
+    assert seen == ["resize"]
+
+
+def test_what_a_task_drains_raises_to_the_task(connection, connect):
+    """Another connection of a worker's process, whatever stands on the stack."""
+
+    def nested(_message: Any) -> None:
+        with connect() as other:
+            publish(other.default_channel, "5")
+
+            def fail(_message: Any) -> None:
+                raise ValueError("the task's own")
+
+            with Consumer(other.default_channel, [LIMITED], on_message=fail), pytest.raises(ValueError, match="own"):
+                other.drain_events(timeout=60)
+        done.append(True)
+        _message.ack()
+
+    done: list[bool] = []
+    channel = connection.default_channel
+    Producer(channel).publish("5", routing_key="celery", content_type="application/json", declare=[Queue("celery")])
+    with Consumer(channel, [Queue("celery")], on_message=celerys(nested)):
+        connection.drain_events(timeout=60)
+    assert done == [True]
+
+
 @pytest.mark.parametrize(
     ("body", "content_type"),
     [
@@ -147,12 +187,10 @@ def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(conne
         (b"[" * 100_000, "application/json"),
     ],
 )
-def test_what_cant_or_must_not_be_decoded_is_kept_as_a_dead_letter(
-    connection, channel, attempts, work, body, content_type
-):
+def test_what_cant_or_must_not_be_decoded_is_kept_as_a_dead_letter(connection, channel, attempts, body, content_type):
     Producer(channel).publish(body, routing_key="q", headers=GOOD, content_type=content_type, content_encoding="utf-8")
     publish(channel, "5")
-    work(connection)
+    connection.drain_events(timeout=60)
     assert len(attempts) == 1
     (letter,) = channel.engine.inspect.peek("q.dead", 2)
     assert "can't be decoded" in letter.deaths[0].details["error"]
@@ -181,7 +219,7 @@ def publish_packed(channel: Any, body: bytes) -> None:
     channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])
 
 
-def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, work, monkeypatch):
+def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, monkeypatch):
     """No ack will ever say that it is free, and the next one would wait for the safety look."""
     told: list[Reception] = []
     tell = Reception.on_room
@@ -191,16 +229,16 @@ def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, atte
     for _ in range(2):
         publish_packed(channel, b"not packed at all")
     publish(channel, "5")
-    work(connection)
+    connection.drain_events(timeout=60)
     assert len(attempts) == 1
     assert len(told) - before == 3, "two refusals, and the release of what the callback could not handle"
 
 
-def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, attempts, work):
+def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, attempts):
     """Celery acknowledges what it can't decode."""
     publish_packed(channel, b"not packed at all")
     publish(channel, "5")
-    work(connection)
+    connection.drain_events(timeout=60)
     assert len(attempts) == 1
     (letter,) = channel.engine.inspect.peek("q.dead", 2)
     assert "can't be unpacked" in letter.deaths[0].details["error"]
@@ -208,16 +246,19 @@ def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, att
 
 #: A worker's loop in a small address space. (Where the kernel kills it instead, its messages are a dead worker's.)
 TAKER = """
-import resource, sys, types
+import resource, sys
 from kombu import Connection, Consumer, Queue
 
-loops = types.ModuleType("celery.worker.loops")
-exec("def work(connection): connection.drain_events(timeout=60)", loops.__dict__)
+def handle(message):
+    print(message.payload)
+    message.ack()
+
+handle.__module__ = "celery.worker.consumer.consumer"
 with Connection(sys.argv[1]) as connection, connection.channel() as channel:
-    with Consumer(channel, [Queue("q")], on_message=lambda message: (print(message.payload), message.ack())):
+    with Consumer(channel, [Queue("q")], on_message=handle):
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, -1))
-        loops.work(connection)
+        connection.drain_events(timeout=60)
 """
 
 
