@@ -10,7 +10,8 @@ must be the same in all beats, although their clocks differ and they started at 
   the distance between two such times. A beat that was down finds that another one published what it would make up for.
 * an interval: the number of the current interval since 1970. A beat's ticks are at least one interval apart, so a lone
   beat loses none. Either of two beats may be first, so two messages may be nearer or farther apart than the interval,
-  but each interval has at most one.
+  but each interval has at most one. Celery rounds the due time of a ``relative`` one down, to a local day, an hour, a
+  minute or a second, so its interval is a whole number of these.
 * others (``solar``): the due time by the schedule itself, to the minute; ``clocked``: its time.
 
 This fails if clocks differ by more than an interval, or are set back by more than one, or if an entry changes at
@@ -41,6 +42,7 @@ LOOKBACKS = (
 )
 #: Seconds for which a tick is remembered: two of its periods, in these bounds.
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 3_600.0, 31 * 86_400.0
+HOUR_S, DAY_S = 3_600, 86_400
 
 
 class OncePerTick:
@@ -86,10 +88,24 @@ def tick_of(entry: Any) -> tuple[str, float]:
         return _latest(timing, now)
     if isinstance(timing, schedule):
         period_s = max(timing.seconds, 0.001)
+        if timing.relative:
+            return _rounded(now, period_s), period_s
         return str(int(now.timestamp() // period_s)), period_s
     clocked = getattr(timing, "clocked_time", None)
     due = clocked or now + timing.remaining_estimate(timing.maybe_make_aware(entry.last_run_at))
     return str(round(due.timestamp() / 60)), 86_400.0
+
+
+def _rounded(now: datetime, period_s: float) -> str:
+    """The number of the interval of a relative schedule (``celery.utils.time.delta_resolution``)."""
+    if period_s >= DAY_S:
+        unit_s, units = DAY_S, now.toordinal()
+    elif period_s >= HOUR_S:  # of the local clock: some time zones are half an hour off
+        unit_s, units = HOUR_S, int((now.timestamp() - 60 * now.minute - now.second) // HOUR_S)
+    else:
+        unit_s = 60 if period_s >= 60 else 1
+        units = int(now.timestamp() // unit_s)
+    return str(units // max(1, int(period_s // unit_s)))
 
 
 def _latest(timing: crontab, now: datetime) -> tuple[str, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
 from celery_fdb.history.options import History, as_options
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.task import FdbTask
+from celery_fdb.tasks.task import OPTIONS, FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import shown
 
@@ -28,7 +31,9 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
     Tasks that ask for it become dead letters when they fail (``failures.py``).
 
     Call it right after ``Celery(...)``, before the first task is defined; later it raises ``OptionError``. Your own
-    task and control classes are kept; the task class gets ``FdbTask`` as a further base. Returns ``app``.
+    task and control classes are kept; the task class, and that of a task with a ``base``, gets ``FdbTask`` as a further
+    base. A task class that is registered with options of ours, and does not derive from ``FdbTask``, is an
+    ``OptionError``. Returns ``app``.
 
     ``claim_free_slots_only``: a prefork worker claims a task only when a process is free to run it
     (:mod:`celery_fdb.tasks.free_slots`), as Celery's ``worker_disable_prefetch`` does on Redis.
@@ -48,6 +53,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
     failures.install(app)
     app.task_cls = _task_class(symbol_by_name(app.task_cls))
     app.__dict__.pop("Task", None)  # made from it when first asked for
+    _adopt(app)
     if app.control_cls == CELERYS_CONTROL:
         app.control_cls = OUR_CONTROL
         app.__dict__.pop("control", None)
@@ -76,10 +82,30 @@ def _is_users(name: str, task: Task) -> bool:
     return not name.startswith("celery.") and not isinstance(task, FdbTask)
 
 
+def _adopt(app: Celery) -> None:
+    """The app's own task class is not the only one that a task may have."""
+    if "register_task" in vars(app):
+        return
+    make, register = app._task_from_fun, app.register_task
+
+    def task_from_fun(fun: Any, name: str | None = None, base: Any = None, bind: bool = False, **options: Any) -> Any:
+        return make(fun, name=name, base=base and _task_class(base), bind=bind, **options)
+
+    def register_task(task: Any, **options: Any) -> Any:
+        given = [option for option in OPTIONS if getattr(task, option, None) is not None]
+        if given and not (isinstance(task, FdbTask) or (isinstance(task, type) and issubclass(task, FdbTask))):
+            fix = "Derive its class from celery_fdb.FdbTask."
+            raise OptionError("a task class without the options of celery-fdb", options=given, fix=fix)
+        return register(task, **options)
+
+    vars(app).update(_task_from_fun=task_from_fun, register_task=register_task)
+
+
+@cache
 def _task_class(current: type[Task]) -> type[Task]:
-    """With Django, Celery has a class of its own already."""
+    """The options come behind what the class does itself. With Django, Celery has a class of its own already."""
     if issubclass(current, FdbTask):
         return current
     if current is Task:
         return FdbTask
-    return type("FdbTask", (FdbTask, current), {"__module__": __name__, "abstract": True})
+    return type(current.__name__, (current, FdbTask), {"__module__": current.__module__, "abstract": True})

@@ -155,9 +155,8 @@ class FdbBackend(ChordSupport, BaseBackend):
             return None
         index = request.group_index
         part = Part(request.group, index if is_whole(index, 0, LAST_PLACE) else LAST_PLACE, task_id)
-        if stored is not None and len(stored) > INLINE_BYTES:
-            return Return(part, state, None)
-        return Return(part, state, self._encode_checked(result))
+        payload = None if stored is not None and len(stored) > INLINE_BYTES else self._encode_checked(result)
+        return Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
 
     def _encode_checked(self, value: Any) -> bytes:
         payload: bytes = ensure_bytes(self.encode(value))
@@ -291,6 +290,8 @@ class FdbBackend(ChordSupport, BaseBackend):
     ) -> Any:
         meta = self.wait_for(result.id, timeout, interval, no_ack, on_interval, on_message)
         result._maybe_set_cache(meta)
+        if on_interval is not None and meta["status"] in states.PROPAGATE_STATES:
+            on_interval()  # raises the error of a parent, such as a header task of a chord, not what follows from it
         return result.maybe_throw(propagate=propagate, callback=callback)
 
     # -- expiry ------------------------------------------------------------------------------------------------------

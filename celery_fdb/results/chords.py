@@ -18,6 +18,8 @@ What happens at each failure:
   finds it over and publishes nothing.
 * the answer of that commit is lost: the engine's retry finds its own token, or somebody looks at the chord later.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
+  Each part prolongs the chord, as on Redis, so it expires when none has come for that long.
+* error callbacks take longer than a claim lasts: the claim is renewed while they run (``firing.py``).
 
 If the broker is another store than the result backend there is no common transaction: the body is published first, and
 deleted then. It can be published twice if the worker dies in between; it is never lost.
@@ -51,6 +53,7 @@ __all__ = [
     "finish",
     "open_",
     "parts",
+    "renew",
 ]
 
 #: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
@@ -103,11 +106,15 @@ class Chord:
 
 @dataclass(frozen=True)
 class Return:
-    """What a header task came back with. ``payload`` is None if it stands in the record of the task."""
+    """What a header task came back with. ``payload`` is None if it stands in the record of the task.
+
+    ``lifetime_ms``: the chord lives for so long from here; 0 to leave it as it is.
+    """
 
     part: Part
     state: str
     payload: bytes | None
+    lifetime_ms: int = 0
 
 
 def _read(tr: Transaction, keys: ResultKeys, group_id: str) -> Chord | None:
@@ -175,18 +182,43 @@ def enlarge(
     _write(tr, keys, group_id, chord)
 
 
-def add(tr: Transaction, keys: ResultKeys, returned: Return) -> bool:
+def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> bool:
     """Add a part, if it is not there, of a chord that is not over. False if it is over: the part came too late."""
     part = returned.part
     chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
     if chord is None or known is not None:
         return chord is not None
+    if returned.lifetime_ms:
+        _prolong(tr, keys, part.group_id, chord, now_ms=now_ms, lifetime_ms=returned.lifetime_ms)
     if returned.payload is None:
         records.write(tr, keys.part(part), ELSEWHERE + returned.state, b"", expires_ms=0)
     else:
         records.write(tr, keys.part(part), returned.state, returned.payload, expires_ms=0)
     tr.add(keys.returned(part.group_id), 1)
     return True
+
+
+def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, now_ms: int, lifetime_ms: int) -> None:
+    """Let the chord live on, once a quarter of its life has passed: parts that return at one time conflict by it."""
+    try:
+        chord = _decode(value)
+    except FormatError:
+        return
+    expires_ms = now_ms + lifetime_ms
+    if chord.expires_ms and expires_ms - chord.expires_ms > lifetime_ms // 4:
+        expiry.move(tr, keys, "chord", group_id, chord.expires_ms, expires_ms)
+        chord.expires_ms = expires_ms
+        _write(tr, keys, group_id, chord)
+        before_ms = records.prolong(tr, keys.group(group_id), expires_ms)  # the structure of a header with groups in it
+        if before_ms:
+            expiry.move(tr, keys, "group", group_id, before_ms, expires_ms)
+
+
+def renew(tr: Transaction, keys: ResultKeys, group_id: str, now_ms: int) -> None:
+    """Keep the claim of a chord whose error callbacks are still running."""
+    chord = _read(tr, keys, group_id)
+    if chord is not None:
+        _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
 
 
 def claim(tr: Transaction, keys: ResultKeys, part: Part, now_ms: int) -> Turn:

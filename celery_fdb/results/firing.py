@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery, states
 from celery.app.task import Context
-from celery.canvas import maybe_signature
+from celery.canvas import group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
 from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_fdb.results.chords import ChordOver, Return, Turn
+from celery_fdb.results.chords import CLAIM_MS, ChordOver, Return, Turn
 from celery_fdb.results.errors import chord_error
-from kombu_fdb.errors import StoreError
+from kombu_fdb.errors import KombuFDBError, StoreError
 
 if TYPE_CHECKING:
     from celery_fdb.results.store import ResultStore
@@ -30,6 +32,8 @@ T = TypeVar("T")
 
 #: Of a task's request: its id, once its part was counted.
 COUNTED = "fdb_part_counted"
+#: Between two renewals of a claim, in seconds.
+RENEW_S = CLAIM_MS / 3000
 
 
 class ChordSupport:
@@ -120,7 +124,7 @@ class ChordSupport:
             logger.exception("Chord %s: the body can't be published", group_id)
             failure = chord_error(f"Callback error: {error!r}", cause=error)
             with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
-                self._fail(callback, failure)
+                self._fail(group_id, callback, failure)
 
     def _publish_or_fail(self, group_id: str, callback: Any) -> None:
         header = GroupResult.restore(group_id, backend=self, app=self.app)
@@ -129,7 +133,7 @@ class ChordSupport:
                 results = self._join(group_id, header)
             except ChordError as error:
                 logger.error("Chord %s raised: %s", group_id, error)  # noqa: TRY400 - the task's traceback is stored
-                self._fail(callback, error)
+                self._fail(group_id, callback, error)
             else:
                 publish_callback(self.app, callback.delay, results)
         if header is not None:
@@ -171,8 +175,35 @@ class ChordSupport:
         with allow_join_result():
             return result.get(timeout=self.app.conf.result_chord_join_timeout)
 
-    def _fail(self, callback: Any, error: ChordError) -> None:
-        self.chord_error_from_stack(callback, error)
+    def _fail(self, group_id: str, callback: Any, error: ChordError) -> None:
+        with self._claim_kept(group_id):  # Celery calls error callbacks with three arguments here and now
+            self.chord_error_from_stack(callback, error)
+        self._fail_outer(callback, error)
+
+    @contextmanager
+    def _claim_kept(self, group_id: str) -> Iterator[None]:
+        ended = Event()
+
+        def renew() -> None:
+            while not ended.wait(RENEW_S):
+                try:
+                    self.store.renew_claim(group_id)
+                except KombuFDBError as error:
+                    logger.warning("The claim of chord %s could not be renewed: %s", group_id, error)
+
+        thread = Thread(target=renew, name="chord-claim", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _fail_outer(self, callback: Any, error: ChordError) -> None:
+        """The chord whose header the body stands in. A group hands that on to its members."""
+        if isinstance(callback, group):
+            for each in callback.tasks:
+                self._fail_outer(each, error)
         options = callback.options
         if options.get("chord") and options.get("task_id"):
             # The body is a header task of another chord, which would wait for it for ever.

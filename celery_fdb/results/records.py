@@ -14,7 +14,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, range_of
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["INLINE_BYTES", "Record", "clear", "decode", "join", "read", "write"]
+__all__ = ["INLINE_BYTES", "Record", "clear", "decode", "join", "prolong", "read", "write"]
 
 #: Up to this size a result stands in its record, above it in chunks of this size. FoundationDB's limit is 100,000 B.
 INLINE_BYTES = 90_000
@@ -85,6 +85,18 @@ def join(record: Record, rows: list[KeyValue]) -> Record:
     if len(rows) != record.chunks or len(payload) != record.size:
         raise FormatError("a large result is incomplete", chunks=record.chunks, found=len(rows), size=record.size)
     return record._replace(payload=payload)
+
+
+def prolong(tr: Transaction, key: bytes, expires_ms: int) -> int:
+    """Let a record expire at another moment. Returns that of before; 0 if it never expires, or there is none."""
+    value = tr.get(key)
+    if value is None or len(value) < _HEAD.size:
+        return 0
+    version, chunks, name, before_ms, size = _HEAD.unpack_from(value)
+    if version == RECORD_VERSION and before_ms:
+        tr.set(key, _HEAD.pack(version, chunks, name, expires_ms, size) + value[_HEAD.size :])
+        return int(before_ms)
+    return 0
 
 
 def clear(tr: Transaction, key: bytes) -> None:

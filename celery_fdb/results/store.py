@@ -82,7 +82,7 @@ class ResultStore:
 
         def body(tr: Transaction) -> Stored:
             stored = self._replace(tr, "task", task_id, outcome)
-            return Stored(stored, returned is not None and chords.add(tr, self.keys, returned))
+            return Stored(stored, returned is not None and chords.add(tr, self.keys, returned, self._now()))
 
         return self._write(body)
 
@@ -158,11 +158,15 @@ class ResultStore:
 
     def add_part(self, returned: Return) -> bool:
         """Without a result to be stored. False if the chord is over."""
-        return self._write(lambda tr: chords.add(tr, self.keys, returned))
+        return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
 
     def claim_chord(self, part: Part) -> Turn:
         """What the worker of a part is to do now."""
         return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
+
+    def renew_claim(self, group_id: str) -> None:
+        """While the chord's error callbacks run."""
+        self._write(lambda tr: chords.renew(tr, self.keys, group_id, self._now()))
 
     def parts(self, group_id: str) -> list[Return]:
         """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""

@@ -2,13 +2,14 @@
 
 ::
 
-    @app.task(base=FdbTask, fair_key="customer_id", max_in_flight=1)
+    @app.task(base=FdbTask, fair_key="customer_id", max_in_flight=1, acks_late=True)
     def charge(customer_id, order_id): ...
 
 ================== ===================================================================================================
 ``fair_key``       on whose behalf it runs: the name of an argument, or a function of ``(args, kwargs)``. Becomes the
                    message's header ``fair_key``
-``max_in_flight``  how many of this task's messages with one key may run at a time, across all workers
+``max_in_flight``  how many of this task's messages with one key may run at a time, across all workers. Needs
+                   ``acks_late``
 ``rate_limit_key`` how often they may start, as ``"10/s"``, ``"100/m"`` or ``"5/h"``, across all workers
 ``dedup_id``       identifies duplicate calls: an argument's name or a function, as above. Becomes the header
                    ``dedup_id``, after the task's name
@@ -48,7 +49,7 @@ from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
 from kombu_fdb.transport.encoding.given import text_of
 
-__all__ = ["FdbTask"]
+__all__ = ["OPTIONS", "FdbTask"]
 
 OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")
 
@@ -141,6 +142,12 @@ class FdbTask(Backoff, Task):
     def on_bound(cls, app: Any) -> None:
         """Celery's hook, when the task's application is known."""
         super().on_bound(app)
+        if cls.max_in_flight is not None and not cls.acks_late:
+            raise OptionError(
+                "max_in_flight counts messages until they are acknowledged, which for this task is when it begins",
+                task=_name(cls),
+                fix="Add acks_late=True to the task, or set task_acks_late for the app.",
+            )
         if cls.dead_letter:
             failures.install(app)
 

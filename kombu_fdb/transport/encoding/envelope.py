@@ -26,7 +26,7 @@ from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import is_whole, utf8, utf8_bytes
 from kombu_fdb.transport.encoding.given import MOST_PRIORITY, check, check_numbers, whole_of
 from kombu_fdb.transport.encoding.identity import dedup_of, once_of, task_id_of
-from kombu_fdb.transport.encoding.timing import due_ms, ttl_ms, ttr_ms
+from kombu_fdb.transport.encoding.timing import due_ms, served, ttl_ms, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
 
@@ -148,6 +148,7 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
     for name in _PER_DELIVERY:  # from another writer
         properties.pop(name, None)
+    served(headers)
     redelivered = delivery.redeliveries > 0
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {

@@ -9,8 +9,8 @@ The dedup id (``engine/messages/dedup.py``) is the header ``dedup_id`` or ``x-de
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with
 the window ``once_window``. Ids are texts, windows are numbers; anything else is an ``InvalidArgument``.
 
-A retry is never a duplicate: Celery hands a task's headers on to its
-next attempt, which is told by ``retries``.
+A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's headers and id on to it. It is
+told by ``retries`` or ``replaced_task_nesting``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def dedup_of(headers: Facts, properties: Facts, window_s: float) -> tuple[str, i
         (_SQS_DEDUP_ID, headers),
     )
     dedup_id = next(filter(None, (text_of(name, source.get(name)) for name, source in given)), "")
-    if not dedup_id or headers.get("retries"):
+    if not dedup_id or _goes_on(headers):
         return "", 0
     return dedup_id, _window_ms("dedup_window", headers.get("dedup_window"), window_s)
 
@@ -62,9 +62,14 @@ def once_of(headers: Facts, window_s: float) -> tuple[str, int]:
     if "once_id" not in headers:
         return "", 0
     once_id = text_of("once_id", headers["once_id"])
-    if not once_id or headers.get("retries"):
+    if not once_id or _goes_on(headers):
         return "", 0
     return once_id, _window_ms("once_window", headers.get("once_window"), window_s)
+
+
+def _goes_on(headers: Facts) -> bool:
+    """Whether a task that was published before goes on with this message."""
+    return bool(headers.get("retries") or headers.get("replaced_task_nesting"))
 
 
 def _window_ms(name: str, given: Any, default_s: float) -> int:

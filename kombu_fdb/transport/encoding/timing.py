@@ -13,6 +13,9 @@ Several delays: the latest moment counts, and one that has passed (a negative de
 number or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once
 nor never can be what was meant.
 
+In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
+delay was served, and whoever publishes with these headers again, such as Celery for a retry, is not delayed by it.
+
 A task's ``expires`` is no TTL. Whoever waits for its result, and a chord that it is a part of, have to be told that it
 did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the message
 stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without ``expires``.
@@ -27,7 +30,10 @@ from typing import Any
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, number, shown
 
-__all__ = ["due_ms", "ttl_ms", "ttr_ms"]
+__all__ = ["due_ms", "served", "ttl_ms", "ttr_ms"]
+
+#: Headers that delay a message by a time from its publication.
+_DELAYS = ("x-delay", "DelaySeconds")
 
 
 def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
@@ -44,6 +50,14 @@ def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: in
             delay_s = number("DelaySeconds", source["DelaySeconds"], "seconds", least=-LONGEST_S, most=LONGEST_S)
             due = max(due, now_ms + int(delay_s * 1000))
     return due if due > now_ms else 0
+
+
+def served(headers: dict[str, Any]) -> None:
+    """Make the delays among the headers of a delivery negative."""
+    for name in _DELAYS:
+        delay = headers.get(name)
+        if isinstance(delay, int | float) and delay > 0:
+            headers[name] = -delay
 
 
 def ttl_ms(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:

@@ -8,7 +8,9 @@ a result backend that can't store under such an id, or an object too deep to be 
 
 So what Celery calls there is wrapped, once for each class of requests (Celery makes one for each task): the message
 goes back as one that was tried, as in ``poison.py``. Errors of the connection pass, and so does what is raised after
-the message was settled.
+the message was settled. A task that is over is not run again because of what was raised after its end, by its own
+``on_failure`` or by Celery, which raises a task's ``MemoryError`` on: its message is settled as that of a failed task.
+It is over once its result is stored, or if none is to be.
 
 In a pool of threads or greenlets nobody hears of what the tracer of the task raises: it does so when it can store
 neither the result nor the failure. There the request is told of it, as prefork's parent tells it: it has failed. If it
@@ -22,10 +24,16 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from celery.backends.base import DisabledBackend
+from celery.states import READY_STATES
+from celery.utils.log import get_logger
+
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.worker.poison import give_back, mend
 
 __all__ = ["guard_pool", "receive"]
+
+logger = get_logger(__name__)
 
 GUARDED = "fdb_guarded"
 Method = Callable[..., Any]
@@ -69,9 +77,30 @@ def _ended(method: Method) -> Method:
         except Exception as error:
             if isinstance(error, CONNECTION_ERRORS) or not _is_ours(request) or not _is_held(request):
                 raise
-            _give_back(request, error)
+            if _is_over(request, error):
+                logger.exception("task %r has ended, and raised afterwards", request.id)
+                _settle(request)
+            else:
+                _give_back(request, error)
 
     return guarded
+
+
+def _is_over(request: Any, error: Exception) -> bool:
+    if isinstance(error, MemoryError) or request.ignore_result or isinstance(request.task.backend, DisabledBackend):
+        return True
+    try:
+        return request.task.backend.get_task_meta(request.id, cache=False)["status"] in READY_STATES
+    except Exception:  # noqa: BLE001 - it can't be known: what could not be stored can't be read either
+        return False
+
+
+def _settle(request: Any) -> None:
+    """As Celery settles a failed task with late acks."""
+    if request.task.acks_on_failure_or_timeout:
+        request.acknowledge()
+    else:
+        request.reject(requeue=False)
 
 
 def guard_pool(pool: Any) -> None:

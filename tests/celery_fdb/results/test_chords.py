@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,63 @@ def test_a_nested_chord_that_fails_fails_the_outer_one(app: Celery, backend: Fdb
         backend.mark_as_failure(each.id, ValueError("broken"), request=each.request)
     with pytest.raises(ChordError):
         result.get(timeout=5, follow_parents=False)
+
+
+def test_a_nested_chord_with_a_group_for_its_body_fails_the_outer_one(
+    app: Celery, backend: FdbBackend, receive: Any
+) -> None:
+    add, total = app.tasks["add"], app.tasks["total"]
+    inner = chord(header(app, 2), group(add.s(1), add.s(2)))
+    result = chord([inner, add.s(5, 5)])(total.s())
+    first, second, other = receive(app)
+    backend.mark_as_failure(first.id, ValueError("no"), request=first.request)
+    run_all(app, [second, other])
+    assert (result.state, receive(app)) == (states.FAILURE, [])
+
+
+def test_slow_error_callbacks_are_called_once(
+    app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with three arguments run here and now; another process takes the chord for abandoned after its claim."""
+    monkeypatch.setattr(firing, "RENEW_S", 0.001)
+    calls = []
+
+    @app.task(name="slow")
+    def slow(request: Any, exc: Any, traceback: Any) -> None:
+        calls.append(exc)
+        for _ in range(3):
+            clock_of_backend.advance(0.9 * chords.CLAIM_MS / 1000)
+            moment = clock_of_backend.wall_ms() + chords.CLAIM_MS
+            while backend.store._read(lambda tr, at=moment: tr.get(backend.store.keys.look(at, group_id))) is None:
+                pass
+        backend.sweeper.look()
+
+    result = chord(header(app, 2))(app.tasks["total"].s().on_error(app.tasks["slow"].s()))
+    group_id = result.parent.id
+    first, second = receive(app)
+    backend.mark_as_failure(first.id, ValueError("no"), request=first.request)
+    run_all(app, [second])
+    assert (len(calls), result.state) == (1, states.FAILURE)
+
+
+def test_each_part_prolongs_a_chord(make_app: MakeApp, receive: Any, scan: Any) -> None:
+    app = make_app(result_expires=6)
+    backend = app.backend
+    backend._clock = clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
+    add, total = app.tasks["add"], app.tasks["total"]
+    shape = chain(add.si(1, 1), group(add.s(2), add.s(3)))
+    result = chord([*header(app, 4), shape])(total.s())
+    received = receive(app)
+    for each in received:
+        clock.advance(2)
+        backend.store.sweep()
+        run_all(app, [each])
+    run_all(app, receive(app))
+    (body,) = receive(app)
+    assert (body.id, body.args) == (result.id, [[0, 2, 4, 6, [4, 5]]])
+    clock.advance(20)
+    backend.store.sweep()
+    assert scan(backend.store) == []
 
 
 def test_a_header_of_a_generator(app: Celery, receive: Any) -> None:

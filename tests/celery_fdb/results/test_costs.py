@@ -97,8 +97,8 @@ def test_parts_do_not_conflict(store: ResultStore, counted: CountingDatabase) ->
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     one, two = (counted.begin(timeout_s=5.0) for _ in range(2))
-    chords.add(one, store.keys, returned(0))
-    chords.add(two, store.keys, returned(1))
+    chords.add(one, store.keys, returned(0), 0)
+    chords.add(two, store.keys, returned(1), 0)
     one.commit()
     two.commit()
     assert len(store.parts("c")) == 2

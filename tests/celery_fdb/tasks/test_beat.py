@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery.beat import ScheduleEntry
@@ -46,6 +47,35 @@ def test_a_lone_beat_with_an_interval_loses_no_tick(app):
         ticks.append(tick_of(entry(app, schedule(30), now))[0])
         now += timedelta(seconds=30, microseconds=1700)
     assert len(set(ticks)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("zone", "every", "begin", "ticks"),
+    [
+        ("UTC", timedelta(minutes=90), "2026-03-01 10:00:05", 24),
+        ("UTC", timedelta(seconds=90), "2026-03-01 10:00:05", 120),
+        ("UTC", timedelta(seconds=30), "2026-03-01 10:00:00.9", 120),
+        ("UTC", timedelta(days=3), "2026-03-01 10:00:00.9", 40),
+        ("Europe/London", timedelta(days=1), "2026-03-26 10:00:00", 7),
+        ("Europe/London", timedelta(hours=1), "2026-10-24 22:10:00", 12),
+        ("Asia/Kolkata", timedelta(hours=2, minutes=30), "2026-03-01 10:00:00", 30),
+    ],
+)
+def test_a_lone_beat_with_a_relative_interval_loses_no_tick(app, zone, every, begin, ticks):
+    """Celery rounds down when it is due, so two ticks may be closer than the interval."""
+    app.conf.timezone = zone
+    now = at(begin).astimezone(ZoneInfo(zone))
+    timing = schedule(every, relative=True, nowfun=lambda: now, app=app)
+    seen: list[str] = []
+    last = now
+    while len(seen) < ticks:
+        due, pause_s = timing.is_due(last)
+        if due:
+            seen.append(tick_of(ScheduleEntry(name="e", task="t", schedule=timing, app=app, last_run_at=last))[0])
+            last = now
+            pause_s = 0.02
+        now = (now.astimezone(UTC) + timedelta(seconds=max(pause_s, 0.001))).astimezone(ZoneInfo(zone))
+    assert len(set(seen)) == ticks
 
 
 def beat(app):

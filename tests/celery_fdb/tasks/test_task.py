@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from celery import Celery, Task, chain, chord, group
 from celery.exceptions import Retry
@@ -9,12 +11,12 @@ from celery.exceptions import Retry
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.limiting import _known
-from kombu_fdb import InvalidArgument
+from kombu_fdb import InvalidArgument, OptionError
 from kombu_fdb.model import KeyLimits
 
 
 def define(app, **options):
-    @app.task(name="charge", shared=False, **options)
+    @app.task(name="charge", shared=False, **{"acks_late": True, **options})
     def charge(customer_id, order_id=0):
         return order_id
 
@@ -101,6 +103,59 @@ def test_max_in_flight_holds_for_each_key_of_the_task(app, broker):
     assert sorted(job.key for job in taken) == ["a/charge", "b/charge"]
 
 
+def test_max_in_flight_needs_late_acks(app):
+    """Celery acknowledges any other task when it begins, so nothing would be counted."""
+    with pytest.raises(OptionError, match="Add acks_late=True"):
+        define(app, max_in_flight=1, acks_late=False)
+
+
+def test_late_acks_of_the_whole_app_do(app):
+    app.conf.task_acks_late = True
+
+    @app.task(name="mail", max_in_flight=1, shared=False)
+    def mail():
+        pass
+
+    assert app.tasks["mail"].limits == {"max_in_flight": 1}
+
+
+class Own(Task):
+    """An application's, that knows nothing of us."""
+
+    abstract = True
+    given: ClassVar[list[object]] = []
+
+    def apply_async(self, args=None, kwargs=None, **options):
+        self.given.append(args)
+        return super().apply_async(args, kwargs, **options)
+
+
+def test_a_task_with_a_base_of_its_own_has_the_options(app, sent):
+    Own.given.clear()
+    task = define(app, base=Own, fair_key="customer_id", max_in_flight=1, backoff="processing-queue")
+    assert isinstance(task, Own)
+    assert isinstance(task, FdbTask)
+    task.delay("acme")
+    assert keys(sent()) == ["acme/charge"]
+    assert Own.given == [("acme",)]
+
+
+def test_a_misspelt_option_of_such_a_task_is_an_error(app):
+    with pytest.raises(OptionError, match="Did you mean max_in_flight"):
+        define(app, base=Own, max_inflight=1)
+
+
+def test_a_registered_class_that_can_not_have_the_options_is_refused(app):
+    class Charge(Task):
+        name = "old"
+        fair_key = "customer_id"
+
+    for given in (Charge, Charge()):
+        with pytest.raises(OptionError, match="Derive its class"):
+            app.register_task(given)
+    assert "old" not in app.tasks
+
+
 def test_without_a_key_the_limit_is_of_the_whole_task(app, broker):
     task = define(app, max_in_flight=2)
     for _ in range(3):
@@ -111,7 +166,9 @@ def test_without_a_key_the_limit_is_of_the_whole_task(app, broker):
 def test_two_tasks_with_different_limits_share_a_queue_and_a_customer(app, broker):
     one = define(app, fair_key="customer_id", max_in_flight=1)
 
-    @app.task(name="mail", fair_key="customer_id", max_in_flight=2, rate_limit_key="100/m", shared=False)
+    @app.task(
+        name="mail", fair_key="customer_id", max_in_flight=2, rate_limit_key="100/m", acks_late=True, shared=False
+    )
     def mail(customer_id):
         pass
 

@@ -99,3 +99,28 @@ def test_reading_the_task_id():
     assert task_id_of({"id": "t"}, {"message_id": "m"}) == "m"
     assert task_id_of({}, {}) == ""
     assert task_id_of({"id": "é" * 200, "task": "send"}, {}) == "", "published, and not to be found"
+
+
+def test_a_task_that_goes_on_is_no_duplicate_of_itself(app, broker):
+    """By a retry, or by ``self.replace``."""
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"})
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"}, retries=1)
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"}, replaced_task_nesting=1)
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"})
+    assert broker.queue("q").count() == 3
+
+
+@pytest.mark.parametrize("headers", [{"x-delay": 1}, {"DelaySeconds": 0.001}])
+def test_a_delay_that_was_served_delays_no_retry(app, connection, broker, headers):
+    """RabbitMQ's plugin delivers it negative, too."""
+    app.tasks["send"].apply_async((1,), headers={**headers, "other": 5})
+    (job,) = broker.queue("q").take_many(1, 60)
+    job.release()
+    channel = connection.channel()
+    while (message := channel.basic_get("q", no_ack=True)) is None:
+        pass
+    ((name, delay),) = headers.items()
+    assert (message.headers[name], message.headers["other"]) == (-delay, 5)
+    Producer(connection).publish("again", routing_key="q", headers={**message.headers, name: -3_600_000})
+    counts = broker.queue("q").stats()
+    assert (counts.ready, counts.delayed) == (1, 0)

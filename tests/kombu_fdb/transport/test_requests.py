@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.backends.base import DisabledBackend
 from celery.concurrency.base import BasePool
 from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError
@@ -22,15 +24,22 @@ def request_of(connection: Any, channel: Any) -> Any:
     """A request of a message that is held, whose methods raise what they are told to."""
     consumers = []
 
-    def make(error: Exception, *, no_ack: bool = False) -> Any:
+    def make(error: Exception, *, no_ack: bool = False, backend: Any = None) -> Any:
         class Request:
-            id, time_limits, acknowledged = "x" * 20_000, (None, None), False
+            id, time_limits, acknowledged, ignore_result = "x" * 20_000, (None, None), False, False
+            task = SimpleNamespace(backend=backend, acks_on_failure_or_timeout=True)
 
             def __init__(self, message: Any) -> None:
                 self.message = message
 
             def execute_using_pool(self, _pool: Any) -> None:
                 raise error
+
+            def acknowledge(self) -> None:
+                self.message.ack()
+
+            def reject(self, requeue: bool) -> None:
+                self.message.reject(requeue=requeue)
 
             on_success = on_failure = on_timeout = execute_using_pool
 
@@ -76,6 +85,29 @@ def test_a_message_without_acks_ends_nobody(channel, request_of):
 def test_what_the_pool_tells_and_nobody_can_note_goes_back(channel, request_of, name):
     getattr(request_of(UNSTORABLE), name)(None)
     assert places(channel) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
+@pytest.mark.parametrize(
+    ("error", "backend", "over"),
+    [
+        (ZeroDivisionError("a hook's"), SimpleNamespace(get_task_meta=lambda *_, **__: {"status": "FAILURE"}), True),
+        (ZeroDivisionError("a hook's"), SimpleNamespace(get_task_meta=lambda *_, **__: {"status": "STARTED"}), False),
+        (ZeroDivisionError("a hook's"), DisabledBackend(app=Celery(set_as_current=False)), True),
+        (MemoryError("Process got: too large"), None, True),
+    ],
+)
+def test_a_task_that_is_over_is_not_run_again(channel, request_of, name, error, backend, over):
+    request = request_of(error, backend=backend)
+    getattr(request, name)(None)
+    assert (request.message._state == "ACK", places(channel)[1]) == ((True, 0) if over else (False, 1))
+
+
+def test_a_failure_that_is_not_acknowledged_is_rejected(channel, request_of):
+    request = request_of(MemoryError("Process got: too large"))
+    request.task.acks_on_failure_or_timeout = False
+    request.on_failure(None)
+    assert (places(channel), channel.engine.inspect.counts("q.dead").ready) == ((0, 0), 1)
 
 
 @pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
