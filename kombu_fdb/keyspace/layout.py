@@ -49,6 +49,7 @@ key                                                   value                     
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
+``("deleting", queue)``                               version: what came by it is to go        delete; cleared when it is done
 ``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
 ``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
@@ -585,6 +586,13 @@ class Keyspace:
     @property
     def all_expiring(self) -> Range:
         return range_of(self._key("expiring"))
+
+    def deleting(self, queue: str) -> bytes:
+        return self._key("deleting", queue)
+
+    @property
+    def all_deleting(self) -> Range:
+        return range_of(self._key("deleting"))
 
     def consumer(self, queue: str, session: SessionId, tag: str) -> bytes:
         return self._key("consumer", queue, session, tag)

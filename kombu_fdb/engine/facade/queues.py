@@ -8,7 +8,6 @@ from typing import Any
 
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.scheduling import limits, relimit, single
-from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
@@ -38,13 +37,14 @@ class Queues:
         if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
 
-        def body(work: Work) -> None:
-            control.declare_queue(work, declaration)
-            if owner is not None:
-                session.require(work, owner[0])
+        def body(work: Work) -> bool:
+            declared = control.declare_queue(work, declaration)
+            if declared and owner is not None:
                 control.add_consumer(work, owner[0], declaration.name, owner[1])
+            return declared
 
-        self._run.write(body)
+        while not self._run.write(body):
+            self.finish_deletion(declaration.name)
         self._run.routing.forget_queue(declaration.name)
 
     def delete(
@@ -55,28 +55,52 @@ class Queues:
         ``if_idle``: refused while messages are in flight.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
-        return self._delete(queue, lambda work: control.delete_queue(work, queue, **conditions))
+        deleted = self._delete(queue, lambda work: control.delete_queue(work, queue, **conditions))
+        if deleted is None:
+            return None
+        last, purged, following = deleted
+        return purged + (self._purge(queue, last, following) if following else 0)
 
-    def _delete(self, queue: str, verb: Callable[[Work], bool]) -> int | None:
+    def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:
         """The messages go in the same transaction: what comes later is another queue's of that name.
 
-        Those for which it is too small follow at once.
+        Those for which it is too small are left to the caller, or the duties. Returns their last version, how many are
+        gone, and where to go on; b"" at the end.
         """
 
         def verb_and_purge(work: Work, limit: int) -> tuple[bytes, int, bytes] | None:
-            last = control.last_stamp(work, queue)
-            if not verb(work):
+            last = verb(work)
+            if last is None:
                 return None
-            return last, *control.purge_part(work, queue, last, b"", limit)
+            purged, following = control.purge_part(work, queue, last, b"", limit)
+            if following:
+                control.to_be_purged(work, queue, last)
+            return last, purged, following
 
         deleted = Portion(control.MESSAGES_PER_PURGE).run(
             lambda limit: self._run.write(lambda work: verb_and_purge(work, limit))
         )
-        if deleted is None:
-            return None
-        self._run.routing.forget_queue(queue)
-        last, purged, following = deleted
-        return purged + (self._purge(queue, last, following) if following else 0)
+        if deleted is not None:
+            self._run.routing.forget_queue(queue)
+        return deleted
+
+    def being_deleted(self) -> list[str]:
+        """Queues that are gone, with messages that are to go."""
+        rows = self._run.read(lambda work: work.tr.get_range(*work.keys.all_deleting, limit=1_000, snapshot=True))
+        return [queue for (queue,), _ in self._run.keys.read(rows, str)]
+
+    def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
+        """Purge a part of such a queue, in one transaction. Returns where to go on; b"" at the end."""
+        last = self._run.read(lambda work: control.being_deleted(work, queue))
+        if last is None:
+            return b""
+        return Portion(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
+
+    def finish_deletion(self, queue: str) -> None:
+        """Purge all of it."""
+        cursor = self.finish_deletion_part(queue)
+        while cursor:
+            cursor = self.finish_deletion_part(queue, cursor)
 
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
@@ -116,14 +140,28 @@ class Queues:
         """Note that a queue with ``x-expires`` was used."""
         self._run.write(lambda work: control.touch(work, queue))
 
-    def add_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
-        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it."""
-        self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag))
+    def add_consumer(self, session_id: SessionId, queue: str, tag: str, *, declared: bool = False) -> None:
+        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it.
+
+        ``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost``.
+        """
+        self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag, declared=declared))
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
-        if self._run.write(lambda work: control.remove_consumer(work, session_id, queue, tag)):
-            self.delete(queue, if_unused=True)
+        if self._delete(queue, lambda work: control.remove_consumer(work, session_id, queue, tag)) is not None:
+            self.finish_deletion(queue)
+
+    def drop_consumers(self, session_id: SessionId) -> None:
+        """Remove all consumers of a session that is gone, and the auto-delete queues that end with them."""
+        more = True
+        while more:
+            vanished, more = self._run.part(
+                lambda work, limit: control.drop_consumers(work, session_id, limit), control.CONSUMERS_PER_TRANSACTION
+            )
+            for queue in vanished:
+                self._run.routing.forget_queue(queue)
+                self.finish_deletion_part(queue)
 
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
         """These consumers of the session are active nowhere any more: others take over."""

@@ -10,7 +10,6 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.model import SessionId
@@ -114,8 +113,7 @@ class Sessions:
 
     def forget(self, session_id: SessionId) -> None:
         """Clear what a fenced session leaves besides messages: consumers, roles of its own, its last beat."""
-        for queue in self._run.write(lambda work: control.drop_consumers(work, session_id)):
-            self._queues.delete(queue, if_unused=True)
+        self._queues.drop_consumers(session_id)
         self._run.write(lambda work: sweep.forget(work, session_id))
 
     def hold_role(self, role: str, session_id: SessionId, observed: bytes | None) -> bool:

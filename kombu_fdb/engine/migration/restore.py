@@ -4,7 +4,7 @@ Model. An *import* has an id, and each of its messages a *mark* that is its alon
 also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
 next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
 keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
-parts: from then on the import is over, and a next try changes nothing.
+parts: from then on the import is over, and whoever still tries, or tries again, changes nothing.
 
 Messages keep their ids, so that whoever noted one finds it; one whose chunks would fall upon another's gets a new id.
 Limits of the queues are not asked: nothing may be lost on the way.
@@ -42,7 +42,9 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
     work.tr.fill()
     marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
     firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
-    found = work.tr.get_many([*marks, *firsts])
+    over, *found = work.tr.get_many([work.keys.import_(import_id), *marks, *firsts])
+    if over is not None:  # by another process: its marks are cleared, or about to be
+        return 0
     known, taken = found[: len(marks)], found[len(marks) :]
     stored = 0
     for key, (_, message), mark, body in zip(marks, messages, known, taken, strict=True):

@@ -1,7 +1,14 @@
 """Control: declare, bind, purge and delete; queues that vanish when nobody uses them; the store's format.
 
 Every change of an exchange or its bindings sets the exchange's epoch, by which all processes notice
-(``routing/tables.py``). A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)``
+(``routing/tables.py``).
+
+A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
+same transaction writes ``("deleting", queue)``, and they follow in parts. So whatever dies, the duties find what is
+left; and before the name is declared again, all of it goes. A queue that vanishes with its last consumer is deleted in
+the transaction in which that one leaves.
+
+A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)``
 exists for it; these records go with their session. Its idle time is measured like a session's silence: an observer sees
 ``("expiring", queue)`` unchanged for long enough by its own clock.
 """
@@ -14,12 +21,13 @@ from collections.abc import Sequence
 from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.effects import LEASED
 from kombu_fdb.engine.stored.walking import rows_from
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import arguments
-from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent
+from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import decode_control, encode_control
 from kombu_fdb.keyspace.layout import FORMAT_VERSION
 from kombu_fdb.keyspace.tuples import range_of
@@ -30,6 +38,7 @@ from kombu_fdb.store.protocol import KeyValue
 __all__ = [
     "VERSION_BYTES",
     "add_consumer",
+    "being_deleted",
     "bind",
     "check_format",
     "clear_if",
@@ -44,6 +53,7 @@ __all__ = [
     "limited",
     "purge_part",
     "remove_consumer",
+    "to_be_purged",
     "touch",
     "unbind",
 ]
@@ -53,6 +63,8 @@ MESSAGES_PER_PURGE = 500
 VERSION_BYTES = 10
 #: The bound of a purge of a queue whose bell never rang: no bound.
 NO_LAST = b"\xff" * VERSION_BYTES
+#: Of a session that is gone.
+CONSUMERS_PER_TRANSACTION = 50
 #: Digits of a format version.
 LONGEST_FORMAT = 10
 
@@ -60,19 +72,23 @@ LONGEST_FORMAT = 10
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def declare_queue(work: Work, declaration: QueueDeclaration) -> None:
+def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
 
-    Raises ``InvalidArgument`` for an argument with a senseless value.
+    False if an earlier queue of the name has to be deleted to its end before. Raises ``InvalidArgument`` for an
+    argument with a senseless value.
     """
     arguments.check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()
     stored = work.tr.get(key)
+    if stored is None and work.tr.get(work.keys.deleting(declaration.name)) is not None:
+        return False
     if stored != value:
         work.tr.set(key, value)
         _tell_claims(work, declaration, stored)
     if "x-expires" in declaration.arguments:
         touch(work, declaration.name)
+    return True
 
 
 def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None) -> None:
@@ -95,17 +111,23 @@ def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None
         single.vacate(work, declaration.name)
 
 
-def delete_queue(work: Work, queue: str, *, if_unused: bool, if_empty: bool, if_idle: bool = False) -> bool:
-    """Remove the declaration and the bindings; the caller purges the messages. False if a condition forbids it."""
+def delete_queue(
+    work: Work, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
+) -> bytes | None:
+    """Remove the declaration and the bindings. None if a condition forbids it.
+
+    Returns the version by which the messages have come that are to be purged (:func:`purge_part`).
+    """
     # Serializable: a claim that commits meanwhile makes this transaction start again.
     if if_idle and any(work.tr.get(work.keys.count(queue, LEASED)) or b""):
-        return False
+        return None
     if if_unused and work.tr.get_range(*work.keys.consumers(queue), limit=1):
-        return False
+        return None
     if if_empty and any(
         work.tr.get_range(*range_of(p), limit=1) for p in (work.keys.ready(queue), work.keys.keyed(queue))
     ):
-        return False
+        return None
+    last = last_stamp(work, queue)
     work.tr.clear(work.keys.queue(queue))
     work.tr.clear(work.keys.expiring(queue))
     work.tr.clear(work.keys.bell(queue))
@@ -118,13 +140,13 @@ def delete_queue(work: Work, queue: str, *, if_unused: bool, if_empty: bool, if_
         work.tr.clear(key)
     totals.forget(work, queue)
     _unbind_queue(work, queue)
-    return True
+    return last
 
 
 def _unbind_queue(work: Work, queue: str) -> None:
-    rows = work.tr.get_range(*work.keys.bindings_of(queue), snapshot=True)
+    rows = work.tr.get_range(*work.keys.bindings_of(queue))
     for (_queue, exchange, routing_key), _ in work.keys.read(rows, str, str, str):
-        unbind(work, queue, exchange, routing_key)
+        _clear_binding(work, queue, exchange, routing_key)
 
 
 def last_stamp(work: Work, queue: str) -> bytes:
@@ -142,8 +164,8 @@ def purge_part(
 ) -> tuple[int, bytes]:
     """Delete those of up to ``limit`` ready and delayed messages that had come by ``last``.
 
-    Returns how many, and where to go on; b"" at the end. What came later is left, and skipped as far as it stands
-    together: so this comes to its end, however fast that is.
+    Returns how many, and where to go on; b"" at the end, which is the end of a deletion up to there, too. What came
+    later is left, and skipped as far as it stands together: so this comes to its end, however fast that is.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
@@ -153,6 +175,10 @@ def purge_part(
     take_out(work, queue, purged)
     if following and not _came_by(last, rows[-1][0]):
         following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
+    if not following:
+        deleting = work.tr.get(work.keys.deleting(queue))
+        if deleting is not None and deleting <= last:
+            work.tr.clear(work.keys.deleting(queue))
     return len(purged), following
 
 
@@ -187,7 +213,7 @@ def delete_exchange(work: Work, name: str, *, if_unused: bool) -> bool:
     if if_unused and work.tr.get_range(*bindings, limit=1):
         return False
     for (_exchange, queue, routing_key), _ in work.keys.read(work.tr.get_range(*bindings), str, str, str):
-        unbind(work, queue, name, routing_key)
+        _clear_binding(work, queue, name, routing_key)
     work.tr.clear(work.keys.exchange(name))
     _change(work, name)
     return True
@@ -207,10 +233,13 @@ def bind(work: Work, queue: str, exchange: str, routing_key: str) -> None:
 
 
 def unbind(work: Work, queue: str, exchange: str, routing_key: str) -> None:
-    key = work.keys.binding(exchange, queue, routing_key)
-    if work.tr.get(key) is None:
-        return
-    work.tr.clear(key)
+    if work.tr.get(work.keys.binding(exchange, queue, routing_key)) is not None:
+        _clear_binding(work, queue, exchange, routing_key)
+
+
+def _clear_binding(work: Work, queue: str, exchange: str, routing_key: str) -> None:
+    """Of one that was read as a conflict."""
+    work.tr.clear(work.keys.binding(exchange, queue, routing_key))
     work.tr.clear(work.keys.bound(queue, exchange, routing_key))
     _change(work, exchange)
 
@@ -257,38 +286,59 @@ def _expires_ms(queue: str, value: bytes | None) -> int | None:
     return int(declaration.arguments.get("x-expires") or 0)
 
 
-def expire(work: Work, queue: str, last_use: bytes) -> bool:
-    """Delete the queue if it is still unused; conflicts with every use until this commits."""
+def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
+    """Delete the queue if it is still unused; conflicts with every use until this commits. As :func:`delete_queue`."""
     if work.tr.get(work.keys.expiring(queue)) != last_use:
-        return False
-    return delete_queue(work, queue, if_unused=True, if_empty=False)
+        return None
+    return delete_queue(work, queue, if_unused=True)
 
 
-def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> None:
+def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, declared: bool = False) -> None:
+    """``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost`` if the session was fenced."""
+    session.require(work, session_id)
+    if declared and work.tr.get(work.keys.queue(queue)) is None:
+        raise QueueNotFound(queue=queue, fix="Declare it again.")
     work.tr.set(work.keys.consumer(queue, session_id, tag), b"")
 
 
-def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bool:
-    """Whether an auto-delete queue has lost its last consumer by this."""
+def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
+    """Delete an auto-delete queue that loses its last consumer by this: as :func:`delete_queue`."""
     single.leave(work, queue, session_id, tag)
     work.tr.clear(work.keys.consumer(queue, session_id, tag))
     declaration = declared_as(queue, work.tr.get(work.keys.queue(queue)))
     if declaration is None:
-        return False
+        return None
     if "x-expires" in declaration.arguments:
         touch(work, queue)
     vanishes = declaration.auto_delete or declaration.exclusive
-    return vanishes and not work.tr.get_range(*work.keys.consumers(queue), limit=1)
+    return delete_queue(work, queue, if_unused=True) if vanishes else None
 
 
-def drop_consumers(work: Work, session_id: SessionId) -> list[str]:
-    """Remove all consumers of a session that is gone. Returns the auto-delete queues left without one."""
-    orphans = []
+def drop_consumers(work: Work, session_id: SessionId, limit: int) -> tuple[list[str], bool]:
+    """Remove up to ``limit`` consumers of a session that is gone, and the auto-delete queues left without one.
+
+    Returns these queues, whose messages are to be purged, and whether the session has further consumers.
+    """
+    vanished = []
     rows = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
-    for (queue, session, tag), _ in rows:
-        if session == session_id and remove_consumer(work, session_id, queue, tag):
-            orphans.append(queue)
-    return orphans
+    own = [(queue, tag) for (queue, owner, tag), _ in rows if owner == session_id]
+    for queue, tag in own[:limit]:
+        last = remove_consumer(work, session_id, queue, tag)
+        if last is not None:
+            to_be_purged(work, queue, last)
+            vanished.append(queue)
+    return vanished, len(own) > limit
+
+
+def to_be_purged(work: Work, queue: str, last: bytes) -> None:
+    """The queue is deleted, and what had come to it by ``last`` is not yet."""
+    if last != NO_LAST:
+        work.tr.set(work.keys.deleting(queue), last)
+
+
+def being_deleted(work: Work, queue: str) -> bytes | None:
+    """By which version the messages have come that are to go with a queue that is gone. None if there is no such."""
+    return work.tr.get(work.keys.deleting(queue), snapshot=True)
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
     ]
     if any(work.tr.get_ranges([(*each, 1) for each in ranges])):
         return False
-    return control.delete_queue(work, queue, if_unused=True, if_empty=True)
+    return control.delete_queue(work, queue, if_unused=True, if_empty=True) is not None
 
 
 def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:

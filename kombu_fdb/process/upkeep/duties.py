@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, Series
+from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.primitives.clock import Clock
@@ -28,6 +29,7 @@ __all__ = [
     "Buckets",
     "DeadLetters",
     "DedupIds",
+    "Deletions",
     "Duty",
     "ExpiredMessages",
     "FullQueues",
@@ -126,6 +128,28 @@ class UnusedQueues:
 
     def _expire(self, queue: str, last_use: bytes) -> None:
         self.expired += self._engine.queues.expire(queue, last_use)
+
+
+class Deletions:
+    """Purge what is left of queues that are gone."""
+
+    name = "finish deletions"
+
+    def __init__(self, engine: Engine, guard: Guard, interval_s: float) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+        self._subjects = RoundRobin(guard, self.name)
+        #: How far it came in each queue that is not done.
+        self._cursors: dict[str, bytes] = {}
+
+    def run(self, budget: Budget) -> float:
+        self._cursors = {queue: self._cursors.get(queue, b"") for queue in self._engine.queues.being_deleted()}
+        self._subjects.run(list(self._cursors), self._step, budget)
+        return 0.0 if budget.is_spent else self._interval_s
+
+    def _step(self, queue: str) -> bool:
+        self._cursors[queue] = self._engine.queues.finish_deletion_part(queue, self._cursors.get(queue, b""))
+        return bool(self._cursors[queue])
 
 
 class FullQueues:
@@ -269,7 +293,7 @@ class _Unchanged(Generic[K]):
 
 
 class Leftovers:
-    """Clear rows of processes that are gone: commit tokens, copies that nobody took, asides."""
+    """Clear rows of processes that are gone: commit tokens, copies that nobody took, asides, services of a line."""
 
     name = "clear leftovers"
 
@@ -293,7 +317,9 @@ class Leftovers:
             for whole in (keys.all_tokens, keys.all_copies, keys.all_asides)
             for row in self._engine.upkeep.rows(whole)
         ]
-        silent = self._unchanged.among(rows)
+        alive = {session_id for session_id, _, _ in self._engine.sessions.beats()}
+        served = self._engine.upkeep.rows(keys.all_served)
+        silent = self._unchanged.among([*rows, *(row for row in served if row[1][:SESSION_BYTES] not in alive)])
         first, end = keys.all_copies
         copies = [row for row in silent if first <= row[0] < end]
         others = [row for row in silent if not first <= row[0] < end]

@@ -132,6 +132,7 @@ class Duties:
             self._sweep,
             self._newer,
             self._unused,
+            duties.Deletions(engine, guard, sweep_interval_s),
             duties.Limits(engine, guard),
             duties.FullQueues(engine, guard),
             duties.DeadLetters(engine, guard),

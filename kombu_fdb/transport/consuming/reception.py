@@ -258,12 +258,12 @@ class Reception:
         self._release_untaken(now)
         if not self._is_attended():
             return self._sleep(now)
-        membership = self._current_membership()
-        if now >= self._next_look:
-            self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
-            self._lookout.disarm()
-        self._lookout.report(membership, self.dispatch.queues)
         try:
+            membership = self._current_membership()
+            if now >= self._next_look:
+                self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
+                self._lookout.disarm()
+            self._lookout.report(membership, self.dispatch.queues)
             return self._serve_consumers(membership, now)
         except errors.SessionLost:
             return 0  # the next step opens another session
@@ -424,7 +424,15 @@ class Reception:
 
     def _register(self, subscription: Subscription, membership: Membership) -> None:
         """Let the store know, so that the queue does not vanish under the consumer."""
-        self._client.engine.queues.add_consumer(membership.session_id, subscription.queue, subscription.tag)
+        try:
+            self._client.engine.queues.add_consumer(
+                membership.session_id, subscription.queue, subscription.tag, declared=subscription.transient
+            )
+        except errors.SessionLost:
+            membership.lose()
+            raise
+        except errors.QueueNotFound as error:  # its last other consumer has left meanwhile
+            raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
         subscription.session_id = membership.session_id
 
     def carry_out_cancels(self) -> None:

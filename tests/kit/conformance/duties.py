@@ -405,6 +405,15 @@ class DutiesConformance(OnBench):
         run(bench, duties, 1_300, 10)
         assert rows_in(bench) <= begin + OWN_ROWS
 
+    def test_services_of_a_line_whose_server_is_gone_leave_no_rows(self, bench: Bench) -> None:
+        """That of a living one says how long the others are patient."""
+        keys, begin = bench.engine.keys, rows_in(bench)
+        bench.write(lambda tr: tr.set(keys.served(b"1" * 16), bytes(20)))
+        bench.write(lambda tr: tr.set(keys.served(b"2" * 16), bench.session + bytes(4)))
+        run(bench, bench.duties(), 1_300, 10)
+        assert [key for key, _ in bench.engine.upkeep.rows(keys.all_served)] == [keys.served(b"2" * 16)]
+        assert rows_in(bench) <= begin + OWN_ROWS
+
     def test_purge_leaves_what_comes_meanwhile(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """So it comes to its end, however much that is."""
         bench.engine.publisher.publish([Publication("", "q", b"old")] * 1_200)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import SessionLost, StoreFull
+from kombu_fdb.errors import QueueNotFound, SessionLost, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -61,17 +59,23 @@ def test_an_owner_that_was_fenced_gets_no_queue(bench: Bench) -> None:
     assert "own" not in bench.engine.inspect.queues()
 
 
-def test_a_queue_that_finds_a_consumer_while_its_last_one_ends_stays(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.engine.queues.declare(QueueDeclaration("shared", auto_delete=True), owner=(bench.session, "tag"))
-    other = bench.engine.sessions.open({})
-    real = Queues.delete
-
-    def too_late(queues: Queues, queue: str, **how: Any) -> int | None:
-        queues.add_consumer(other, queue, "another")
-        return real(queues, queue, **how)
-
-    monkeypatch.setattr(Queues, "delete", too_late)
+def test_a_fenced_session_adds_no_consumer(bench: Bench) -> None:
+    """Nobody would remove it any more, and a queue that can vanish would stay for ever."""
+    bench.engine.queues.declare(QueueDeclaration("own", auto_delete=True))
     end(bench)
-    assert "shared" in bench.engine.inspect.queues()
+    with pytest.raises(SessionLost):
+        bench.engine.queues.add_consumer(bench.session, "own", "tag")
+    assert bench.engine.queues.delete("own", if_unused=True) == 0
+
+
+def test_a_temporary_queue_that_has_vanished_gets_no_consumer(bench: Bench) -> None:
+    with pytest.raises(QueueNotFound, match="Declare it again"):
+        bench.engine.queues.add_consumer(bench.session, "own", "tag", declared=True)
+    bench.engine.queues.add_consumer(bench.session, "own", "tag")
+
+
+def test_a_session_with_many_consumers_is_forgotten_in_parts(bench: Bench) -> None:
+    for number in range(120):
+        bench.engine.queues.declare(QueueDeclaration(f"q{number}", exclusive=True), owner=(bench.session, "tag"))
+    end(bench)
+    assert bench.engine.inspect.queues() == {}

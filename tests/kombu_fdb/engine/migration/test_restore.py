@@ -44,6 +44,17 @@ def test_a_second_try_stores_what_is_missing(bench: Bench, source: Bench) -> Non
     assert bench.engine.migrate.restore(b"one", messages) == 0
 
 
+def test_one_that_still_tries_when_another_has_finished_stores_nothing(bench: Bench, source: Bench) -> None:
+    """The marks are cleared by then."""
+    source.put(b"a", b"b", b"c")
+    messages = marked(source)
+    slow = bench.another()
+    assert bench.engine.migrate.restore(b"one", messages) == 3
+    bench.engine.migrate.finish(b"one", {})
+    assert slow.migrate.restore(b"one", messages) == 0
+    assert bench.payloads() == [b"a", b"b", b"c"]
+
+
 def test_the_marks_of_a_finished_import_are_cleared_in_parts_and_no_other_s(
     bench: Bench, source: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

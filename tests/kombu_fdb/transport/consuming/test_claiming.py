@@ -9,6 +9,7 @@ from kit.conformance.consumer import Consumer
 from kit.conformance.queue import Bench
 
 from kombu_fdb.model import Delivery
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.delivering import deliver_next
 from kombu_fdb.transport.consuming.dispatch import Plan
@@ -121,6 +122,7 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
 def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     consumer = Consumer(bench, ["q"], prefetch=2)
     transport = consumer.transport
+    bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
     transport.consume("events", "without", no_ack=True, transient=True)
     consumer.turn()
     bench.put(*[b""] * 4, queue="events")
@@ -139,6 +141,7 @@ def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
     bench.put(b"", b"")
     consumer.turn()
     consumer.transport.credit.can_consume = lambda: False
+    bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
     consumer.transport.consume("events", "without", no_ack=True, transient=True)
     bench.put(b"", queue="events")
     consumer.turn()
@@ -151,6 +154,7 @@ def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
 def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
     """One of its consumers wants leases, so all messages have them, and whoever acknowledges nothing keeps none."""
     consumer = Consumer(bench, [])
+    bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
     consumer.transport.consume("events", "with", transient=True)
     consumer.transport.consume("events", "without", no_ack=True, transient=True)
     bench.put(*[b""] * 8, queue="events")

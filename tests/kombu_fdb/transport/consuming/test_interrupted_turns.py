@@ -12,6 +12,7 @@ from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming import claiming, dispatch, reception
 from kombu_fdb.transport.consuming.subscription import Arrival
@@ -152,6 +153,7 @@ def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
         line += 1
         bench = Bench(MemoryDatabase())
         consumer = Consumer(bench, [])
+        bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
         consumer.transport.consume("q", "tag", no_ack=True, transient=True)
         put(bench)
         where = interrupt(consumer.turn, line, TURNS, strikes=runs_handlers)
