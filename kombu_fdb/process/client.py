@@ -93,6 +93,8 @@ class Client:
         self.acks: deque[Lease] = deque()
         #: Those that may have been settled: nobody has seen the answer.
         self._in_doubt: set[Lease] = set()
+        #: Held messages at which an attempt was made: that counts, however they come back.
+        self.attempted: set[Lease] = set()
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
@@ -304,6 +306,7 @@ class Client:
         if membership is not None:
             membership.known.difference_update(leases)
         self._overdue.forget(leases)
+        self.attempted.difference_update(leases)
         gone = [] if results is None else [lease for lease, done in zip(leases, results, strict=False) if not done]
         lost = len(set(gone) - self._in_doubt)
         self._in_doubt.difference_update(leases)
@@ -312,16 +315,25 @@ class Client:
             logger.warning(LOST, plural(lost, "acknowledgement"), self.options.session_ttl)
 
     def release(self, leases: Iterable[Lease], *, counted: bool = False) -> None:
-        """Hand messages back at once. On an error the duties thread does it, uncounted, as soon as it can."""
+        """Hand messages back at once. On an error the duties thread does it, as soon as it can.
+
+        Without ``counted``, an attempt counts only if one was made (:attr:`attempted`).
+        """
         leases = list(leases)
         for start in range(0, len(leases), MOST_LEASES):
             part = leases[start : start + MOST_LEASES]
             try:
-                self.engine.messages.release(part, counted=counted)
-                self.settled(part)
+                self._release(part, counted=counted)
             except BaseException:
                 self.release_later(leases[start:])
                 raise
+
+    def _release(self, leases: list[Lease], *, counted: bool = False) -> None:
+        attempted = [lease for lease in leases if counted or lease in self.attempted]
+        others = [lease for lease in leases if not (counted or lease in self.attempted)]
+        for part in filter(None, (attempted, others)):
+            self.engine.messages.release(part, counted=part is attempted)
+            self.settled(part)
 
     def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None, *, due_ms: int = 0) -> None:
         """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
@@ -370,8 +382,7 @@ class Client:
         hand: list[Lease] = []
         try:
             while move(self._returns, hand, MOST_LEASES):
-                self.engine.messages.release(hand, counted=False)
-                self.settled(hand)
+                self._release(hand)
                 hand.clear()
         except BaseException:
             self._returns.extendleft(reversed(hand))
@@ -438,11 +449,15 @@ class Client:
                 engine.messages.ack(leases)
                 membership.known.difference_update(leases)
                 leases.clear()
+            own = [lease for lease in self.attempted if lease.session == membership.session_id]
+            if own and not membership.lost:
+                engine.messages.release(own)
             membership.close()
         except KombuFDBError as error:
             # Nothing is lost: what the session still holds comes back when its TTL has passed.
             logger.warning("could not end the session: %s", error)
         finally:
+            self.attempted.clear()
             self.acks.extendleft(reversed(leases))  # a lease may be settled as long as its session stands
 
 

@@ -26,8 +26,13 @@ def deliver_next(reception: Reception) -> bool:
             try:
                 hand = []  # no call from here to the callback, as Python looks for signals after each
                 callback(message)
-            except Exception as error:
-                if isinstance(error, CONNECTION_ERRORS) or not reception.is_workers:
+            except BaseException as error:
+                if isinstance(error, CONNECTION_ERRORS):
+                    raise
+                if not reception.is_workers:
+                    message.channel.qos.note_attempt(arrival.tag)
+                    raise
+                if not isinstance(error, Exception):
                     raise
                 survive(message, arrival.delivery, error)
             return True

@@ -6,7 +6,8 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
 * requeued or rejected: it leaves the table when the store has done it;
 * overdue: its time to run has passed, and it was released in the consumer's stead (``process/overdue.py``). It stays
   in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
-* released, uncounted, with everything else the channel holds when it closes;
+* released with everything else the channel holds when it closes. It counts as an attempt if one was made: the callback
+  raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
   the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
   message that nobody refers to any more will never be settled, and is released by its finalizer.
@@ -148,6 +149,12 @@ class QoS(virtual.QoS):
     def _warn(delivery_tag: int) -> None:
         logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
+    def note_attempt(self, delivery_tag: int) -> None:
+        """Its consumer has begun with it, and may never tell how that ended. However it comes back, that counts."""
+        lease = self._held.leases.get(delivery_tag)
+        if lease is not None:
+            self._settler.note_attempt(lease)
+
     # -- all at once -------------------------------------------------------------------------------------------------
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
@@ -156,7 +163,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """The channel closes: release, uncounted."""
+        """The channel closes: release, uncounted but for those with an attempt."""
         if self._held.leases:
             # Celery's own tests wait for this text.
             logger.info("Restoring %d unacknowledged message(s)", len(self))

@@ -27,6 +27,9 @@ class Settler(Protocol):
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
         """Dead-letter what nobody can handle."""
 
+    def note_attempt(self, lease: Lease) -> None:
+        """Whenever it is released, an attempt at it counts."""
+
     def release(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
 

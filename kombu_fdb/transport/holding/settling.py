@@ -125,6 +125,9 @@ class Settling:
         except StoreError:
             self.client.release_later([delivery.lease])
 
+    def note_attempt(self, lease: Lease) -> None:
+        self.client.attempted.add(lease)
+
     def release(self, leases: list[Lease], *, counted: bool) -> None:
         if not leases:
             return

@@ -46,6 +46,7 @@ def receive(request: Any = None, **_: Any) -> None:
     if GUARDED not in made.__dict__:
         setattr(made, GUARDED, True)
         made.execute_using_pool = _executed(made.execute_using_pool)
+        made.on_accepted = _begun(made.on_accepted)
         for name in ("on_success", "on_failure", "on_timeout"):
             setattr(made, name, _ended(getattr(made, name)))
 
@@ -63,6 +64,18 @@ def _executed(method: Method) -> Method:
                 raise
             _give_back(request, error)
             raise revoked(request.id) from error
+
+    return guarded
+
+
+def _begun(method: Method) -> Method:
+    """With late acks, an attempt from here on: Celery looks whether a message is ``redelivered`` before it runs it."""
+
+    @wraps(method)
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_ours(request):
+            request.message.channel.qos.note_attempt(request.message.delivery_tag)
+        return method(request, *args, **kwargs)
 
     return guarded
 

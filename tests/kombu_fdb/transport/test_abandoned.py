@@ -104,6 +104,52 @@ def let_the_receiver_turn(connection: Connection) -> None:
     connection.default_channel.basic_cancel(connection.default_channel.basic_consume("other", False, print))
 
 
+class TestAnAttempt:
+    """A callback that raises: its message comes back as redelivered, and at last as a dead letter."""
+
+    @pytest.mark.parametrize("way", ["closed", "collected", "exit"])
+    @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+    def test_that_fails_counts(
+        self, abandoned: Any, watcher: Connection, engine: Engine, way: str, error: type[BaseException], until: Any
+    ) -> None:
+        fill(watcher, 3)
+
+        def consume() -> None:
+            """Two are held, of which the second one has failed; the third one has not been handed out."""
+            connection, seen = abandoned(), list[Any]()
+
+            def work(message: Any) -> None:
+                seen.append(message)
+                if len(seen) == 2:
+                    raise error
+
+            consumer = connection.Consumer([Queue("q")], on_message=work, prefetch_count=3)
+            consumer.consume()
+            with pytest.raises(error):
+                while True:
+                    connection.drain_events(timeout=60)
+            if way == "closed":
+                connection.close()
+            elif way == "exit":
+                connection.transport.store.close()
+
+        consume()
+        collect()
+        until(lambda: placed(engine) == (3, 0))
+        assert everything(watcher) == [(0, False), (1, True), (2, False)]
+
+    def test_that_always_fails_ends(self, connect: Any, watcher: Connection, engine: Engine) -> None:
+        queue = Queue("q", queue_arguments={"x-delivery-limit": 2})
+        queue(watcher.default_channel).declare()
+        fill(watcher, 1)
+        for _ in range(3):
+            assert engine.inspect.counts("q").ready == 1
+            connection = connect()
+            with pytest.raises(ZeroDivisionError), connection, connection.Consumer([queue], on_message=lambda _: 1 / 0):
+                connection.drain_events(timeout=60)
+        assert (engine.inspect.counts("q").ready, engine.inspect.counts("q.dead").ready) == (0, 1)
+
+
 class TestBeforeTheFirstDrain:
     def test_nothing_is_claimed(self, connection: Connection, watcher: Connection, engine: Engine) -> None:
         fill(watcher, 10)

@@ -32,7 +32,7 @@ def request_of(connection: Any, channel: Any) -> Any:
             def __init__(self, message: Any) -> None:
                 self.message = message
 
-            def execute_using_pool(self, _pool: Any) -> None:
+            def execute_using_pool(self, *_given: Any) -> None:
                 raise error
 
             def acknowledge(self) -> None:
@@ -41,7 +41,7 @@ def request_of(connection: Any, channel: Any) -> Any:
             def reject(self, requeue: bool) -> None:
                 self.message.reject(requeue=requeue)
 
-            on_success = on_failure = on_timeout = execute_using_pool
+            on_success = on_failure = on_timeout = on_accepted = execute_using_pool
 
         found: list[Any] = []
         Producer(channel).publish(5, routing_key="q")
@@ -123,6 +123,19 @@ def test_errors_of_the_connection_are_celerys(channel, request_of, name):
     with pytest.raises(StoreUnavailable):
         getattr(request_of(StoreUnavailable()), name)(None)
     assert places(channel) == (1, 0)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_task_that_was_begun_comes_back_as_redelivered(channel, request_of, begun):
+    """At a cold shutdown, for ``worker_deduplicate_successful_tasks``; one that only waited in the worker does not."""
+    request = request_of(UNSTORABLE)
+    if begun:
+        with pytest.raises(LimitExceeded):
+            request.on_accepted(1, 2)
+    channel.qos.restore_unacked_once()
+    message = channel.basic_get("q")
+    assert message.delivery_info["redelivered"] is begun
+    message.ack()
 
 
 def test_another_brokers_message_is_left_alone(channel, request_of):
