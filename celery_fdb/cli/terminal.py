@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -146,10 +147,21 @@ def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, An
 
 def _print(run: Run, answer: Answer) -> None:
     if run.as_json:
-        click.echo(json.dumps(answer.document, default=str))
+        click.echo(json.dumps(_finite(answer.document), default=str, allow_nan=False))
         return
     for each in answer.shown:
         run.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity, and a publisher's header may hold one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {_finite(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _complain(run: Run, error: KombuFDBError) -> int:

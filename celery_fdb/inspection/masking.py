@@ -3,6 +3,9 @@
 A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside of a header, in a
 text as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and
 from screenshots, not from whoever may read the store: a secret that nothing names is not found.
+
+In a text, the value is all that may belong to it: a quoted string or a bracket up to its end, and if that was cut off,
+the rest of the text; of a header that carries credentials the rest of the line; else the next word.
 """
 
 from __future__ import annotations
@@ -16,17 +19,24 @@ __all__ = ["MASK", "masked", "masked_text"]
 MASK = "••••••"
 
 _WORDS = (
-    *("authorization", "password", "passwd", "passphrase", "secret", "token", "cookie", "credential"),
-    *("api_?key", "private_?key", "access_?key", "signing_?key"),
+    *("authorization", "password", "passwd", "passphrase", "pwd", "secret", "token", "cookie", "credential"),
+    *("api_?key", "private_?key", "access_?key", "signing_?key", "session_?key", "session_?id"),
+    *("(?<![a-z])pw(?![a-z])", "(?<![a-z])pass(?![a-z])"),
 )
 _NAME = re.compile("|".join(_WORDS).replace("_?", "[-_ ]?"), re.IGNORECASE)
 #: The parts of each repetition are bounded: a hostile text costs no more than its length.
-_IN_TEXT = re.compile(
-    rf"((?:{_NAME.pattern})[\w-]{{0,40}}\\?[\"']?\]?\s{{0,5}}(?:=>|[:=])\s{{0,5}}(?:(?:bearer|basic)\s{{1,5}})?)"
-    r"(\\?'[^']{0,2000}'|\\?\"[^\"]{0,2000}\"|[^\s,;&)}\]]{1,2000})",
-    re.IGNORECASE,
-)
-_IN_URL = re.compile(r"(?<=://)([^\s:/@]{0,200}):[^\s/@]{1,200}@")
+_NAMED = re.compile(rf"(?P<name>{_NAME.pattern})[\w-]{{0,40}}\\?[\"']?\]?\s{{0,5}}(?:=>|[:=])\s{{0,5}}", re.IGNORECASE)
+_OF_THE_LINE = re.compile("authorization|cookie", re.IGNORECASE)
+_LINE = re.compile(r"[^\r\n\"']*")
+#: A string as Python, JSON, or JSON inside of a string writes it.
+_QUOTE = re.compile(r"[bBrRuUfF]{0,2}(\\?[\"'])")
+_PEM = re.compile(r"-----BEGIN[^-]{0,100}-----(?:(?!-----END)[\s\S])*(?:-----END[^-]{0,100}-----)?")
+_WORD = re.compile(r"(?:(?:bearer|basic|digest|token|apikey)\s{1,5})?[^\s&]{1,10000}", re.IGNORECASE)
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+_TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()]")
+
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,40})://(?P<rest>[^\s\"'<>]{1,10000})", re.IGNORECASE)
+_PORT = re.compile(r"\d{0,5}")
 #: Deeper than anybody looks.
 _DEEPEST = 40
 
@@ -48,4 +58,64 @@ def masked(name: str, value: Any, depth: int = 0) -> Any:
 
 def masked_text(text: str) -> str:
     """A text, such as an error or a ``repr``, without the secrets that it names."""
-    return _IN_URL.sub(rf"\1:{MASK}@", _IN_TEXT.sub(rf"\1{MASK}", text))
+    parts, at = [], 0
+    while (found := _NAMED.search(text, at)) is not None:
+        begin = found.end()
+        end = _end_of_value(text, begin, whole_line=_OF_THE_LINE.fullmatch(found["name"]) is not None)
+        parts += [text[at:begin], MASK if end > begin else ""]
+        at = end
+    return _URL.sub(_masked_url, "".join([*parts, text[at:]]))
+
+
+def _end_of_value(text: str, begin: int, *, whole_line: bool) -> int:
+    quote = _QUOTE.match(text, begin)
+    if quote is not None:
+        return _end_of_string(text, quote.end(), quote[1])
+    if text[begin : begin + 1] in _BRACKETS:
+        return _end_of_bracket(text, begin)
+    if (pem := _PEM.match(text, begin)) is not None:
+        return pem.end()
+    if whole_line and (line := _LINE.match(text, begin)) is not None:
+        return line.end()
+    word = _WORD.match(text, begin)
+    if word is None:
+        return begin
+    return max(begin + len(word[0].rstrip(",;.)}]\"'")), begin + 1)
+
+
+def _end_of_string(text: str, begin: int, quote: str) -> int:
+    """Behind the closing quote; that of an escaped string is escaped as well."""
+    at = begin
+    while at < len(text):
+        if text.startswith(quote, at):
+            return at + len(quote)
+        at += 2 if text[at] == "\\" else 1
+    return len(text)
+
+
+def _end_of_bracket(text: str, begin: int) -> int:
+    closing, at = [_BRACKETS[text[begin]]], begin + 1
+    while closing and (found := _TOKENS.search(text, at)) is not None:
+        token, at = found[0], found.end()
+        if token in _BRACKETS:
+            closing.append(_BRACKETS[token])
+        elif token[-1] in "\"'":
+            at = _end_of_string(text, at, token.lstrip("bBrRuUfF"))
+        elif token == closing[-1]:
+            closing.pop()
+    return len(text) if closing else at
+
+
+def _masked_url(found: re.Match[str]) -> str:
+    rest = found["rest"]
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    user, colon, password = authority.partition(":")
+    if "@" in authority:
+        end = authority.rindex("@")
+    elif colon and "@" in rest and not _PORT.fullmatch(password):  # a password with a slash
+        end = rest.rindex("@")
+    else:
+        return found[0]
+    if found["scheme"].lower() in {"http", "https"}:  # tokens stand in the user's place there
+        return f"{found['scheme']}://{MASK}{rest[end:]}"
+    return f"{found['scheme']}://{user}:{MASK}{rest[end:]}" if ":" in rest[:end] else found[0]

@@ -50,6 +50,7 @@ from celery.worker.request import logger as request_logger
 from kombu_fdb.engine.messages.again import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.primitives.headers import ATTEMPTS
+from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
 from kombu_fdb.transport.publishing.again import encode_again
@@ -94,7 +95,7 @@ def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
     return {
         "error_class": _class_of(exc),
         "error": _text_of(exc)[:ERROR_LENGTH],
-        "traceback": str(traceback or "")[-TRACEBACK_LENGTH:],
+        "traceback": last_lines(str(traceback or ""), TRACEBACK_LENGTH),
         **facts,
     }
 

@@ -49,6 +49,7 @@ __all__ = [
     "check_text",
     "is_number",
     "is_whole",
+    "last_lines",
     "milliseconds",
     "moment",
     "number",
@@ -259,3 +260,8 @@ def shown(value: object) -> Shown:
         return Shown(repr(value)[:80])
     except Exception:  # noqa: BLE001 - somebody else's __repr__
         return Shown(f"<{type(value).__name__}>")
+
+
+def last_lines(text: str, most: int) -> str:
+    """The end of a text, in whole lines: of one that is cut, the name of a secret may be gone, and the secret not."""
+    return text if len(text) <= most else text[-most:].partition("\n")[2]

@@ -61,6 +61,10 @@ _STATUS = {
 }
 
 
+#: Of a result's attempts, each with its worker, so many are told: a publisher may write any number into a message.
+MOST_ATTEMPTS = 100
+
+
 class CeleryBackend(BaseTaskBackend):
     """See the module."""
 
@@ -143,7 +147,7 @@ def execute(
     task = _task(path, alias)
     result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
     _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
-    result.worker_ids.extend([worker] * attempts)
+    result.worker_ids.extend([worker] * min(attempts, MOST_ATTEMPTS))
     task_started.send(CeleryBackend, task_result=result)
     try:
         context: list[TaskContext[Any, Any]] = [TaskContext(task_result=result)] if task.takes_context else []
@@ -205,14 +209,21 @@ def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
 
 
 def _finished(result_id: str, meta: dict[str, Any]) -> TaskResult[Any, Any]:
-    """What Celery has stored."""
+    """What Celery has stored. Raises ``TaskResultDoesNotExist`` for what no task of this backend has returned."""
     result = _sent(result_id, meta["args"])
+    try:
+        return _filled(result, meta)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise TaskResultDoesNotExist(f"{result_id}: {error!r}") from error
+
+
+def _filled(result: TaskResult[Any, Any], meta: dict[str, Any]) -> TaskResult[Any, Any]:
     status = _STATUS.get(meta["status"], TaskResultStatus.READY)
     _set(result, status=status)
     if result.is_finished:
         _set(result, finished_at=_moment(meta.get("date_done")))
     if meta.get("worker"):
-        result.worker_ids.extend([meta["worker"]] * (int(meta.get("retries") or 0) + 1))
+        result.worker_ids.extend([meta["worker"]] * min(int(meta.get("retries") or 0) + 1, MOST_ATTEMPTS))
     if status is TaskResultStatus.SUCCESSFUL:
         started_at = _moment(meta["result"]["started_at"])
         _set(result, _return_value=meta["result"]["return_value"], started_at=started_at, last_attempted_at=started_at)

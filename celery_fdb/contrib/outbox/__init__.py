@@ -30,6 +30,7 @@ from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
+from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib.outbox import sending
@@ -45,6 +46,7 @@ from celery_fdb.contrib.outbox.rows import (
     mark_of,
 )
 from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
+from celery_fdb.inspection.masking import masked_text
 from kombu_fdb.api.backoff import seconds
 from kombu_fdb.primitives.clock import SystemClock, random_id
 
@@ -56,6 +58,8 @@ LEASE_S = 30.0
 MOST_ATTEMPTS = 10
 #: Between two attempts; about an hour in all.
 BACKOFF = "1/5/30/120/600s"
+#: Of an error, in characters.
+ERROR_LENGTH = 2_000
 
 
 class Outbox:
@@ -132,7 +136,10 @@ class Outbox:
             attempt = row.attempts + 1
             logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
             pause_ms = int(seconds(BACKOFF, attempt) * 1000)
-            rows.fail(row, repr(error), pause_ms if attempt < MOST_ATTEMPTS else None)
+            try:
+                rows.fail(row, _told(error), pause_ms if attempt < MOST_ATTEMPTS else None)
+            except Exception:  # it is due again after its lease, and the others go on
+                logger.exception("the failure of outbox row %s can't be noted", row.id)
             return False
         rows.delete([row])
         return True
@@ -145,3 +152,8 @@ class Outbox:
     def now_ms(self) -> int:
         """By the clock of this host: what ``countdown`` counts from."""
         return self._clock.wall_ms()
+
+
+def _told(error: Exception) -> str:
+    """As every database takes it."""
+    return masked_text(saferepr(error, ERROR_LENGTH)).replace("\0", "")

@@ -63,19 +63,39 @@ def check_path(path: str) -> str:
     """The path as SQLite uses it, absolute and without symbolic links, or an error that says what to do."""
     if path in ("", ":memory:"):
         raise StoreUnavailable("a database in memory can't be shared between processes", fix="Give the path of a file")
-    path = os.path.realpath(os.path.expanduser(path))
+    given = os.path.abspath(os.path.expanduser(path))
+    path = os.path.realpath(given)
     parent = os.path.dirname(path)
     if os.path.isdir(path):
         raise StoreUnavailable("this is a directory", path=path, fix="Give the path of a file inside it")
     if not os.path.isdir(parent):
         raise StoreUnavailable("the directory does not exist", path=parent, fix=f"Create it: `mkdir -p {parent}`")
+    _refuse_planted(given)
     return path
+
+
+def _refuse_planted(path: str) -> None:
+    """What another user has put there, in a folder that every user can write to, such as ``/tmp``."""
+    try:
+        folder, status = os.stat(os.path.dirname(path)), os.lstat(path)
+    except OSError:  # what is wrong with it, SQLite tells
+        return
+    if not folder.st_mode & stat.S_IWOTH:
+        return
+    fix = f"Inspect it with `ls -ld {path}`, and keep the database in a folder of your own"
+    if stat.S_ISLNK(status.st_mode):
+        raise StoreUnavailable("this is a link, in a folder that every user can write to", path=path, fix=fix)
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise StoreUnavailable(
+            "the database belongs to another user, in a folder that every user can write to", path=path, fix=fix
+        )
 
 
 def identify(path: str) -> tuple[int, int]:
     """Device and inode of the file, which is made if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open
+    _refuse_planted(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise StoreUnavailable("this is not a regular file", path=path, fix="Give the path of a file")

@@ -47,6 +47,11 @@ class Access:
         return cls(status.st_mode & 0o666, status.st_uid, status.st_gid, bool(folder.st_mode & stat.S_IWOTH))
 
     @property
+    def lock_mode(self) -> int:
+        """Of those who may change the database: whoever may open a file may lock it, and stop all writers."""
+        return sum(0o6 << shift for shift in (6, 3, 0) if self.mode >> shift & 0o2)
+
+    @property
     def directory_mode(self) -> int:
         """Whoever may read a file may search the directory; what a group makes in it belongs to the group."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2 | (stat.S_ISGID if self.mode & stat.S_IWGRP else 0)
@@ -67,7 +72,7 @@ class Access:
     def share(self, descriptor: int, path: str) -> None:
         """Let in whom the database lets in, if this user may. Raises ``StoreUnavailable`` if everybody is let in."""
         status = os.fstat(descriptor)
-        mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.mode
+        mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.lock_mode
         if os.geteuid() in {status.st_uid, 0}:
             if self._chown(descriptor, status) or stat.S_IMODE(status.st_mode) != mode:
                 os.chmod(descriptor, mode)

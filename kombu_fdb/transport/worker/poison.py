@@ -28,6 +28,7 @@ import traceback
 from typing import Any
 
 from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
 
 __all__ = ["fault_in", "give_back", "is_workers", "mend", "survive"]
@@ -132,5 +133,5 @@ def _details(error: Exception) -> dict[str, str]:
     return {
         "error_class": _class(error),
         "error": repr(error)[:ERROR_LENGTH],
-        "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:],
+        "traceback": last_lines("".join(traceback.format_exception(error)), TRACEBACK_LENGTH),
     }

@@ -127,6 +127,15 @@ def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
     assert broker.queue("celery").stats().ready == 1
 
 
+def test_json_has_no_numbers_that_are_none(run, app):
+    """RFC 8259, 6: a publisher's header may be infinite, and a strict reader would refuse the whole document."""
+    app.send_task("t", headers={"x": float("inf"), "y": [float("nan")]})
+    printed = run("peek", "celery", "--body", "--json").out
+    assert json.loads(printed, parse_constant=pytest.fail)
+    assert '"inf"' in printed
+    assert '["nan"]' in printed
+
+
 def test_peek_shows_the_body_on_request(run, app):
     app.add.delay("an-argument", 2)
     (message,) = run("peek", "celery", "--body", "--json").json

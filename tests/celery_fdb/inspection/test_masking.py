@@ -57,7 +57,61 @@ def test_a_secret_in_a_url_is_masked(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["author: Poe", "the keys of the queue: a, b", "at 12:30@home", "http://host:80/a@b", "passed: 3"]
+    "text",
+    [
+        "{'tokens': ['hunter2', 'hunter2']}",
+        "{'credentials': {'user': 'hunter2', 'x': {'y': ['hunter2']}}, 'n': 1}",
+        "{'api_key': {'v': 1, 'value': 'hunter2'}}",
+        "{'password': \"it's 'hunter2' ok\"}",
+        "{'password': b'hunter2'}",
+        "{'headers': 'Authorization: Token hunter2'}",
+        "Authorization: AWS4-HMAC-SHA256 Credential=hunter2, Signature=hunter2\nnext line",
+        "Cookie: theme=dark; sessionid=hunter2",
+        "redis://:p@hunter2@db/0",
+        "postgres://svc:pa/hunter2@db/name",
+        "https://hunter2@github.com/a/b",
+        "https://hunter2:x-oauth-basic@github.com/a/b",
+        '{"password": "ab\\"hunter2"}',
+        "password=ab,hunter2 next",
+        "private_key: -----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----",
+        f"private_key='{'x' * 3000} hunter2'",
+        "pwd=hunter2",
+        "PW: hunter2",
+        "DB_PASS=hunter2",
+        "sessionid='hunter2'",
+        "token = ['hunter2', 'cut off here",
+        "token = 'hunter2 cut off here",
+    ],
+)
+def test_all_of_a_value_is_masked(text: str) -> None:
+    assert SECRET not in masked_text(text)
+    assert MASK in masked_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("{'token': ['a', {'b': 'c)'}], 'order': 7}", f"{{'token': {MASK}, 'order': 7}}"),
+        ("login(password='x', user='a')", f"login(password={MASK}, user='a')"),
+        ("login(password=x, user=a)", f"login(password={MASK}, user=a)"),
+        ("Authorization: Token x\nHost: y", f"Authorization: {MASK}\nHost: y"),
+        ("amqp://user:x@host/v then", f"amqp://user:{MASK}@host/v then"),
+    ],
+)
+def test_what_stands_beside_it_stays(text: str, shown: str) -> None:
+    assert masked_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amqp://user@host/v",
+        "author: Poe",
+        "the keys of the queue: a, b",
+        "at 12:30@home",
+        "http://host:80/a@b",
+        "passed: 3",
+    ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert masked_text(text) == text
@@ -67,7 +121,23 @@ def test_other_values_stay_as_they_are() -> None:
     assert masked("h", {"a": 1, "b": [None, True, 2.5], "c": {}}) == {"a": 1, "b": [None, True, 2.5], "c": {}}
 
 
-@pytest.mark.parametrize("part", ["a", "password", "password=", 'token:"', "secret ' ", "://", "://a:", "api_key\\"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a",
+        "password",
+        "password=",
+        'token:"',
+        "secret ' ",
+        "://",
+        "://a:",
+        "api_key\\",
+        "token:[",
+        "token:{'",
+        "a://b:c/",
+        "password: -----BEGIN",
+    ],
+)
 def test_a_hostile_text_costs_no_more_than_its_length(part: str) -> None:
     def cost(length: int) -> float:
         begin = time.process_time()

@@ -14,6 +14,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
 from kombu import Connection
 
+from celery_fdb.inspection.masking import masked_text
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.backoff import Backoff, countdown
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
@@ -101,8 +102,10 @@ def test_a_task_keeps_the_request_class_its_user_gave_it(app):
 
 
 def test_details_are_bounded_and_of_a_traceback_the_end_stays():
-    told = failures.details_of(ValueError("x" * 10_000), "y" * 10_000 + "end")
-    assert (len(told["error"]), len(told["traceback"]), told["traceback"][-3:]) == (2_000, 4_096, "end")
+    told = failures.details_of(ValueError("x" * 10_000), "\n".join(["password = hunter2"] * 1_000 + ["end"]))
+    assert (len(told["error"]), told["traceback"][-3:]) == (2_000, "end")
+    assert 4_000 < len(told["traceback"]) <= 4_096
+    assert "hunter2" not in masked_text(told["traceback"]), "no line is cut in its name"
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, RecursionError])

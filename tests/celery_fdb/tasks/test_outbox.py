@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib import outbox as module
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox
+from celery_fdb.contrib.outbox.rows import Rows
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.facade.publisher import Publisher
@@ -204,6 +205,33 @@ def test_a_poison_row_is_kept_with_its_error_and_stops_no_other(box, database, s
     assert (attempts, due) == (module.MOST_ATTEMPTS, None)
     assert "TypeError" in error
     assert len(sent()) == 1
+
+
+def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, sent, task, monkeypatch):
+    """It is cut, and without NUL; if it can't be noted all the same, its row is due again after the lease."""
+    real, told = Rows.fail, []
+
+    def fail(self, row, error, pause_ms):
+        told.append(error)
+        if len(told) == 1:
+            raise ValueError("no room")
+        real(self, row, error, pause_ms)
+
+    monkeypatch.setattr(Rows, "fail", fail)
+    send = module.sending.send
+
+    def refuse(app, claimed):
+        if any("bad" in each.signature for each in claimed):
+            raise ValueError("\0" * 10 + "password=hunter2 " + "x" * 100_000)
+        return send(app, claimed)
+
+    monkeypatch.setattr(module.sending, "send", refuse)
+    add(box, database, task.s("bad", 1))
+    add(box, database, task.s("bad", 2))
+    add(box, database)
+    assert box.relay() == 1
+    assert len(told) == 2
+    assert all(len(each) <= module.ERROR_LENGTH + 50 and "\0" not in each and "hunter2" not in each for each in told)
 
 
 def test_a_failed_row_waits_before_its_next_attempt(box, database, task):

@@ -164,6 +164,51 @@ def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(
 
 
 @as_root
+@pytest.mark.parametrize("planted", ["file", "link", "link to a file of the victim's", "link to nothing"])
+@pytest.mark.parametrize("user", [ALICE, 0], ids=["user", "root"])
+def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(
+    folder: Path, victim: Path, planted: str, user: int
+) -> None:
+    folder.chmod(0o1777)
+    own = folder / "own"
+    as_user(user, own.mkdir)
+    as_user(user, (own / "empty").touch)
+
+    def squat() -> None:
+        if planted == "file":
+            SqliteDatabase.open(str(folder / "b.db")).close()
+            (folder / "b.db").chmod(0o666)
+        else:
+            target = {"link": victim, "link to nothing": own / "made"}.get(planted, own / "empty")
+            (folder / "b.db").symlink_to(target)
+
+    def open_it() -> None:
+        with pytest.raises(StoreUnavailable, match="folder that every user can write to"):
+            SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
+
+    as_user(MALLORY, squat)
+    as_user(user, open_it)
+    assert [(each.name, each.stat().st_size) for each in own.iterdir()] == [("empty", 0)]
+
+
+@as_root
+def test_who_may_only_read_the_database_locks_nothing(folder: Path) -> None:
+    folder.chmod(0o777)
+
+    def make() -> None:
+        (folder / "b.db").touch(0o644)
+        SqliteDatabase.open(str(folder / "b.db")).close()
+
+    def read() -> None:
+        for name in ("b.db-gate", "b.db-lock"):
+            with pytest.raises(PermissionError):
+                (folder / name).open("rb")
+
+    as_user(ALICE, make)
+    as_user(MALLORY, read)
+
+
+@as_root
 def test_a_strangers_link_is_not_followed_by_root(folder: Path, victim: Path) -> None:
     folder.chmod(0o1777)
     as_user(MALLORY, lambda: (folder / "b.db-lock").symlink_to(victim))

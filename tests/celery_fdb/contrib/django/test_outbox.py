@@ -223,6 +223,9 @@ def test_the_admin_shows_rows_and_changes_none(charge: Any, database: None) -> N
     assert "TypeError()" in page
     assert "secret argument" not in page
     assert client.get("/admin/celery_outbox/outboxrow/add/").status_code == 403
+    for lookup in ("signature__contains", "signature__startswith", "error__contains"):
+        assert client.get("/admin/celery_outbox/outboxrow/", {lookup: "secret"}).status_code == 400
+    assert client.get("/admin/celery_outbox/outboxrow/", {"attempts__gt": 5}).status_code == 200
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from django.tasks import TaskResultStatus, default_task_backend
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.utils import timezone
 
+import celery_fdb.contrib.django.backend as backend_module
 import celery_fdb.contrib.django.tasks  # as Celery's autodiscover_tasks does
 from celery_fdb.contrib.django.conf import RUN
 from kombu_fdb import Broker
@@ -264,6 +265,23 @@ def test_what_is_refused_is_not_sent(broker: Broker, tasks: Any) -> None:
     with pytest.raises(TypeError):
         tasks.add.enqueue(object())
     assert broker.queues() == {}
+
+
+def test_what_a_publisher_says_of_retries_fills_no_memory(app: Any, tasks: Any) -> None:
+    sent = tasks.add.enqueue(2, other=3)
+    arguments = [tasks.add.module_path, [2], {"other": 3}, "default", sent.enqueued_at.isoformat()]
+    meta = {"args": arguments, "status": "FAILURE", "result": None, "worker": "w", "retries": 10**10}
+    assert len(backend_module._finished(sent.id, meta).worker_ids) == backend_module.MOST_ATTEMPTS
+
+
+@pytest.mark.parametrize("change", [{"result": None}, {"result": {}}, {"date_done": "x"}, {"retries": "x"}])
+def test_a_stored_result_of_another_shape_is_none(app: Any, tasks: Any, change: Any) -> None:
+    sent = tasks.add.enqueue(2, other=3)
+    arguments = [tasks.add.module_path, [2], {"other": 3}, "default", sent.enqueued_at.isoformat()]
+    result = {"started_at": sent.enqueued_at.isoformat(), "return_value": 5}
+    meta = {"args": arguments, "status": "SUCCESS", "result": result, "worker": "w", "date_done": None, **change}
+    with pytest.raises(TaskResultDoesNotExist):
+        backend_module._finished(sent.id, meta)
 
 
 def test_an_unknown_result(broker: Broker, tasks: Any) -> None:
