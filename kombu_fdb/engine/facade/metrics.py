@@ -9,8 +9,12 @@ from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.metrics import keytotals, samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
+from kombu_fdb.engine.stored.work import Work
 
 __all__ = ["Metrics"]
+
+#: Queues that are gone, whose totals one transaction clears.
+QUEUES_PER_FORGET = 200
 
 
 class Metrics:
@@ -80,8 +84,9 @@ class Metrics:
 
     def trim(self) -> None:
         """Forget the totals of queues that are gone, and all but the busiest keys. For one thread."""
-        for queue in self.totals().keys() - self._inspect.queues().keys() - {""}:
-            self._forget(queue)
+        gone = sorted(self.totals().keys() - self._inspect.queues().keys() - {""})
+        for start in range(0, len(gone), QUEUES_PER_FORGET):
+            self._forget(gone[start : start + QUEUES_PER_FORGET])
         for queue, names in self._busiest.surplus(self.key_totals()):
             for start in range(0, len(names), keytotals.KEYS_PER_FOLD):
                 self._fold(queue, names[start : start + keytotals.KEYS_PER_FOLD])
@@ -89,5 +94,9 @@ class Metrics:
     def _fold(self, queue: str, names: Sequence[str]) -> None:
         self._run.write(lambda work: keytotals.fold(work, queue, names))
 
-    def _forget(self, queue: str) -> None:
-        self._run.write(lambda work: totals.forget(work, queue))
+    def _forget(self, queues: Sequence[str]) -> None:
+        def verb(work: Work) -> None:
+            for queue in queues:
+                totals.forget(work, queue)
+
+        self._run.write(verb)

@@ -109,7 +109,7 @@ class Upkeep:
 
     def limited_queues(self) -> list[str]:
         """Queues with a maximum of messages or bytes."""
-        return self._run.read(control.limited)
+        return self._run.read(lambda work: control.declared_with(work, "x-max-length", "x-max-length-bytes"))
 
     def trim_full_part(self, queue: str) -> int:
         """Let some of the oldest give way in a queue that is over its maximum. Returns how many."""
@@ -118,6 +118,14 @@ class Upkeep:
             return overflow.trim(work, queue, limit)
 
         return self._run.part(verb, overflow.MOST_LEAVING)
+
+    def expiring_queues(self) -> list[str]:
+        """Queues whose messages have a time to live."""
+        return self._run.read(lambda work: control.declared_with(work, "x-message-ttl"))
+
+    def expired_heads(self, queues: Sequence[str]) -> tuple[list[str], int | None]:
+        """Those at whose head an expired message stands, and when the next of the others expires."""
+        return self._run.read(lambda work: expired.at_heads(work, queues))
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
         """Drop the expired of some ready messages. Returns how many, and where to go on; b"" at the end."""

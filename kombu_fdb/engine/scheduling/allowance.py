@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kombu_fdb.engine.scheduling import rates, relimit
 from kombu_fdb.engine.scheduling.rates import Bucket, Sightings
@@ -23,6 +24,8 @@ from kombu_fdb.model import KeyLimits, QueueControl
 __all__ = ["Allowance", "Allowances", "control_keys", "note_unlimited"]
 
 UNLIMITED = 2**31
+#: Keys whose numbers are read at once.
+TOGETHER = 64
 
 
 def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
@@ -59,6 +62,8 @@ class Allowances:
         self._now_ms = work.now_ms
         self._sightings = sightings
         self._limits: dict[str, KeyLimits] = {}
+        #: Bucket and number in flight, as they were found.
+        self._found: dict[str, tuple[bytes | None, int]] = {}
         self._rows: dict[str, bytes | None] = {}
         self._flights: dict[str, int] = {}
         self._buckets: dict[str, Bucket] = {}
@@ -115,8 +120,7 @@ class Allowances:
             return UNLIMITED
         if key not in self._flights:
             self._exclude_rivals(key)
-            value = self._tr.get(self._keys.flight(self._queue, key), snapshot=True)
-            self._flights[key] = decode_count(value)
+            self._flights[key] = self._find(key)[1]
         return self._flights[key]
 
     def _bucket(self, key: str, limits: KeyLimits) -> Bucket:
@@ -131,15 +135,34 @@ class Allowances:
         return self._sightings.unchanged_ms(self._keys.bucket(self._queue, key), row)
 
     def _exclude_rivals(self, key: str) -> bytes | None:
-        """Claims of one limited key exclude each other: each reads its bucket serializably and writes it.
+        """Claims of one limited key exclude each other: each has its bucket as a conflict, and writes it.
 
         Clearing what is not there is a write as well, and leaves no row.
         """
         if key not in self._rows:
             bucket = self._keys.bucket(self._queue, key)
-            self._rows[key] = stored = self._tr.get(bucket)
+            self._tr.add_read_conflict_key(bucket)
+            self._rows[key] = stored = self._find(key)[0]
             if stored:
                 self._tr.set(bucket, stored)
             else:
                 self._tr.clear(bucket)
         return self._rows[key]
+
+    def _find(self, key: str) -> tuple[bytes | None, int]:
+        """With those of other keys that may be asked for next: one round trip for :data:`TOGETHER` of them."""
+        if key not in self._found:
+            others = (each for each, limits in self._limits.items() if each not in self._found and _counts(limits))
+            keys = [key, *islice((each for each in others if each != key), TOGETHER - 1)]
+            rows = [
+                *(self._keys.bucket(self._queue, each) for each in keys),
+                *(self._keys.flight(self._queue, each) for each in keys),
+            ]
+            values = self._tr.get_many(rows, snapshot=True)
+            for each, bucket, flight in zip(keys, values, values[len(keys) :], strict=False):
+                self._found[each] = bucket, decode_count(flight)
+        return self._found[key]
+
+
+def _counts(limits: KeyLimits) -> bool:
+    return not limits.paused and (limits.max_in_flight is not None or limits.rate is not None)

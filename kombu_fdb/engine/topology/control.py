@@ -44,13 +44,13 @@ __all__ = [
     "clear_if",
     "declare_exchange",
     "declare_queue",
+    "declared_with",
     "delete_exchange",
     "delete_queue",
     "drop_consumers",
     "expire",
     "expiring",
     "last_stamp",
-    "limited",
     "purge_part",
     "remove_consumer",
     "to_be_purged",
@@ -270,12 +270,11 @@ def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     return [(queue, last_use, expires_ms) for queue, last_use, expires_ms in found if expires_ms is not None]
 
 
-def limited(work: Work) -> list[str]:
-    """Queues with a maximum of messages or bytes."""
+def declared_with(work: Work, *arguments: str) -> list[str]:
+    """Queues with one of these arguments."""
     rows = work.keys.read(work.tr.get_range(*work.keys.all_queues, snapshot=True), str)
     declared = [declared_as(name, value) for (name,), value in rows]
-    maxima = {"x-max-length", "x-max-length-bytes"}
-    return [each.name for each in declared if each is not None and maxima & each.arguments.keys()]
+    return [each.name for each in declared if each is not None and not each.arguments.keys().isdisjoint(arguments)]
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int | None:

@@ -31,6 +31,7 @@ __all__ = [
     "DedupIds",
     "Deletions",
     "Duty",
+    "ExpiredHeads",
     "ExpiredMessages",
     "FullQueues",
     "Ghosts",
@@ -205,6 +206,33 @@ class DedupIds:
     def run(self, budget: Budget) -> float:
         self._subjects.run([""], lambda _: self._engine.upkeep.clear_dedup_part(), budget)
         return 0.0 if budget.is_spent else TIDY_INTERVAL_S
+
+
+class ExpiredHeads:
+    """Drop what has outlived the time to live of its queue, at the queue's head, as soon as that is over."""
+
+    name = "drop expired heads"
+
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._subjects = RoundRobin(guard, self.name)
+        self._queues: list[str] = []
+        #: When to look which queues have a time to live.
+        self._look_at = 0.0
+
+    def run(self, budget: Budget) -> float:
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            self._queues = self._engine.upkeep.expiring_queues()
+            self._look_at = now + FULL_INTERVAL_S
+        if not self._queues:
+            return FULL_INTERVAL_S
+        due, next_ms = self._engine.upkeep.expired_heads(self._queues)
+        self._subjects.run(due, lambda queue: self._engine.upkeep.drop_expired_part(queue)[0] > 0, budget)
+        if due:
+            return 0.0  # what stands behind them may expire soon
+        return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
 class ExpiredMessages:

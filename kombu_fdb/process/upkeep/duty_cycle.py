@@ -136,6 +136,7 @@ class Duties:
             duties.Limits(engine, guard),
             duties.FullQueues(engine, guard),
             duties.DeadLetters(engine, guard),
+            duties.ExpiredHeads(engine, clock, guard),
             duties.ExpiredMessages(engine, guard),
             duties.DedupIds(engine, guard),
             duties.Buckets(engine, guard),

@@ -405,6 +405,20 @@ class DutiesConformance(OnBench):
         run(bench, duties, 1_300, 10)
         assert rows_in(bench) <= begin + OWN_ROWS
 
+    def test_a_time_to_live_and_a_dead_letter_exchange_make_a_delay(self, bench: Bench) -> None:
+        """RabbitMQ's way to retry: nobody consumes the queue in which the messages wait."""
+        arguments = {"x-message-ttl": 5_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+        bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration("work"))
+        duties = bench.duties()
+        run(bench, duties, 30, 0.5)
+        for number in range(300):
+            bench.put(b"%d" % number, queue="wait", key="a" if number == 7 else "")
+        run(bench, duties, 4.5, 0.5)
+        assert bench.counts("work") == (0, 0, 0)
+        run(bench, duties, 2, 0.5)
+        assert bench.counts("work") == (300, 0, 0)
+
     def test_services_of_a_line_whose_server_is_gone_leave_no_rows(self, bench: Bench) -> None:
         """That of a living one says how long the others are patient."""
         keys, begin = bench.engine.keys, rows_in(bench)

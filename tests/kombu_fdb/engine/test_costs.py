@@ -12,7 +12,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
-from kombu_fdb.model import ClaimTerms, Lease, Publication
+from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -285,3 +285,17 @@ def test_a_second_id_costs_the_same_again_and_no_round_trip(bench: Bench, counte
     paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (20, 0, 20 + TOKEN, 4 * 10 + TOKEN)
     assert paid.round_trips == 3
+
+
+def test_many_limited_keys_are_asked_for_together(bench: Bench, counted: CountingDatabase) -> None:
+    """Two round trips for 64 of them, not two for each; a message of each is claimed."""
+    bench.engine.queues.change_control("q", every_key={"max_in_flight": 1})
+    trips = []
+    for number in (10, 200):
+        for key in range(number):
+            bench.put(b"x", b"y", key=f"{number}/{key}")
+        claimed: list[Delivery] = []
+        paid = cost(counted, lambda most=number, taken=claimed: taken.extend(bench.take(most)))
+        assert len(claimed) == number
+        trips.append(paid.round_trips)
+    assert trips[1] < trips[0] + 15
