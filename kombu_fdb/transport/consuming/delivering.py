@@ -30,7 +30,7 @@ def deliver_next(reception: Reception) -> bool:
                 if isinstance(error, CONNECTION_ERRORS):
                     raise
                 if not reception.is_workers:
-                    message.channel.qos.note_attempt(arrival.tag)
+                    _note_attempt(arrival)
                     raise
                 if not isinstance(error, Exception):
                     raise
@@ -40,6 +40,11 @@ def deliver_next(reception: Reception) -> bool:
         reception.return_undelivered(hand)  # what no callback has seen
         raise
     return False
+
+
+def _note_attempt(arrival: Arrival) -> None:
+    if arrival.tag in arrival.subscription.credit.held.leases:
+        arrival.subscription.settler.note_attempt(arrival.delivery.lease)
 
 
 def _open(arrival: Arrival) -> Any:
