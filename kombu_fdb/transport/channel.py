@@ -78,6 +78,8 @@ class Channel(DeclaringChannel):
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         self._begin()
         self._subscriptions: dict[str, Subscription] = {}
+        #: By their tags: kombu's ``Message.ack`` is nothing for their messages.
+        self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
         self._dedup_window_s = connection.options.dedup_window
         #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.publishing.batch.batching`.
         self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
@@ -187,11 +189,14 @@ class Channel(DeclaringChannel):
         self.transport.receiver.subscribe(subscription)
         self._subscriptions[consumer_tag] = subscription
         self._consumers.add(consumer_tag)
+        if no_ack:
+            self.no_ack_consumers.add(consumer_tag)
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """What was claimed for it and not handed out goes back to its place at once."""
         self._consumers.discard(consumer_tag)
+        self.no_ack_consumers.discard(consumer_tag)
         subscription = self._subscriptions.pop(consumer_tag, None)
         receiver = self.transport.receiver_if_any
         if subscription is not None and receiver is not None:

@@ -301,6 +301,14 @@ class TestCancel:
 
 
 class TestNoAck:
+    def test_an_ack_is_nothing(self, connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+        """As with other transports: a callback may be used by both kinds of consumers."""
+        fill(connection, 2)
+        with connection.Consumer([Queue("q")], on_message=lambda message: message.ack(), no_ack=True):
+            connection.drain_events(timeout=60)
+            connection.drain_events(timeout=60)
+        assert "settled before" not in caplog.text
+
     def test_not_lost_when_claimed_ahead(self, connection: Connection, until: Any) -> None:
         fill(connection, 10)
         received: list[Any] = []
