@@ -264,13 +264,11 @@ class TestEnqueue:
             enqueue(db.create_transaction(), other.tasks["add"], (1,))
         other.close()
 
-
-@pytest.mark.foundationdb
-def test_costs_of_enqueue_are_those_of_a_publish(db, add, broker):
-    """No reads of the store: it never conflicts by itself."""
-    one, two = db.create_transaction(), db.create_transaction()
-    enqueue(one, add, (1,))
-    enqueue(two, add, (2,))
-    one.commit().wait()
-    two.commit().wait()
-    assert broker.queue("q").count() == 2
+    def test_costs_of_enqueue_are_those_of_a_publish(self, db, add, broker):
+        """No reads of the store: it never conflicts by itself."""
+        one, two = db.create_transaction(), db.create_transaction()
+        enqueue(one, add, (1,))
+        enqueue(two, add, (2,))
+        one.commit().wait()
+        two.commit().wait()
+        assert broker.queue("q").count() == 2
