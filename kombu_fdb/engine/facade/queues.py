@@ -56,10 +56,7 @@ class Queues:
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
         deleted = self._delete(queue, lambda work: control.delete_queue(work, queue, **conditions))
-        if deleted is None:
-            return None
-        last, purged, following = deleted
-        return purged + (self._purge(queue, last, following) if following else 0)
+        return None if deleted is None else self._purge_rest(queue, deleted)
 
     def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:
         """The messages go in the same transaction: what comes later is another queue's of that name.
@@ -83,6 +80,11 @@ class Queues:
         if deleted is not None:
             self._run.routing.forget_queue(queue)
         return deleted
+
+    def _purge_rest(self, queue: str, deleted: tuple[bytes, int, bytes]) -> int:
+        """Of a queue that :meth:`_delete` has deleted. Returns how many messages are gone in all."""
+        last, purged, following = deleted
+        return purged + (self._purge(queue, last, following) if following else 0)
 
     def being_deleted(self) -> list[str]:
         """Queues that are gone, with messages that are to go."""
@@ -149,8 +151,9 @@ class Queues:
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
-        if self._delete(queue, lambda work: control.remove_consumer(work, session_id, queue, tag)) is not None:
-            self.finish_deletion(queue)
+        deleted = self._delete(queue, lambda work: control.remove_consumer(work, session_id, queue, tag))
+        if deleted is not None:
+            self._purge_rest(queue, deleted)
 
     def drop_consumers(self, session_id: SessionId) -> None:
         """Remove all consumers of a session that is gone, and the auto-delete queues that end with them."""

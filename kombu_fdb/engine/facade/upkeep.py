@@ -119,7 +119,7 @@ class Upkeep:
 
         return self._run.part(verb, overflow.MOST_LEAVING)
 
-    def expiring_queues(self) -> list[str]:
+    def ttl_queues(self) -> list[str]:
         """Queues whose messages have a time to live."""
         return self._run.read(lambda work: control.declared_with(work, "x-message-ttl"))
 

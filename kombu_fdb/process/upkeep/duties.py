@@ -224,7 +224,7 @@ class ExpiredHeads:
     def run(self, budget: Budget) -> float:
         now = self._clock.monotonic()
         if now >= self._look_at:
-            self._queues = self._engine.upkeep.expiring_queues()
+            self._queues = self._engine.upkeep.ttl_queues()
             self._look_at = now + FULL_INTERVAL_S
         if not self._queues:
             return FULL_INTERVAL_S

@@ -264,9 +264,10 @@ def test_slow_error_callbacks_are_called_once(
         calls.append(exc)
         for _ in range(3):
             clock_of_backend.advance(0.9 * chords.CLAIM_MS / 1000)
-            moment = clock_of_backend.wall_ms() + chords.CLAIM_MS
-            while backend.store._read(lambda tr, at=moment: tr.get(backend.store.keys.look(at, group_id))) is None:
-                pass
+            look = backend.store.keys.look(clock_of_backend.wall_ms() + chords.CLAIM_MS, group_id)
+            deadline = time.monotonic() + 60
+            while backend.store._read(lambda tr, key=look: tr.get(key)) is None:
+                assert time.monotonic() < deadline, "the claim was not renewed"
         backend.sweeper.look()
 
     result = chord(header(app, 2))(app.tasks["total"].s().on_error(app.tasks["slow"].s()))
