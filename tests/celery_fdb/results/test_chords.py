@@ -252,6 +252,19 @@ def test_a_nested_chord_with_a_group_for_its_body_fails_the_outer_one(
     assert (result.state, receive(app)) == (states.FAILURE, [])
 
 
+def test_who_waits_for_a_chord_gets_the_error_of_its_header(app: Celery, backend: FdbBackend, receive: Any) -> None:
+    """Also if it comes between two looks: ``get`` asks for that of the parents when something has happened."""
+    result = chord(header(app, 2))(app.tasks["total"].s())
+    first, second = receive(app)
+    run_all(app, [second])
+    backend.mark_as_failure(first.id, ValueError("no"), request=first.request)
+    assert result.state == states.FAILURE
+    with pytest.raises(ValueError, match="no"):
+        backend.wait_for_pending(result, timeout=60, on_interval=result._maybe_reraise_parent_error)
+    with pytest.raises(ChordError):
+        backend.wait_for_pending(result, timeout=60)
+
+
 def test_slow_error_callbacks_are_called_once(
     app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

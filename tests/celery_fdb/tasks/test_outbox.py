@@ -207,6 +207,13 @@ def test_a_poison_row_is_kept_with_its_error_and_stops_no_other(box, database, s
     assert len(sent()) == 1
 
 
+class Validation(ValueError):
+    """One that quotes its input."""
+
+    def __repr__(self):
+        return "\0" * 10 + "password=hunter2 " + "x" * 100_000
+
+
 def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, sent, task, monkeypatch):
     """It is cut, and without NUL; if it can't be noted all the same, its row is due again after the lease."""
     real, told = Rows.fail, []
@@ -222,7 +229,7 @@ def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, 
 
     def refuse(app, claimed):
         if any("bad" in each.signature for each in claimed):
-            raise ValueError("\0" * 10 + "password=hunter2 " + "x" * 100_000)
+            raise Validation
         return send(app, claimed)
 
     monkeypatch.setattr(module.sending, "send", refuse)
