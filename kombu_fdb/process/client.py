@@ -183,7 +183,8 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
-        return self._open_store.engine
+        opened = self._opened
+        return opened.engine if opened is not None and os.getpid() == self.pid else self._open_store.engine
 
     @property
     def database(self) -> Database:

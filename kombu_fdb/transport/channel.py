@@ -147,7 +147,7 @@ class Channel(DeclaringChannel):
             routing_key or "",
             now_ms=self.transport.now_ms(),
             most_urgent_is_zero=self._zero_first,
-            key=self.transport.key_of(message),
+            key_of=self.transport.key_of,
             dedup_window_s=self._dedup_window_s,
         )
 

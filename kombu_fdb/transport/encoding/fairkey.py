@@ -28,12 +28,13 @@ from kombu.serialization import loads
 from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.encoding.given import text_of
 
-__all__ = ["KeyOf", "key_reader"]
+__all__ = ["KEYS", "KeyOf", "explicit_key", "key_reader"]
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
-_KEYS = frozenset({"fair_key", "MessageGroupId"})
+#: Headers and properties that name a key.
+KEYS = frozenset({"fair_key", "MessageGroupId"})
 
 KeyOf = Callable[[Mapping[str, Any]], str]
 KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
@@ -42,15 +43,16 @@ KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
 def key_reader(option: str | None) -> KeyOf:
     """How this connection finds the key of a message. Raises ``OptionError`` if the option names no function."""
     if option is None:
-        return _explicit_key
+        return explicit_key
     if ":" in option:
         return _by_function(_import(option), option)
-    return lambda message: _explicit_key(message) or _text(option, (message.get("headers") or {}).get(option))
+    return lambda message: explicit_key(message) or _text(option, (message.get("headers") or {}).get(option))
 
 
-def _explicit_key(message: Mapping[str, Any]) -> str:
+def explicit_key(message: Mapping[str, Any]) -> str:
+    """The key that the publisher has named."""
     headers, properties = message.get("headers") or {}, message.get("properties") or {}
-    if _KEYS.isdisjoint(headers) and "MessageGroupId" not in properties:
+    if KEYS.isdisjoint(headers) and "MessageGroupId" not in properties:
         return ""
     given = (("fair_key", headers), ("MessageGroupId", properties), ("MessageGroupId", headers))
     for name, source in given:
@@ -69,7 +71,7 @@ def _by_function(function: KeyFunction, name: str) -> KeyOf:
 
     def key_of(message: Mapping[str, Any]) -> str:
         nonlocal is_told
-        explicit = _explicit_key(message)
+        explicit = explicit_key(message)
         if explicit:
             return explicit
         try:

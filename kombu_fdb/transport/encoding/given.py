@@ -19,7 +19,7 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.encoding.tasks import fault_of
 
-__all__ = ["MOST_PRIORITY", "check", "check_numbers", "text_of", "whole_of"]
+__all__ = ["DIGITS", "LONG_NUMBER", "MOST_PRIORITY", "check", "check_numbers", "text_of", "whole_of"]
 
 #: AMQP's largest priority; what is above 9 counts as 9.
 MOST_PRIORITY = 255
@@ -34,17 +34,20 @@ _NEVER_LAZY = frozenset({str, int, float, bool, list, tuple, dict, type(None)})
 #: What 64 bits hold, with a sign.
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**63 - 1
 #: So many digits in a row, when all are written as the same one: a regular expression takes eight times as long.
-_LONG_NUMBER = b"0" * 19
-_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
+LONG_NUMBER = b"0" * 19
+DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
     """All that no other module reads. Raises ``InvalidArgument``."""
-    if _is_task(headers):  # first: Celery makes properties of the same values, which its user has not named
+    # Tasks first: Celery makes properties of the same values, which its user has not named. Of Celery's protocol 2;
+    # another program's message may have a header ``task``, or ``retries``, too.
+    if "task" in headers and "argsrepr" in headers and "id" in headers:
         _check_task(headers)
     for name, value in properties.items():
         if name in _TEXTS:
-            text_of(name, value)
+            if type(value) is not str:
+                text_of(name, value)
         elif name in _HEADERS:
             raise InvalidArgument(
                 f"{name} is a header, not a property",
@@ -53,15 +56,11 @@ def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
             )
 
 
-def _is_task(headers: Mapping[str, Any]) -> bool:
-    """Of Celery's protocol 2; another program's message may have a header ``task``, or ``retries``, too."""
-    return "task" in headers and "argsrepr" in headers and "id" in headers
-
-
 def _check_task(headers: Mapping[str, Any]) -> None:
-    if "retries" in headers:
-        whole_of("retries", headers["retries"])
-    fault = fault_of(_told(headers))
+    retries = headers.get("retries")
+    if type(retries) is not int or not 0 <= retries <= _MOST_INTEGER:
+        whole_of("retries", retries)
+    fault = fault_of(headers if _NEVER_LAZY.issuperset(map(type, headers.values())) else _told(headers))
     if fault is not None:
         raise InvalidArgument(
             "a task that no Celery worker can handle",
@@ -72,8 +71,6 @@ def _check_task(headers: Mapping[str, Any]) -> None:
 
 def _told(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """The headers, with what lazy texts say now."""
-    if _NEVER_LAZY.issuperset(map(type, headers.values())):
-        return headers
     return {name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()}
 
 
@@ -103,10 +100,11 @@ def whole_of(name: str, value: Any, most: int = _MOST_INTEGER) -> int:
     return int(found)
 
 
-def check_numbers(meta: bytes, *tables: Mapping[str, Any]) -> None:
-    """``meta``: the tables as JSON, which rarely holds a number so long that it is worth a walk."""
-    if _LONG_NUMBER not in meta.translate(_ALIKE):
-        return
+def check_numbers(*tables: Mapping[str, Any]) -> None:
+    """All whole numbers must fit into 64 bits.
+
+    A walk that only pays if the tables as JSON, their digits all made 0 by ``DIGITS``, contain ``LONG_NUMBER``.
+    """
     for table in tables:
         for name, value in table.items():
             for each in _numbers_in(value):

@@ -22,12 +22,14 @@ from kombu_fdb.model import LONGEST_TASK_ID
 from kombu_fdb.primitives.ranges import LONGEST_S, number, utf8_bytes
 from kombu_fdb.transport.encoding.given import text_of
 
-__all__ = ["dedup_of", "once_of", "task_id_of"]
+__all__ = ["IDS", "dedup_of", "once_of", "task_id_of"]
 
 Facts = Mapping[str, Any]
 
 _SQS_DEDUP_ID = "MessageDeduplicationId"
 _DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
+#: Headers and properties that give a message an id of its publication.
+IDS = _DEDUP_IDS | {"once_id"}
 #: The shortest window.
 SHORTEST_S = 0.001
 

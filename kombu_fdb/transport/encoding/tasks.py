@@ -84,12 +84,12 @@ def is_timelimit(value: Any) -> bool:
     """Hard and soft limit, in seconds."""
     if value is None:
         return True
-    return isinstance(value, list | tuple) and len(value) == 2 and _is_limit(value[0]) and _is_limit(value[1])
-
-
-def _is_limit(value: Any) -> bool:
-    """A number that a timer can add to the time: an integer may be too large to be a float."""
-    return value is None or (isinstance(value, int | float) and 0 <= value <= sys.float_info.max)
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    for limit in value:  # a number that a timer can add to the time: an integer may be too large to be a float
+        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= sys.float_info.max):
+            return False
+    return True
 
 
 def _shown(value: Any) -> str:

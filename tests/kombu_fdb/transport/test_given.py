@@ -104,7 +104,7 @@ def test_a_property(name: str, properties: dict[str, Any]) -> None:
 
 def refuses(name: str, odd: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=name) as raised:
-        encode(odd, "", "q", now_ms=NOW_MS, key=key_reader(None)(odd))
+        encode(odd, "", "q", now_ms=NOW_MS, key_of=key_reader(None))
     assert raised.value.fix
     assert len(str(raised.value)) < 500
 
