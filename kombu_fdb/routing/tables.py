@@ -17,6 +17,7 @@ the most frequent publish, to a queue through the default exchange, is to read n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
@@ -83,7 +84,7 @@ PREDECLARED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QueueDeclaration:
     """``arguments`` keep AMQP's names and units (``x-message-ttl`` and ``x-expires`` in milliseconds)."""
 
@@ -104,6 +105,56 @@ class QueueDeclaration:
         if not all(arguments.get(name) is None or type(arguments[name]) is int for name in _WHOLE_NUMBERS):
             raise FormatError("unreadable arguments of a queue", queue=name, arguments=str(arguments)[:80])
         return cls(name, *fields)
+
+    # Read for each message, hence kept.
+
+    @cached_property
+    def message_ttl_ms(self) -> int | None:
+        """``x-message-ttl``."""
+        return self.arguments.get("x-message-ttl")
+
+    @cached_property
+    def empties_itself(self) -> bool:
+        """It and its messages expire soon, as those of Celery's remote control and events do."""
+        return "x-expires" in self.arguments and self._given("x-message-ttl", SOON_MS + 1) <= SOON_MS
+
+    @cached_property
+    def max_load(self) -> tuple[int | None, int | None]:
+        """``x-max-length`` and ``x-max-length-bytes``."""
+        return self.arguments.get("x-max-length"), self.arguments.get("x-max-length-bytes")
+
+    @cached_property
+    def max_priority(self) -> int:
+        """``x-max-priority``; the most urgent there is if not set."""
+        return int(self._given("x-max-priority", URGENT))
+
+    @property
+    def overflow(self) -> str:
+        """``x-overflow``."""
+        return str(self._given("x-overflow", "drop-head"))
+
+    def delivery_limit(self, default: int | None) -> int | None:
+        """``x-delivery-limit``; negative is none, as in RabbitMQ."""
+        limit = self._given("x-delivery-limit", default)
+        return None if limit is None or limit < 0 else limit
+
+    @property
+    def dead_letter_exchange(self) -> str | None:
+        """``x-dead-letter-exchange``; "" is the default exchange."""
+        return self._text("x-dead-letter-exchange")
+
+    @property
+    def dead_letter_routing_key(self) -> str | None:
+        """``x-dead-letter-routing-key``; None if not set: the message's own."""
+        return self._text("x-dead-letter-routing-key")
+
+    def _text(self, argument: str) -> str | None:
+        given = self.arguments.get(argument)
+        return None if given is None else str(given)
+
+    def _given(self, argument: str, default: Any) -> Any:
+        given = self.arguments.get(argument)
+        return default if given is None else given
 
     @property
     def can_vanish(self) -> bool:
@@ -161,7 +212,7 @@ class RoutingTables:
         self._keys = keys
         self._clock = clock
         self._loaded: dict[str, _Loaded] = {}
-        self._declarations: dict[str, tuple[float, QueueDeclaration | None]] = {}
+        self._declarations: dict[str, tuple[float, QueueDeclaration]] = {}
         self._controls: dict[str, tuple[float, QueueControl]] = {}
 
     # -- exchanges -------------------------------------------------------------------------------------------------
@@ -211,18 +262,16 @@ class RoutingTables:
         self._declarations.pop(name, None)
         self._controls.pop(name, None)
 
-    def _argument(self, tr: Transaction, queue: str, argument: str) -> Any:
-        declaration = self._declaration(tr, queue)
-        return None if declaration is None else declaration.arguments.get(argument)
-
-    def _declaration(self, tr: Transaction, queue: str) -> QueueDeclaration | None:
+    def queue(self, tr: Transaction, name: str) -> QueueDeclaration:
+        """What the queue is declared as, as was read up to a second ago; without arguments if it is not declared."""
         now = self._clock.monotonic()
-        read_at, declaration = self._declarations.get(queue, (None, None))
-        if read_at is None or now - read_at >= DECLARATION_AGE_S:
-            declaration = declared_as(queue, tr.get(self._keys.queue(queue), snapshot=True))
-            if len(self._declarations) >= MOST_DECLARATIONS:
-                self._declarations.clear()
-            self._declarations[queue] = (now, declaration)
+        known = self._declarations.get(name)
+        if known is not None and now - known[0] < DECLARATION_AGE_S:
+            return known[1]
+        declaration = declared_as(name, tr.get(self._keys.queue(name), snapshot=True)) or QueueDeclaration(name)
+        if len(self._declarations) >= MOST_DECLARATIONS:
+            self._declarations.clear()
+        self._declarations[name] = (now, declaration)
         return declaration
 
     def control(self, tr: Transaction, queue: str) -> QueueControl:
@@ -235,48 +284,3 @@ class RoutingTables:
                 self._controls.clear()
             self._controls[queue] = (now, control)
         return control
-
-    def message_ttl_ms(self, tr: Transaction, queue: str) -> int | None:
-        """``x-message-ttl``."""
-        ttl = self._argument(tr, queue, "x-message-ttl")
-        return None if ttl is None else int(ttl)
-
-    def empties_itself(self, tr: Transaction, queue: str) -> bool:
-        """It and its messages expire soon, as those of Celery's remote control and events do."""
-        declaration = self._declaration(tr, queue)
-        if declaration is None or not {"x-message-ttl", "x-expires"} <= declaration.arguments.keys():
-            return False
-        return int(declaration.arguments["x-message-ttl"]) <= SOON_MS
-
-    def max_load(self, tr: Transaction, queue: str) -> tuple[int | None, int | None]:
-        """``x-max-length`` and ``x-max-length-bytes``."""
-        declaration = self._declaration(tr, queue)
-        if declaration is None:
-            return None, None
-        return declaration.arguments.get("x-max-length"), declaration.arguments.get("x-max-length-bytes")
-
-    def max_priority(self, tr: Transaction, queue: str) -> int:
-        """``x-max-priority``; the most urgent there is if not set."""
-        most_urgent = self._argument(tr, queue, "x-max-priority")
-        return URGENT if most_urgent is None else int(most_urgent)
-
-    def overflow(self, tr: Transaction, queue: str) -> str | None:
-        """``x-overflow``."""
-        return self._argument(tr, queue, "x-overflow")  # type: ignore[no-any-return]  # checked when declared
-
-    def delivery_limit(self, tr: Transaction, queue: str, default: int | None) -> int | None:
-        """``x-delivery-limit``; negative is none, as in RabbitMQ."""
-        limit = self._argument(tr, queue, "x-delivery-limit")
-        if limit is None:
-            return default
-        return int(limit) if int(limit) >= 0 else None
-
-    def dead_letter_exchange(self, tr: Transaction, queue: str) -> str | None:
-        """``x-dead-letter-exchange``; "" is the default exchange."""
-        exchange = self._argument(tr, queue, "x-dead-letter-exchange")
-        return None if exchange is None else str(exchange)
-
-    def dead_letter_routing_key(self, tr: Transaction, queue: str) -> str | None:
-        """``x-dead-letter-routing-key``; None if not set: the message's own."""
-        routing_key = self._argument(tr, queue, "x-dead-letter-routing-key")
-        return None if routing_key is None else str(routing_key)

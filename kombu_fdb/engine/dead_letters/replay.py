@@ -120,7 +120,7 @@ def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | 
         return False
     forget(work, message)
     rank = work.keys.rank(record.priority or priority_of(letter.key))
-    expires_ms = expires_at(work.now_ms, work.routing.message_ttl_ms(work.tr, queue), 0)
+    expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
     if payload is not None:
         record = with_payload(work, record, payload)
     alive = record._replace(expires_ms=expires_ms, redeliveries=0, priority=NO_PRIORITY)

@@ -69,7 +69,7 @@ class Cause(NamedTuple):
 
 def drop_expired(work: Work, message: Message[bytes], record: Record) -> None:
     """A message outlived its time: dead-lettered if an exchange is set, else gone."""
-    if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
+    if work.routing.queue(work.tr, message.queue).dead_letter_exchange is None:
         delete_rest(work, record, message.place)
     else:
         bury(work, message, Cause("expired"))
@@ -115,7 +115,7 @@ def _rest(work: Work, message: Message[bytes], record: Record) -> None:
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     """By its key and its priority; ``<queue>.dead`` keeps the order of the deaths."""
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
-    ttl_ms = work.routing.message_ttl_ms(work.tr, target) if declared else work.policy.dead_ttl_ms
+    ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms if declared else work.policy.dead_ttl_ms
     expires_ms = 0 if ttl_ms is None else work.now_ms + ttl_ms
     if target.endswith(DEAD_SUFFIX):
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
@@ -141,9 +141,9 @@ class _Way(NamedTuple):
 
 
 def _way(work: Work, queue: str, record: Record, payload: bytes) -> _Way:
-    exchange = work.routing.dead_letter_exchange(work.tr, queue)
+    declaration = work.routing.queue(work.tr, queue)
+    exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
-        routing_key = work.routing.dead_letter_routing_key(work.tr, queue)
         if routing_key is None:
             routing_key = _own_routing_key(work, queue, record, payload)
         queues = _route(work, exchange, routing_key)

@@ -90,7 +90,7 @@ def judge(work: Work, coming: Mapping[str, tuple[int, int]]) -> Verdict:
         full = _full(work, queue, Load(*new))
         if full is None:
             continue
-        mode = work.routing.overflow(work.tr, queue) or DROP_HEAD
+        mode = work.routing.queue(work.tr, queue).overflow
         if mode == REJECT:
             raise _refusal(queue, full)
         if mode == REJECT_DLX:
@@ -112,7 +112,7 @@ def trim(work: Work, queue: str, limit: int = MOST_LEAVING) -> int:
 
 def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
     full = _full(work, queue, Load(), least)
-    if full is None or (work.routing.overflow(work.tr, queue) or DROP_HEAD) != DROP_HEAD:
+    if full is None or work.routing.queue(work.tr, queue).overflow != DROP_HEAD:
         return 0
     rows = _oldest(work, queue, full, most_rows=most_rows)
     take_out(work, queue, rows)
@@ -131,7 +131,7 @@ class _Full(NamedTuple):
 
 def _full(work: Work, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
     """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
-    most = work.routing.max_load(work.tr, queue)
+    most = work.routing.queue(work.tr, queue).max_load
     if most == (None, None):
         return None
     ready = Load(*decode_amount(work.tr.get(work.keys.count(queue, READY), snapshot=True)))
@@ -218,7 +218,7 @@ def _in_parts(work: Work, begin: bytes, end: bytes, part: int) -> Iterator[KeyVa
 
 
 def _give_way(work: Work, message: Message[bytes]) -> None:
-    if work.routing.dead_letter_exchange(work.tr, message.queue) is None:
+    if work.routing.queue(work.tr, message.queue).dead_letter_exchange is None:
         delete(work, message)
     else:
         bury(work, message, Cause("maxlen"))

@@ -70,7 +70,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     fresh = without_duplicates(work, publications, reached)
     refusing, overfull = _judge(work, fresh, reached)
     destinations: dict[str, _Destination] = {}
-    if any(not work.routing.empties_itself(work.tr, each) for each in {*chain.from_iterable(reached)}):
+    if any(not work.routing.queue(work.tr, each).empties_itself for each in {*chain.from_iterable(reached)}):
         work.tr.fill()
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
@@ -122,7 +122,7 @@ def _check_stamps(effects: Effects, reached: Sequence[list[str]]) -> None:
 def _judge(work: Work, fresh: Sequence[Publication | None], reached: Sequence[list[str]]) -> Verdict:
     """What becomes of them in full queues; of queues without a limit nothing is reckoned."""
     queues = {*chain.from_iterable(reached)}
-    limited = {each for each in queues if work.routing.max_load(work.tr, each) != (None, None)}
+    limited = {each for each in queues if work.routing.queue(work.tr, each).max_load != (None, None)}
     if not limited:
         return NO_VERDICT
     coming: dict[str, tuple[int, int]] = {}
@@ -142,14 +142,14 @@ class _Destination:
     def __init__(self, work: Work, queue: str) -> None:
         self._work = work
         self._queue = queue
-        self._ttl_ms = work.routing.message_ttl_ms(work.tr, queue)
+        self._ttl_ms = work.routing.queue(work.tr, queue).message_ttl_ms
         #: Of messages that are ready at once.
         self._keys: set[str] = set()
 
     def put(self, publication: Publication) -> None:
         """Store one copy."""
         work, queue, due_ms = self._work, self._queue, publication.due_ms
-        priority = publication.priority and min(publication.priority, work.routing.max_priority(work.tr, queue))
+        priority = publication.priority and min(publication.priority, work.routing.queue(work.tr, queue).max_priority)
         to = Subqueue(queue, publication.key, work.keys.rank(priority))
         if due_ms > work.now_ms:
             put_delayed(work, to, due_ms, self._record(publication, due_ms))

@@ -82,7 +82,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     """Whether it will have come back more often than it may, once it has come back ``again`` times."""
-    limit = work.routing.delivery_limit(work.tr, message.queue, work.policy.delivery_limit)
+    limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
     try:
         return limit is not None and outline_of(message.value).redeliveries + again > limit
     except FormatError:

@@ -189,7 +189,7 @@ def test_a_limited_queue_with_room_costs_one_read_at_publish(bench: Bench, count
 def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingDatabase, backlog: int) -> None:
     bench.engine.publisher.publish([Publication("", "q", b"1234567890")] * backlog)
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length-bytes": backlog * 10}))
-    bench.engine.transactions.read(lambda work: work.routing.max_load(work.tr, "q"))  # the declaration
+    bench.engine.transactions.read(lambda work: work.routing.queue(work.tr, "q"))  # the declaration
     cost(counted, lambda: bench.put(b"1234567890" * 3))
     publish, shed = counted.transactions
     assert (publish.point_reads, publish.range_reads, publish.conflict_keys) == (1, 0, TOKEN)
