@@ -78,6 +78,7 @@ from kombu_fdb.keyspace.tuples import (
     STAMP_CODE,
     TEXT_CODE,
     pack,
+    pack_fresh,
     pack_int,
     pack_stamp,
     pack_text,
@@ -171,11 +172,6 @@ class Keyspace:
         """The first half of a place. ``priority`` 0 to 9."""
         return _RANKS[priority]
 
-    @staticmethod
-    def user_version(number: int) -> bytes:
-        """The last 2 bytes of a stamp, which order the messages of one transaction."""
-        return number.to_bytes(2, "big")
-
     def ready_prefix(self, queue: str, priority: int) -> bytes:
         """Followed by a stamp: where a new message goes. Includes the stamp's code."""
         return self.ready(queue) + _RANKS[priority] + STAMP_CODE
@@ -208,7 +204,7 @@ class Keyspace:
 
     def task(self, task_id: str) -> bytes:
         """Prefix of a task's messages; append a stamp."""
-        return self._tasks + pack_text(task_id)
+        return self._tasks + pack_fresh(task_id)
 
     def dedup(self, exchange: str, routing_key: str, dedup_id: str) -> bytes:
         return self._key("dedup", exchange, routing_key, dedup_id)

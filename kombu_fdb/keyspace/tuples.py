@@ -17,6 +17,7 @@ __all__ = [
     "TEXT_CODE",
     "Element",
     "pack",
+    "pack_fresh",
     "pack_int",
     "pack_stamp",
     "pack_text",
@@ -64,15 +65,20 @@ def pack_text(text: str) -> bytes:
     return _pack_text(text)
 
 
-@lru_cache(4096)
-def _pack_text(text: str) -> bytes:
-    """The same names come again and again: of queues and keys."""
+def pack_fresh(text: str) -> bytes:
+    """As :func:`pack_text`, of a text that is unlikely to come again: a task's id."""
+    if not isinstance(text, str):
+        raise _no_text(text)
     try:
         return b"\x02%b\x00" % text.encode().replace(b"\x00", b"\x00\xff")
     except UnicodeEncodeError as error:
         raise FormatError(
             "a string that can't be encoded as UTF-8 can't be in a key", given=ascii(text)[:80]
         ) from error
+
+
+#: Names of queues and keys come again and again.
+_pack_text = lru_cache(4096)(pack_fresh)
 
 
 def _no_text(element: object) -> InvalidArgument:

@@ -156,22 +156,16 @@ def utf8(name: str, value: object) -> bytes:
 
 def check_publication(publication: Publication) -> None:
     """All but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    if not _is_usual(publication):
-        _check_each_field(publication)
-
-
-def _is_usual(publication: Publication) -> bool:
-    """Whether all fields are good at one look, as nearly always; false says nothing."""
+    # All fields are good at one look, as nearly always, or each is looked at.
     exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
     dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
-    if not type(priority) is type(due_ms) is type(expires_ms) is type(ttr_ms) is type(dedup_ms) is type(once_ms) is int:
-        return False
     try:
         texts = exchange + routing_key + key + task_id + dedup_id + once_id
     except TypeError:
-        return False
-    return (
+        texts = None
+    if not (
         type(texts) is str
+        and type(priority) is type(due_ms) is type(expires_ms) is type(ttr_ms) is type(dedup_ms) is type(once_ms) is int
         and texts.isascii()
         and len(texts) <= _SHORT
         and NO_PRIORITY <= priority <= URGENT
@@ -181,7 +175,8 @@ def _is_usual(publication: Publication) -> bool:
         and 0 <= ttr_ms <= LONGEST_MS
         and 0 <= dedup_ms <= LONGEST_MS
         and 0 <= once_ms <= LONGEST_MS
-    )
+    ):
+        _check_each_field(publication)
 
 
 def _check_each_field(publication: Publication) -> None:

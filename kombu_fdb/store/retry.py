@@ -180,29 +180,25 @@ class Retry:
         tr = self.database.begin(timeout_s=timeout_s, read_only=read_only)
         try:
             try:
-                return self._run_once(tr, body, doubt, attempt)
+                if doubt is not None and doubt.results:
+                    landed = self._landed(tr, doubt)
+                    if landed is not None:
+                        doubt.settle(landed)
+                        return doubt.results[landed]
+                result = body(tr)
+                writes = not tr.read_only
+                if writes and doubt is not None:
+                    self._commit(tr, doubt, attempt, result)
+                else:
+                    tr.commit()  # one that only reads has nothing to conflict with, and arms its watches
+                if writes:
+                    self.patience.answered()
+                return result
             finally:
                 tr.cancel()
         except BaseException:  # out of a signal handler it may have cut the first cancel short
             tr.cancel()
             raise
-
-    def _run_once(self, tr: Transaction, body: Callable[[Transaction], T], doubt: Doubt[T] | None, attempt: int) -> T:
-        if doubt is not None and doubt.results:
-            landed = self._landed(tr, doubt)
-            if landed is not None:
-                doubt.settle(landed)
-                return doubt.results[landed]
-        result = body(tr)
-        if tr.read_only:
-            tr.commit()  # nothing to conflict with; arms watches
-            return result
-        if doubt is None:
-            tr.commit()
-        else:
-            self._commit(tr, doubt, attempt, result)
-        self.patience.answered()
-        return result
 
     def _commit(self, tr: Transaction, doubt: Doubt[T], attempt: int, result: T) -> None:
         token = _token(doubt)

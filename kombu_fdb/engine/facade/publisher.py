@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -114,13 +115,12 @@ class Publisher:
         doubt: Doubt[publish.Published] = Doubt()
         named = publish.named(publications, self._run.ids)
         for each in publications:
-            self._run.routing.prepare(each.exchange, each.routing_key)
+            if each.exchange:
+                self._run.routing.prepare(each.exchange, each.routing_key)
 
-        def body(work: Work) -> publish.Published:
-            if verb is not None:
-                verb(work.tr)
-            return publish.publish(work, named, beforehand=True)
-
+        body: Callable[[Work], publish.Published] = partial(publish.publish, publications=named, beforehand=True)
+        if verb is not None:
+            body = partial(_with, verb, body)
         try:
             reached, overfull = self._run.write(body, timeout_s, doubt=doubt, now_ms=clock.wall_ms())
             for queue, own in overfull.items():
@@ -167,7 +167,8 @@ class Publisher:
     def check(self, publication: Publication) -> None:
         """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         ranges.check_publication(publication)
-        self._run.check_size(publication.payload)
+        if len(publication.payload) > self._run.policy.max_message_size:
+            self._run.check_size(publication.payload)
 
     def bury_copy(
         self,
@@ -193,3 +194,10 @@ class Publisher:
             publish.publish_dead(work, dead, cause, beforehand=True)
 
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
+
+
+def _with(
+    verb: Callable[[Transaction], None], body: Callable[[Work], publish.Published], work: Work
+) -> publish.Published:
+    verb(work.tr)
+    return body(work)

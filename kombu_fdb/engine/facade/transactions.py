@@ -9,13 +9,13 @@ import random
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.budget import Portion
-from kombu_fdb.engine.stored.effects import Effects
+from kombu_fdb.engine.stored.effects import Effects, Event
 from kombu_fdb.engine.stored.policy import Policy
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
@@ -125,50 +125,47 @@ class Transactions:
         """
         timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
-        while True:
-            try:
-                return self._write_once(verb, timeout_s, on_conflict, doubt, now_ms)
-            except StoreFull as error:
-                is_late = self.clock.monotonic() >= deadline  # others may take the room as quickly as it is made
-                if error.fills or error.moves or is_late or not self.make_room():
-                    raise
-            except copies.CopiesMissing as missing:
-                if doubt is not None:
-                    doubt.forget()  # a run that looks for copies has found that none before it has committed
-                self._copy(missing, deadline)
-            timeout_s = deadline - self.clock.monotonic()
-
-    def _write_once(
-        self,
-        verb: Callable[[Work], T],
-        timeout_s: float,
-        on_conflict: Callable[[], None] | None,
-        doubt: Doubt[T] | None,
-        now_ms: int | None,
-    ) -> T:
-        share, effects = self.totals.due(), None
+        share, events = None, dict[Event, int]()
 
         def body(tr: Transaction) -> T:
-            nonlocal effects
+            nonlocal events
             effects = Effects()
-            result = verb(self.work(tr, effects, now_ms))
+            events = effects.events
+            moment_ms = self.clock.wall_ms() if now_ms is None else now_ms
+            result = verb(Work(tr, self.keys, self.routing, self.policy, self.ids, moment_ms, effects))
             effects.write(tr, self.keys)
             if share is not None:
-                share.join(tr, effects.events)
+                share.join(tr, events)
             return result
 
-        try:
-            result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
-        except BaseException:
-            if share is not None:
-                share.failed()
-            raise
-        events = effects.events if effects is not None else {}
-        if share is not None:
-            share.committed(events)
-        elif events:
-            self.totals.note(events)
-        return result
+        while True:
+            share = self.totals.due()
+            try:
+                result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
+            except BaseException as error:
+                if share is not None:
+                    share.failed()
+                if not self._is_mended(error, deadline, doubt):
+                    raise
+                timeout_s = deadline - self.clock.monotonic()
+            else:
+                if share is not None:
+                    share.committed(events)
+                elif events:
+                    self.totals.note(events)
+                return result
+
+    def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:
+        """Whether what a transaction failed for has gone: a full disk has room, or a large message its copies."""
+        if isinstance(error, StoreFull):
+            is_late = self.clock.monotonic() >= deadline  # others may take the room as quickly as it is made
+            return not (error.fills or error.moves or is_late) and self.make_room()
+        if not isinstance(error, copies.CopiesMissing):
+            return False
+        if doubt is not None:
+            doubt.forget()  # a run that looks for copies has found that none before it has committed
+        self._copy(error, deadline)
+        return True
 
     def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:
         """Copy the chunks of a message for the queues that it is about to be buried in."""

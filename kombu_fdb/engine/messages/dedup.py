@@ -38,13 +38,16 @@ KEPT_MS = 15 * 60 * 1000
 
 def without_duplicates(
     work: Work, publications: Sequence[Publication], reached: Sequence[Sequence[str]]
-) -> list[Publication | None]:
+) -> Sequence[Publication | None]:
     """The publications in their order, None for each that is in the store already or was earlier in this list.
 
     ``reached``: the queues of each.
     """
-    if not any(each.once_id or each.dedup_id for each in publications):
-        return list(publications)
+    for each in publications:
+        if each.once_id or each.dedup_id:
+            break
+    else:
+        return publications
     entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     seen = {
         key

@@ -195,7 +195,9 @@ def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str, int]:
     """What is stored of it, the id of its task, and the size of its payload."""
     if isinstance(message, bytes):
         return message, names_of(message)[1], size_of(message)
-    return _write_chunks(work, message).encode(), message.task_id, message.size
+    if message.size > INLINE_BYTES:
+        message = _write_chunks(work, message)
+    return message.encode(), message.task_id, message.size
 
 
 def with_payload(work: Work, record: Record, payload: bytes) -> Record:

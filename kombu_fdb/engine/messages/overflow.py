@@ -70,6 +70,8 @@ class Load(NamedTuple):
 
 
 NOTHING = Load()
+#: The ``max_load`` of most queues.
+NO_LIMIT = (None, None)
 
 
 class Verdict(NamedTuple):
@@ -82,12 +84,12 @@ class Verdict(NamedTuple):
 NO_VERDICT = Verdict((), {})
 
 
-def judge(work: Work, coming: Mapping[str, tuple[int, int]]) -> Verdict:
-    """What becomes of so many messages and bytes ``coming`` to each queue. Raises ``CapacityExceeded``."""
+def judge(work: Work, coming: Mapping[str, Load]) -> Verdict:
+    """What becomes of what is ``coming`` to each queue. Raises ``CapacityExceeded``."""
     refusing = []
     overfull = {}
     for queue, new in coming.items():
-        full = _full(work, queue, Load(*new))
+        full = _full(work, queue, new)
         if full is None:
             continue
         mode = work.routing.queue(work.tr, queue).overflow
@@ -96,7 +98,7 @@ def judge(work: Work, coming: Mapping[str, tuple[int, int]]) -> Verdict:
         if mode == REJECT_DLX:
             refusing.append(queue)
         else:
-            overfull[queue] = Load(*new)
+            overfull[queue] = new
     return Verdict(refusing, overfull)
 
 
@@ -132,7 +134,7 @@ class _Full(NamedTuple):
 def _full(work: Work, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
     """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
-    if most == (None, None):
+    if most == NO_LIMIT:
         return None
     ready = Load(*decode_amount(work.tr.get(work.keys.count(queue, READY), snapshot=True)))
     excess = Load(*(_excess(*each) for each in zip(ready, new, most, least, strict=True)))

@@ -15,14 +15,15 @@ from typing import NamedTuple
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
-from kombu_fdb.engine.messages.overflow import NO_VERDICT, Load, Verdict, judge
+from kombu_fdb.engine.messages.overflow import NO_LIMIT, NO_VERDICT, NOTHING, Load, Verdict, judge
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.engine.stored.effects import PUBLISHED, Effects
+from kombu_fdb.engine.stored.effects import PUBLISHED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.primitives.clock import IdSource
+from kombu_fdb.routing.tables import QueueDeclaration
 
 __all__ = [
     "BATCH_BYTES",
@@ -51,8 +52,13 @@ class Published(NamedTuple):
     overfull: Mapping[str, Load]
 
 
-def named(publications: Sequence[Publication], ids: IdSource) -> list[Publication]:
+def named(publications: Sequence[Publication], ids: IdSource) -> Sequence[Publication]:
     """The same, each that has chunks with an id, by which a run finds what was copied for it after the run before."""
+    for each in publications:
+        if not each.message_id and len(each.payload) > INLINE_BYTES:
+            break
+    else:
+        return publications
     return [
         each if each.message_id or len(each.payload) <= INLINE_BYTES else each._replace(message_id=ids())
         for each in publications
@@ -65,117 +71,112 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; ``CopiesMissing``
     is raised then. The publications are :func:`named`, and the same in the next run, as is its moment.
     """
+    now_ms = work.now_ms
     reached = _route(work, publications)
-    _check_stamps(work.effects, reached)
     fresh = without_duplicates(work, publications, reached)
-    refusing, overfull = _judge(work, fresh, reached)
-    destinations: dict[str, _Destination] = {}
-    if any(not work.routing.queue(work.tr, each).empties_itself for each in {*chain.from_iterable(reached)}):
-        work.tr.fill()
+    declared = _declared(work, reached)
+    refusing, overfull = _judge(work, declared, fresh, reached)
+    keys: dict[str, set[str]] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
-        for queue, one in zip(queues, _one_for_each(publication, queues), strict=True):
+        copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
+        for queue, one in zip(queues, copies, strict=False):
             work.effects.note(queue, PUBLISHED, one.key)
-            if one.due_ms > work.now_ms or queue not in refusing:
-                destination = destinations.get(queue)
-                if destination is None:
-                    destination = destinations[queue] = _Destination(work, queue)
-                destination.put(one)
+            if one.due_ms > now_ms or queue not in refusing:
+                _store(work, declared[queue], one)
+                if one.key and one.due_ms <= now_ms:
+                    keys.setdefault(queue, set()).add(one.key)
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
                 publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
-    for destination in destinations.values():
-        destination.check_capacity()
+    for queue, of_queue in keys.items():
+        limits.check_capacity(work, queue, of_queue, work.routing.control(work.tr, queue))
     return Published(reached, overfull)
 
 
 def _route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
     """The queues of each; those of one exchange and routing key are looked up once."""
     known: dict[tuple[str, str], list[str]] = {}
-    reached = []
+    reached, messages = [], work.effects.stamped
     for each in publications:
         address = each.exchange, each.routing_key
         queues = known.get(address)
         if queues is None:
             queues = known[address] = work.routing.route(work.tr, *address)
         reached.append(queues)
+        messages += len(queues)
+    if messages > MOST_STAMPED:
+        raise LimitExceeded(
+            "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
+        )
     return reached
 
 
-def _one_for_each(publication: Publication, queues: Sequence[str]) -> list[Publication]:
-    """Its copies: if it has an id, each has one, the first one that of the publication; the same in each run."""
-    if len(queues) < 2 or not publication.message_id:
+def _declared(work: Work, reached: Sequence[Sequence[str]]) -> dict[str, QueueDeclaration]:
+    """What each queue is declared as. The transaction fills the disk unless all of them empty themselves."""
+    declared: dict[str, QueueDeclaration] = {}
+    fills = False
+    for queue in chain.from_iterable(reached):
+        if queue not in declared:
+            declared[queue] = declaration = work.routing.queue(work.tr, queue)
+            fills = fills or not declaration.empties_itself
+    if fills:
+        work.tr.fill()
+    return declared
+
+
+def _judge(
+    work: Work,
+    declared: Mapping[str, QueueDeclaration],
+    fresh: Sequence[Publication | None],
+    reached: Sequence[Sequence[str]],
+) -> Verdict:
+    """What becomes of what is ready now in queues that are full; of queues without a maximum nothing is reckoned."""
+    for each in declared.values():
+        if each.max_load != NO_LIMIT:
+            break
+    else:
+        return NO_VERDICT
+    coming: dict[str, Load] = {}
+    for publication, queues in zip(fresh, reached, strict=True):
+        if publication is not None and publication.due_ms <= work.now_ms:
+            for queue in queues:
+                if declared[queue].max_load != NO_LIMIT:
+                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload))
+    return judge(work, coming)
+
+
+def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publication]:
+    """One for each queue. If it has an id, so has each, the first one that of the publication; the same in each run."""
+    if not publication.message_id:
         return [publication] * len(queues)
     further = [blake2b(publication.message_id + queue.encode(), digest_size=16).digest() for queue in queues[1:]]
     return [publication, *(publication._replace(message_id=each) for each in further)]
 
 
-def _check_stamps(effects: Effects, reached: Sequence[list[str]]) -> None:
-    messages = effects.stamped + sum(map(len, reached))
-    if messages > MOST_STAMPED:
-        raise LimitExceeded(
-            "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
-        )
-
-
-def _judge(work: Work, fresh: Sequence[Publication | None], reached: Sequence[list[str]]) -> Verdict:
-    """What becomes of them in full queues; of queues without a limit nothing is reckoned."""
-    queues = {*chain.from_iterable(reached)}
-    limited = {each for each in queues if work.routing.queue(work.tr, each).max_load != (None, None)}
-    if not limited:
-        return NO_VERDICT
-    coming: dict[str, tuple[int, int]] = {}
-    for publication, queues_ in zip(fresh, reached, strict=True):
-        if publication is not None and publication.due_ms <= work.now_ms:
-            for queue in limited.intersection(queues_):
-                messages, size = coming.get(queue, (0, 0))
-                coming[queue] = messages + 1, size + len(publication.payload)
-    return judge(work, coming)
-
-
-class _Destination:
-    """A queue as one publish sees it, however many messages it stores there."""
-
-    __slots__ = ("_keys", "_queue", "_ttl_ms", "_work")
-
-    def __init__(self, work: Work, queue: str) -> None:
-        self._work = work
-        self._queue = queue
-        self._ttl_ms = work.routing.queue(work.tr, queue).message_ttl_ms
-        #: Of messages that are ready at once.
-        self._keys: set[str] = set()
-
-    def put(self, publication: Publication) -> None:
-        """Store one copy."""
-        work, queue, due_ms = self._work, self._queue, publication.due_ms
-        priority = publication.priority and min(publication.priority, work.routing.queue(work.tr, queue).max_priority)
-        to = Subqueue(queue, publication.key, work.keys.rank(priority))
-        if due_ms > work.now_ms:
-            put_delayed(work, to, due_ms, self._record(publication, due_ms))
-        else:
-            put_ready(work, to, self._record(publication, work.now_ms))
-            if publication.key:
-                self._keys.add(publication.key)
-
-    def check_capacity(self) -> None:
-        """After the last one. Raises ``CapacityExceeded``, and the transaction stores nothing."""
-        if self._keys:
-            limits.check_capacity(
-                self._work, self._queue, self._keys, self._work.routing.control(self._work.tr, self._queue)
-            )
-
-    def _record(self, publication: Publication, start_ms: int) -> Record:
-        ttl_ms, expires_ms = _shorter(publication.ttl_ms, self._ttl_ms), publication.expires_ms
-        return Record.of(
-            publication.message_id or self._work.ids(),
-            publication.payload,
-            published_ms=self._work.now_ms,
-            expires_ms=expires_at(start_ms, ttl_ms, expires_ms) if ttl_ms is not None or expires_ms else 0,
-            key=publication.key,
-            ttr_ms=publication.ttr_ms,
-            task_id=publication.task_id,
-        )
+def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> None:
+    """One copy."""
+    _exchange, _routing_key, payload, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
+    if queue.message_ttl_ms is not None:
+        ttl_ms = queue.message_ttl_ms if ttl_ms is None else min(ttl_ms, queue.message_ttl_ms)
+    is_delayed = due_ms > work.now_ms
+    if ttl_ms is not None or expires_ms:
+        expires_ms = expires_at(due_ms if is_delayed else work.now_ms, ttl_ms, expires_ms)
+    record = Record.of(
+        publication.message_id or work.ids(),
+        payload,
+        published_ms=work.now_ms,
+        expires_ms=expires_ms,
+        key=key,
+        ttr_ms=ttr_ms,
+        task_id=task_id,
+    )
+    to = Subqueue(queue.name, key, work.keys.rank(min(priority, queue.max_priority)))
+    if is_delayed:
+        put_delayed(work, to, due_ms, record)
+    else:
+        put_ready(work, to, record)
 
 
 class DeadCopy(NamedTuple):
@@ -207,9 +208,3 @@ def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
     """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
     ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
     return min(ends, default=0)
-
-
-def _shorter(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

@@ -83,10 +83,10 @@ def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> 
 class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "_stamped", "events", "unlimited")
+    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "events", "stamped", "unlimited")
 
     def __init__(self, stamped: int = 0) -> None:
-        """``stamped``: how many new messages are in the transaction already."""
+        """``stamped``: how many new messages are in the transaction already; goes on counting."""
         #: Happens with the commit. None of it is written by this transaction.
         self.events: dict[Event, int] = {}
         #: Queues whose keys have no limits, as this transaction has read, and conflicts on.
@@ -95,7 +95,7 @@ class Effects:
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
         self._alarm = False
-        self._stamped = stamped
+        self.stamped = stamped
         self._keyed: _OfKeys | None = None
 
     def change(self, queue: str, state: str, by: int) -> None:
@@ -164,18 +164,13 @@ class Effects:
         self.change(queue, DELAYED, 1)
         self._alarm = True
 
-    @property
-    def stamped(self) -> int:
-        """How many new messages the transaction has."""
-        return self._stamped
-
     def next_user_version(self) -> bytes:
         """The 2 bytes that order this transaction's new messages. Raises ``LimitExceeded`` when there is no more."""
-        number = self._stamped
+        number = self.stamped
         if number > MOST_USER_VERSION:
             raise LimitExceeded("too many messages in one transaction", most=MOST_USER_VERSION + 1)
-        self._stamped += 1
-        return Keyspace.user_version(number)
+        self.stamped = number + 1
+        return number.to_bytes(2, "big")
 
     def write(self, tr: Transaction, keys: Keyspace) -> None:
         """Put it all into the transaction: one atomic add per changed counter, one blind set per bell."""

@@ -13,8 +13,8 @@ def is_stopping() -> bool:
     state = sys.modules.get("celery.worker.state")
     if state is None:
         return False
-    told = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
-    return any(each is not None and each is not False for each in told)
+    stop, terminate = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
+    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
 
 def end_stopping_worker() -> None:

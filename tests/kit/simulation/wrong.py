@@ -42,7 +42,7 @@ __all__ = [
 #: Longer than any call lasts.
 ANSWER_S = 20.0
 
-_commit, _put_ready = retry.Retry._commit, message.put_ready
+_attempt, _commit, _put_ready = retry.Retry._attempt, retry.Retry._commit, message.put_ready
 _refilled, _deliver = rates.refilled, claim._deliver
 _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
@@ -68,15 +68,19 @@ def only_in_time(run: retry.Retry, tr: Transaction, doubt: Any, *args: Any) -> N
         raise StoreUnavailable("no answer in time")
 
 
-def leave_open(run: retry.Retry, body: Any, deadline: float, doubt: Any, attempt: int, read_only: bool) -> Any:
-    tr = run.database.begin(timeout_s=max(deadline - run.clock.monotonic(), 0.01), read_only=read_only)
-    try:
-        result = run._run_once(tr, body, doubt, attempt)
-    except StoreError:
-        tr.cancel()
-        raise
-    tr.cancel()
-    return result
+def leave_open(run: retry.Retry, body: Any, *args: Any) -> Any:
+    """Cancels for the store's errors only."""
+
+    def keeping_it_open(tr: Any) -> Any:
+        try:
+            return body(tr)
+        except StoreError:
+            raise
+        except BaseException:
+            tr.cancel = lambda: None
+            raise
+
+    return _attempt(run, keeping_it_open, *args)
 
 
 def fill_twice(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> rates.Bucket:
