@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from celery_fdb.inspection.overview import QueueView
 from celery_fdb.inspection.row import Row
-from celery_fdb.operations import cancelling, dead_letters, editing, limiting, pausing, queues, rescheduling
+from celery_fdb.operations import cancelling, dead_letters, editing, limiting, queues, rescheduling
 from celery_fdb.operations.deed import Deed
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -17,10 +17,10 @@ _ON_QUEUES_AND_KEYS = (
         "pause",
         "Pause",
         "Stop delivering messages of {target}? Messages that workers hold are not affected.",
-        pausing.pause,
+        limiting.pause,
         takes_key=True,
     ),
-    Deed("resume", "Resume", "Deliver messages of {target} again?", pausing.resume, takes_key=True),
+    Deed("resume", "Resume", "Deliver messages of {target} again?", limiting.resume, takes_key=True),
     Deed(
         "limit",
         "Set limits",
@@ -89,14 +89,14 @@ _ON_DEAD_LETTERS = (
     Deed(
         "replay_all",
         "Replay all",
-        "Replay all dead letters of {target}{which}, each to the queue it died in?",
+        "Replay {number} of {target}{which}, each to the queue it died in?",
         dead_letters.replay_all,
         by_filter=True,
     ),
     Deed(
         "discard_all",
         "Discard all",
-        "Delete all dead letters of {target}{which} for good?",
+        "Delete {number} of {target}{which} for good?",
         dead_letters.discard_all,
         destroys=True,
         by_filter=True,
@@ -104,7 +104,7 @@ _ON_DEAD_LETTERS = (
     Deed(
         "replay_everywhere",
         "Replay all",
-        "Replay all dead letters of {target}{which}, each to the queue it died in?",
+        "Replay {number} of {target}{which}, each to the queue it died in?",
         dead_letters.replay_everywhere,
         by_filter=True,
         everywhere=True,
@@ -112,7 +112,7 @@ _ON_DEAD_LETTERS = (
     Deed(
         "discard_everywhere",
         "Discard all",
-        "Delete all dead letters of {target}{which} for good?",
+        "Delete {number} of {target}{which} for good?",
         dead_letters.discard_everywhere,
         destroys=True,
         by_filter=True,
@@ -147,10 +147,11 @@ _ON_MESSAGES = (
     Deed(
         "cancel_all",
         "Cancel all",
-        "Delete all {state} messages of {target}{which} for good? {told}",
+        "Delete {number} of {target}{which} for good? {told}",
         cancelling.cancel_all,
         destroys=True,
         by_filter=True,
+        on_waiting=True,
     ),
 )
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from celery_fdb.inspection.dead_letters.groups import died_elsewhere
 from celery_fdb.inspection.dead_letters.queues import dead_queues
-from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.deed import Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts
 from kombu_fdb import Broker, DeadLetters, Spot
+from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.errors import InvalidArgument, QueueNotFound
 from kombu_fdb.model import Listed, Part
 from kombu_fdb.primitives.plural import plural
@@ -44,14 +44,20 @@ def discard(broker: Broker, request: Request) -> Outcome:
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
     """All that match, and died before it began."""
-    part = partial(broker.dead_letters(request.queue).replay_part, **request.filter.conditions())
+    part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
     return in_parts(part, request).tell("Replayed", "dead letter", _target(request))
 
 
 def discard_all(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
-    part = partial(broker.dead_letters(request.queue).discard_part, **request.filter.conditions())
+    part = partial(broker.dead_letters(request.queue).discard_part, **_conditions(request))
     return in_parts(part, request).tell("Discarded", "dead letter", _target(request))
+
+
+def _conditions(request: Request) -> Conditions:
+    """Where there are too many to be named, those that can't be read are among all."""
+    found = request.filter.conditions()
+    return found if request.asked.named is None else {**found, "where": request.wanted}
 
 
 def _target(request: Request) -> str:
@@ -63,23 +69,24 @@ def _target(request: Request) -> str:
 
 def replay_everywhere(broker: Broker, request: Request) -> Outcome:
     """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
-    walk = _Everywhere(broker, request.filter, DeadLetters.replay_part)
+    walk = _Everywhere(broker, request, DeadLetters.replay_part)
     done = in_parts(walk.part, request).tell("Replayed", "dead letter", _target(request))
     return done._replace(text=" ".join([done.text, *sorted(walk.stuck)]))
 
 
 def discard_everywhere(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
-    walk = _Everywhere(broker, request.filter, DeadLetters.discard_part)
+    walk = _Everywhere(broker, request, DeadLetters.discard_part)
     return in_parts(walk.part, request).tell("Discarded", "dead letter", _target(request))
 
 
 class _Everywhere:
     """One request's parts. Their mark is the queue, by name, and the mark of the letters in it."""
 
-    def __init__(self, broker: Broker, wanted: Filter, verb: Callable[..., Part]) -> None:
+    def __init__(self, broker: Broker, request: Request, verb: Callable[..., Part]) -> None:
         self._broker = broker
-        self._wanted = wanted
+        self._conditions = request.filter.conditions()
+        self._wanted = request.wanted
         self._verb = verb
         self._queues = sorted(dead_queues(broker, look(broker)))
         #: What could not be replayed.
@@ -99,8 +106,8 @@ class _Everywhere:
 
     def _part_of(self, queue: str, mark: bytes) -> Part:
         conditions: dict[str, Any] = {
-            **self._wanted.conditions(),
-            "where": lambda letter: died_elsewhere(letter, queue) and self._wanted.matches(letter),
+            **self._conditions,
+            "where": lambda letter: died_elsewhere(letter, queue) and self._wanted(letter),
         }
         try:
             return self._verb(self._broker.dead_letters(queue), mark, **conditions)

@@ -2,7 +2,7 @@
 
 A deed is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
 they were seen. One that has moved meanwhile, because a worker took it or somebody else was faster, is left alone and
-counted as missed.
+counted as missed. A deed on all that match is done to those that its question was about (``asked.py``).
 
 A deed on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
 messages that were selected says how many of them it left for want of time. What was done is done, whatever becomes of
@@ -19,12 +19,18 @@ from urllib.parse import quote, unquote_to_bytes
 
 from celery import Celery
 
+from celery_fdb.inspection.dead_letters.groups import died_elsewhere
+from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.filters import FIELDS, Filter
+from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.row import row_of
+from celery_fdb.operations import asked
+from celery_fdb.operations.asked import Asked, messages_of
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
+from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
@@ -103,16 +109,28 @@ class Request(NamedTuple):
         """Which messages, of a deed on all that match. Raises ``InvalidArgument``."""
         return Filter.of(self.fields, self.zone)
 
+    @property
+    def asked(self) -> Asked:
+        """What the question of a deed on all that match was about. Raises ``InvalidArgument``."""
+        return Asked.parse(self.fields.get(asked.FIELD, ""))
+
+    @property
+    def wanted(self) -> Callable[[Peeked], bool]:
+        """Those that match and that the question was about. Raises ``InvalidArgument``."""
+        matches, about = self.filter.matches, self.asked
+        return lambda message: matches(message) and about.holds(message)
+
 
 class Outcome(NamedTuple):
     """``text``: what was done, for the user and the audit. ``missed``: messages that had moved.
 
-    ``following``: the mark to go on with; "" if all is done.
+    ``following``: the mark to go on with; "" if all is done. ``audited``: what the audit tells instead of ``text``.
     """
 
     text: str
     missed: int = 0
     following: str = ""
+    audited: str = ""
 
 
 class Field(NamedTuple):
@@ -130,7 +148,7 @@ class Field(NamedTuple):
 class Deed:
     """``wording`` is the question.
 
-    It is formatted with ``target``, ``number`` of selected messages, ``which`` of all and in which ``state``, and
+    It is formatted with ``target``, ``number`` of messages that are selected or match, ``which`` those are, and
     ``told``: what becomes of results.
     """
 
@@ -150,6 +168,8 @@ class Deed:
     shows_body: bool = False
     #: Acts on all that match the filter of the request's fields.
     by_filter: bool = False
+    #: Those are ready or delayed messages, which workers take meanwhile; else they are dead letters.
+    on_waiting: bool = False
     #: Acts on all queues of dead letters, and on none that is named.
     everywhere: bool = False
     #: Acts on one key of a queue as well as on the whole of it.
@@ -164,10 +184,31 @@ class Deed:
     def question(self, request: Request) -> str:
         """What is asked before it is done. Raises ``InvalidArgument``."""
         self.check(request)
-        number = plural(len(request.spots), "message")
+        number = request.asked.tell(self.noun(request)) if self.by_filter else plural(len(request.spots), "message")
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
-        return self.wording.format(target=request, number=number, told=told, which=which, state=request.state)
+        return self.wording.format(target=request, number=number, told=told, which=which)
+
+    def noun(self, request: Request) -> str:
+        """Of what a deed on all that match is done to. Raises ``InvalidArgument``."""
+        return f"{request.state} message" if self.on_waiting else "dead letter"
+
+    def ask(self, broker: Broker, request: Request) -> Request:
+        """With what its question is about, as it is now. Raises ``InvalidArgument``."""
+        if not self.by_filter:
+            return request
+        matches = request.filter.matches
+        queues = sorted(dead_queues(broker, look(broker))) if self.everywhere else [request.queue]
+        about = Asked.about(
+            messages_of(broker, queues, request.state),
+            lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
+        )
+        return request._replace(fields={**request.fields, asked.FIELD: str(about)})
+
+    def check_asked(self, broker: Broker, request: Request) -> None:
+        """Before its first part. Raises ``AskedAnew`` if it is about others now, and ``InvalidArgument``."""
+        if self.by_filter and not self.on_waiting and not request.mark:
+            request.asked.check(self.ask(broker, request).asked)
 
     def target(self, queue: str) -> str:
         """The queue of its request, of what a page was sent."""
@@ -176,7 +217,7 @@ class Deed:
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
         given = dict(received(*each) for each in given.items())
-        known = (*(each.name for each in self.fields), *((*FIELDS, "state") if self.by_filter else ()))
+        known = (*(each.name for each in self.fields), *((*FIELDS, "state", asked.FIELD) if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 
@@ -191,11 +232,12 @@ class Deed:
 def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outcome:
     """Do it, with an entry of the audit that tells how it ended. Raises what the deed raises."""
     deed.check(request)
+    deed.check_asked(broker, request)
     entry = audit.begin(request.queue, f"{deed.label} ({request}): begun.")
     ending = f"{deed.label} ({request}): interrupted"
     try:
         outcome = deed.run(broker, request)
-        ending = outcome.text
+        ending = outcome.audited or outcome.text
     except BaseException as error:
         reason = str(error) if isinstance(error, KombuFDBError) else f"{type(error).__name__}: {error}"
         ending = f"{deed.label} ({request}): failed, {reason}"

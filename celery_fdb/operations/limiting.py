@@ -1,4 +1,4 @@
-"""Limits: of one key of a queue, or of every key without limits of its own; set as a form shows them, or removed."""
+"""Pause, resume, and limits: of one key of a queue, or of every key without limits of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELDS", "limit", "limits", "read_rate", "unlimit"]
+__all__ = ["FIELDS", "limit", "limits", "pause", "read_rate", "resume", "unlimit"]
 
 FIELDS = (
     Field("weight", "Weight", "number", "Messages per turn."),
@@ -23,6 +23,18 @@ FIELDS = (
     Field("priority", "Priority", "number", "0 to 9, for the whole key; empty to use each message's own."),
 )
 NO_LIMITS = KeyLimits()
+
+
+def pause(broker: Broker, request: Request) -> Outcome:
+    """A queue, or one key of it."""
+    broker.queue(request.queue).pause(request.key)
+    return Outcome(f"Paused {request}.")
+
+
+def resume(broker: Broker, request: Request) -> Outcome:
+    """The same, delivered again."""
+    broker.queue(request.queue).resume(request.key)
+    return Outcome(f"Resumed {request}.")
 
 
 def limits(broker: Broker, request: Request) -> Mapping[str, str]:

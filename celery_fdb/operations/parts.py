@@ -23,17 +23,22 @@ MOST_PARTS = 50
 
 
 class Progress(NamedTuple):
-    """``number`` of messages since the beginning, and the mark to go on with; "" at the end."""
+    """``number`` of messages since the beginning, and the mark to go on with; "" at the end.
+
+    How many were done before, the form says, for who reads the page. The audit tells of those done ``here``.
+    """
 
     number: int
     following: str
+    here: int
 
     def tell(self, verb: str, noun: str, of: str) -> Outcome:
         """For example: Replayed 2 dead letters of celery.dead."""
-        done = f"{verb} {plural(self.number, noun)} of {of}"
-        return Outcome(
-            f"{done} so far; the rest is still to be done." if self.following else f"{done}.", 0, self.following
-        )
+        done, here = (f"{verb} {plural(number, noun)} of {of}" for number in (self.number, self.here))
+        if not self.following:
+            return Outcome(f"{done}.", audited=f"{here}.")
+        rest = "the rest is still to be done."
+        return Outcome(f"{done} so far; {rest}", 0, self.following, f"{here}; {rest}")
 
 
 def in_parts(part: Callable[[bytes], Part], request: Request, most: int = MOST_PARTS) -> Progress:
@@ -41,7 +46,8 @@ def in_parts(part: Callable[[bytes], Part], request: Request, most: int = MOST_P
 
     An error tells with ``done`` how many messages the parts before it have done.
     """
-    number, following = _read(request.mark)
+    before, following = _read(request.mark)
+    number = before
     ends = request.clock.monotonic() + request.seconds
     for done in range(most):
         if done and request.clock.monotonic() >= ends:
@@ -49,11 +55,11 @@ def in_parts(part: Callable[[bytes], Part], request: Request, most: int = MOST_P
         try:
             found = part(following)
         except KombuFDBError as error:
-            raise type(error)(error.text, **{**error.attributes, "done": number}) from error
+            raise type(error)(error.text, **{**error.attributes, "done": number - before}) from error
         number, following = number + found.number, found.following or b""
         if not following:
-            return Progress(number, "")
-    return Progress(number, f"{number}.{following.hex()}")
+            return Progress(number, "", number - before)
+    return Progress(number, f"{number}.{following.hex()}", number - before)
 
 
 def _read(mark: str) -> tuple[int, bytes]:
@@ -61,6 +67,6 @@ def _read(mark: str) -> tuple[int, bytes]:
         return 0, b""
     number, _, following = mark.partition(".")
     try:
-        return int(number), bytes.fromhex(following)
+        return int(number if number.isdecimal() else "none"), bytes.fromhex(following)
     except ValueError:
         raise InvalidArgument("no mark of a deed", given=shown(mark), fix="Begin it anew.") from None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
+from celery_fdb.operations.asked import AskedAnew
 from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Request, names_of, perform
@@ -67,7 +68,7 @@ def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) ->
 
 
 def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = "") -> Response:
-    form = deed.form(broker, asked)
+    asked, form = deed.ask(broker, asked), deed.form(broker, asked)
     named = {each.name for each in form}
     return visit.page(
         "question",
@@ -89,7 +90,8 @@ def _do(visit: Visit, broker: Broker, deed: Deed, asked: Request) -> Response:
     except StoreError:
         raise
     except KombuFDBError as error:
-        return _ask(visit, broker, deed, asked, str(error)) if deed.fields else back(visit, str(error))
+        is_asked = deed.fields or isinstance(error, AskedAnew)
+        return _ask(visit, broker, deed, asked, str(error)) if is_asked else back(visit, str(error))
     if outcome.following:
         return visit.page("part", deed=deed, asked=asked, outcome=outcome, back=visit.sent("back"))
     return back(visit, outcome.text)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_fdb.operations import asked
 from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Outcome, Request, perform
@@ -39,10 +40,17 @@ def app(url: str) -> Iterator[Celery]:
 
 @pytest.fixture
 def do(broker: Broker) -> Callable[..., Outcome]:
-    """A deed, as a page does it."""
+    """A deed, as a page does it: asked, and confirmed. One that goes on was asked before."""
+    before: dict[str, str] = {}
 
     def do(name: str, queue: str = "q", **given: Any) -> Outcome:
-        return perform(broker, DEEDS[name], Request(queue, **given), LogAudit("ann"))
+        deed, request = DEEDS[name], Request(queue, **given)
+        if request.mark and name in before:
+            request = request._replace(fields={**request.fields, asked.FIELD: before[name]})
+        else:
+            request = deed.ask(broker, request)
+            before[name] = request.fields.get(asked.FIELD, "")
+        return perform(broker, deed, request, LogAudit("ann"))
 
     return do
 

@@ -17,9 +17,12 @@ from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.filters import Cause, Filter
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.row import row_of
+from celery_fdb.operations import asked as asked_
 from celery_fdb.operations import parts, queues
+from celery_fdb.operations.asked import AskedAnew
+from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Request, carried
+from celery_fdb.operations.deed import Request, carried, perform
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -212,8 +215,12 @@ def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: D
     wanted = group(broker, "q.dead").groups[1].filter
     assert wanted == Filter(cause=Cause("shop.pay", "shop.Declined", "rejected"))
     assert Filter.of(wanted.fields()) == wanted
-    question = DEEDS["replay_all"].question(Request("q.dead", fields=wanted.fields()))
-    assert "that match task='shop.pay', error='shop.Declined', reason='rejected'" in question
+    deed = DEEDS["replay_all"]
+    question = deed.question(deed.ask(broker, Request("q.dead", fields=wanted.fields())))
+    assert (
+        "Replay 3 dead letters of q.dead that match task='shop.pay', error='shop.Declined', reason='rejected'"
+        in question
+    )
     outcome = do("replay_all", "q.dead", fields=wanted.fields())
     assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task='shop.pay'")
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
@@ -238,6 +245,57 @@ def test_a_cause_is_no_pattern_whatever_its_task_is_called(
     sent = dict(carried(*each) for each in hostile.filter.fields().items())
     assert do(deed, "q.dead", fields=sent).text.split()[1] == "1"
     assert {each.task: each.count for each in group(broker, "q.dead").groups} == {"shop.pay": 5, "shop.refund": 3}
+
+
+@pytest.mark.parametrize("name", ["replay_all", "discard_all", "replay_everywhere", "discard_everywhere"])
+def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Broker, name: str) -> None:
+    """What has died meanwhile of the same cause is left; if some are gone, nothing is done and what changed is told."""
+    causes(app, broker)
+    deed, letters = DEEDS[name], broker.dead_letters("q.dead")
+    fields = group(broker, "q.dead").groups[1].filter.fields()
+    asked = deed.ask(broker, Request("q.dead", fields=fields))
+    assert "3 dead letters of" in deed.question(asked)
+    causes(app, broker)
+    assert letters.replay(1, error="shop.Declined") == 1
+    with pytest.raises(AskedAnew, match=r"nothing was changed \(asked=3, gone=1, still_there=2\)"):
+        perform(broker, deed, asked, LogAudit("ann"))
+    assert letters.count(error="shop.Declined").total() == 5
+    asked = deed.ask(broker, Request("q.dead", fields=fields))
+    assert "5 dead letters of" in deed.question(asked)
+    causes(app, broker)
+    assert perform(broker, deed, asked, LogAudit("ann")).text.split()[1] == "5"
+    assert letters.count(error="shop.Declined").total() == 4, "those of the last deaths, and the one that was back"
+
+
+def test_a_deed_on_all_that_match_needs_its_question(app: Celery, broker: Broker) -> None:
+    causes(app, broker)
+    for deed in DEEDS.values():
+        if deed.by_filter:
+            for asked in ("", "x", "3", "3.", "3.x", "-1.AAAA"):
+                request = Request("q.dead", fields={"asked": asked})
+                with suppress(InvalidArgument, AskedAnew):
+                    perform(broker, deed, request, LogAudit("ann"))
+    assert broker.queue("q.dead").count() == 9
+
+
+def test_where_there_are_too_many_to_be_named_all_that_match_go(
+    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causes(app, broker)
+    monkeypatch.setattr(asked_, "MOST_NAMED", 2)
+    deed = DEEDS["discard_all"]
+    assert "at least 3 dead letters" in deed.question(deed.ask(broker, Request("q.dead")))
+    assert do("discard_all", "q.dead").text == "Discarded 9 dead letters of q.dead."
+
+
+def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker) -> None:
+    broker.queue("q").put_many([b"x"] * 3)
+    deed = DEEDS["cancel_all"]
+    asked = deed.ask(broker, Request("q"))
+    broker.queue("q").take(0).ack()
+    broker.queue("q").put(b"late")
+    assert perform(broker, deed, asked, LogAudit("ann")).text.startswith("Cancelled 2 ready messages")
+    assert broker.queue("q").count() == 1
 
 
 @pytest.mark.parametrize("cause", ["[", "{}", "[1, 2, 3]", '["a", "b"]', '["a", "b", "c", "d"]', "null", "3", '"abc"'])
@@ -277,7 +335,9 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
     assert (found.counted, found.total, found.is_whole) == (11, 11, True)
     wanted = found.groups[0].filter.fields()
     request = Request(DEEDS["replay_everywhere"].target("whatever"), fields=wanted)
-    assert "all queues of dead letters that match task='shop.pay'" in DEEDS["replay_everywhere"].question(request)
+    deed = DEEDS["replay_everywhere"]
+    asked = "Replay 6 dead letters of all queues of dead letters that match task='shop.pay'"
+    assert asked in deed.question(deed.ask(broker, request))
     outcome = do("replay_everywhere", fields=wanted)
     assert outcome.text.startswith("Replayed 6 dead letters")
     assert [broker.queue(each).count() for each in ("q", "r", "s")] == [2, 2, 2]
@@ -335,9 +395,8 @@ def test_many_are_done_in_parts_that_tell_how_far_they_are(
         assert int(mark.partition(".")[0]) <= number
     assert steps >= 3
     assert "so far" not in outcome.text
-    assert f"{number:,}" in outcome.text or name == "cancel_all"
-    left = broker.queue(queue).count()
-    assert left == (0 if name == "cancel_all" else 1)
+    assert f"{number:,}" in outcome.text
+    assert broker.queue(queue).count() == 1
 
 
 @pytest.mark.parametrize(
@@ -402,6 +461,26 @@ def test_a_mark_of_anybodys_invention_does_no_harm(broker: Broker, do: Do, name:
         do(name, "q", mark=mark, fields={"target": "third"})
     assert broker.queue("other").count() == 1
     assert broker.queue("third").count() == 0
+
+
+@pytest.mark.parametrize("number", ["-100", "1000000", "7"])
+@pytest.mark.parametrize("name", ["replay_all", "discard_everywhere", "purge", "move", "cancel_all"])
+def test_the_audit_counts_what_this_request_has_done(
+    broker: Broker, do: Do, name: str, number: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The running number comes from the form, and whoever may act could write any there."""
+    queue = "q" if name in {"purge", "move", "cancel_all"} else "q.dead"
+    broker.queue("q").put_many([b"x"] * 5)
+    broker.declare("other")
+    if queue == "q.dead":
+        bury(broker)
+    begin = f"{number}.{(5).to_bytes(8, 'big').hex() if name == 'move' else ''}"
+    with caplog.at_level("INFO", "celery_fdb.audit"), suppress(InvalidArgument):
+        do(name, queue, mark=begin, fields={"target": "other"})
+    (_begun, ended) = caplog.messages
+    assert f"ed {5 - broker.queue(queue).count()} " in ended or "no mark of a deed" in ended
+    assert "1,000,00" not in ended
+    assert "12 " not in ended
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed"])

@@ -95,7 +95,7 @@ def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths
     form = next(each for each in page.split("<form method") if "shop.task1" in each and "replay_everywhere" in each)
     sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', form)}
     question = operator.submit("/act", **sent)
-    asked = "Replay all dead letters of all queues of dead letters that match task='shop.task1'"
+    asked = "Replay 1 dead letter of all queues of dead letters that match task='shop.task1'"
     assert asked in html.unescape(question)
     assert "Replayed 1 dead letter" in operator.submit("/act", **fields(question), deed="replay_everywhere")
     assert "<h1>Dead letters of all queues</h1>" in operator.see("/causes")
@@ -272,7 +272,20 @@ def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broke
     question = operator.submit("/act", deed="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
     assert "task=shop.task1" in question
     operator.submit("/act", deed="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
+    assert broker.queue("jobs").count() == 0, "nobody has asked"
+    operator.submit("/act", deed="replay_all", **fields(question))
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
+
+
+def test_a_question_is_put_anew_if_it_is_about_others_now(operator: Any, broker: Broker, deaths: None) -> None:
+    question = operator.submit("/act", deed="discard_all", queue="jobs.dead")
+    assert "Delete 3 dead letters of jobs.dead for good?" in question
+    broker.dead_letters("jobs.dead").discard(1)
+    anew = operator.submit("/act", status=422, deed="discard_all", **fields(question))
+    assert "nothing was changed (asked=3, gone=1, still_there=2)" in anew
+    assert "Delete 2 dead letters of jobs.dead for good?" in anew
+    assert broker.queue("jobs.dead").count() == 2
+    assert "Discarded 2 dead letters" in operator.submit("/act", deed="discard_all", **fields(anew))
 
 
 def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery, broker: Broker) -> None:
@@ -323,7 +336,7 @@ def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, a
     forms = [each for each in page.split("<form method") if 'value="cancel_all"' in each]
     sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', forms[0])}
     question = operator.submit("/act", **sent)
-    assert "Delete all delayed messages of jobs for good?" in question
+    assert "Delete 3 delayed messages of jobs for good?" in question
     done = operator.submit("/act", deed="cancel_all", **fields(question))
     assert "Cancelled 3 delayed messages of jobs" in done
     counts = broker.queue("jobs").stats()

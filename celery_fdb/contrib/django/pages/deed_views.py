@@ -20,6 +20,7 @@ from celery_fdb.contrib.django.pages.audit import AdminAudit
 from celery_fdb.contrib.django.pages.filtering import zone
 from celery_fdb.contrib.django.pages.page import allowed, page, render, spot_of, url_of, urls_of
 from celery_fdb.contrib.django.pages.text import fit
+from celery_fdb.operations.asked import AskedAnew
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Field, Outcome, Request, names_of, perform
 from kombu_fdb import Broker
@@ -53,6 +54,8 @@ def act(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str) -> 
         outcome = perform(broker, deed, asked, AdminAudit(request.user))
     except StoreError:
         raise
+    except AskedAnew as error:
+        return _ask(request, site, broker, deed, asked, back, str(error))
     except KombuFDBError as error:
         return _refuse(request, site, deed, asked, back, error)
     if outcome.following:
@@ -77,8 +80,10 @@ def _asked(request: HttpRequest, broker: Broker, deed: Deed, name: str, tokens: 
     )
 
 
-def _ask(request: HttpRequest, site: AdminSite, broker: Broker, deed: Deed, asked: Request, back: str) -> HttpResponse:
-    return _show(request, site, deed, asked, back, deed.form(broker, asked))
+def _ask(
+    request: HttpRequest, site: AdminSite, broker: Broker, deed: Deed, asked: Request, back: str, error: str = ""
+) -> HttpResponse:
+    return _show(request, site, deed, deed.ask(broker, asked), back, deed.form(broker, asked), error=error)
 
 
 def _go_on(

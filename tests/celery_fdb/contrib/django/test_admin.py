@@ -419,7 +419,8 @@ def confirm(client: Any, queue: str, **fields: Any) -> str:
     question = post(client, queue, **fields)
     assert "Are you sure?" in text_of(question)
     assert log() == before, "nothing happens before the answer"
-    answer = post(client, queue, confirmed="yes", **fields)
+    asked = re.findall(r'name="asked" value="([^"]*)"', question.content.decode())
+    answer = post(client, queue, confirmed="yes", **fields, **({"asked": asked[0]} if asked else {}))
     assert answer.redirect_chain, text_of(answer)
     return text_of(answer)
 
