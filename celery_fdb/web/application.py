@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_fdb.brokers.address import broker_of
-from celery_fdb.web.access.guard import Guard
+from celery_fdb.web.access.guard import LOOPBACK, Guard
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
@@ -59,7 +59,6 @@ SHOWN = {
     "workflow": workflows.workflow,
     "schedules": schedules.schedules,
     "sessions": sessions.sessions,
-    "workers": workers.workers,
 }
 READING = frozenset({"GET", "HEAD"})
 #: Static files have the version in their address.
@@ -90,7 +89,8 @@ def dashboard(
     ``login_url`` if there is one; ``anonymous=True`` for everybody who can connect.
 
     ``read_only``: nothing can be changed. ``show_bodies``: False hides messages' bodies and arguments from everyone.
-    ``hosts``: by which names browsers may ask for it (``["localhost", "127.0.0.1"]``); None: by any.
+    ``hosts``: by which names browsers may ask for it (``["tools.example.com"]``); None: by any, but with ``anonymous``
+    only as localhost or by an address, as else any web page could ask in the name of a person at this machine.
 
     ``further``, rarely needed: ``page_size`` (rows of a page), ``interval_s`` (between live updates),
     ``most_streams`` (pages that are live at a time), ``timeout_s`` (for which a page waits), ``connect_timeout_s``
@@ -109,7 +109,7 @@ def dashboard(
         login_url=login_url,
         read_only=read_only,
         show_bodies=show_bodies,
-        hosts=None if hosts is None else tuple(hosts),
+        hosts=LOOPBACK if hosts is None and anonymous else None if hosts is None else tuple(hosts),
         **further,
     )
     return Guard(_assembled(settings), settings.hosts)
@@ -117,7 +117,7 @@ def dashboard(
 
 def _assembled(settings: Settings) -> Starlette:
     reception, holding = Reception(settings), opening(settings)
-    threads = Threads(settings.threads, settings.timeout_s)
+    threads, asking = Threads(settings.threads, settings.timeout_s), Threads(1, settings.timeout_s)
     pages = Pages(reception, holding, threads)
 
     @asynccontextmanager
@@ -126,6 +126,7 @@ def _assembled(settings: Settings) -> Starlette:
         yield
         holding.forget()
         threads.close()
+        asking.close()
 
     async def nowhere(request: Request, _: Exception) -> Response:
         return await pages.nowhere(request)
@@ -138,6 +139,7 @@ def _assembled(settings: Settings) -> Starlette:
         return await pages.broken(request)
 
     routes = _routes(pages, reception, Stream(settings, reception, holding, threads))
+    routes.append(Route(PATHS["workers"], pages.shows(workers.Workers().page, asking), methods=["GET"]))
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: otherwise, 500: broken})
 
 

@@ -6,7 +6,7 @@ a template may be the first to look at what is stored. Whatever is stored and wh
 
 * 404: what was asked for is not there (:class:`NotThere`); 405: not by this method;
 * 422: the store answered, but refused, or holds bytes that can't be read;
-* 503: the store is away or too slow; the next request opens it anew.
+* 503: the store is away or too slow, and the next request opens it anew; or all threads are busy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery_fdb.inspection.masking import masked_text
 from celery_fdb.operations.deed import received
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.reception import Reception
-from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
@@ -57,9 +57,9 @@ class Pages:
         self._holding = holding
         self._threads = threads
 
-    def shows(self, view: View) -> Endpoint:
-        """A page that changes nothing."""
-        return partial(self._answer, view)
+    def shows(self, view: View, threads: Threads | None = None) -> Endpoint:
+        """A page that changes nothing. ``threads``: of its own."""
+        return partial(self._answer, view, threads or self._threads)
 
     def acts(self, view: View) -> Endpoint:
         """A form's target, for those who may act."""
@@ -81,11 +81,11 @@ class Pages:
         if not visit.may_act:
             return visit.page("error", 403, title="Not allowed", text=READ_ONLY)
         refusal = await _take_form(visit)
-        return await self._run(view, visit) if refusal is None else refusal
+        return await self._run(view, self._threads, visit) if refusal is None else refusal
 
-    async def _answer(self, view: View, request: Request) -> Response:
+    async def _answer(self, view: View, threads: Threads, request: Request) -> Response:
         visit, refusal = await self._reception.visit(request)
-        return refusal if refusal is not None else await self._run(view, visit)
+        return refusal if refusal is not None else await self._run(view, threads, visit)
 
     async def nowhere(self, request: Request) -> Response:
         """An address that there is not."""
@@ -111,9 +111,11 @@ class Pages:
             return refusal
         return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
 
-    async def _run(self, view: View, visit: Visit) -> Response:
+    async def _run(self, view: View, threads: Threads, visit: Visit) -> Response:
         try:
-            answer = await self._threads.run(partial(_view, view, visit, self._holding))
+            answer = await threads.run(partial(_view, view, visit, self._holding))
+        except Busy as error:
+            answer = visit.page("error", 503, title="Busy", text=str(error))
         except KombuFDBError as error:
             self._holding.forget()
             answer = _unavailable(visit, error)

@@ -31,7 +31,10 @@ URL = "fdb+memory://fuzz"
 
 @pytest.fixture
 def person() -> Iterator[TestClient]:
-    with MemoryStores(), TestClient(dashboard(URL, anonymous=True), raise_server_exceptions=True) as person:
+    with (
+        MemoryStores(),
+        TestClient(dashboard(URL, anonymous=True, hosts=["testserver"]), raise_server_exceptions=True) as person,
+    ):
         person.get("/login")
         yield person
 

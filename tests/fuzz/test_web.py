@@ -64,7 +64,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def person(url: str) -> Iterator[TestClient]:
-    application = dashboard(url, anonymous=True, read_only=False, show_bodies=True, page_size=3)
+    application = dashboard(url, anonymous=True, hosts=["testserver"], read_only=False, show_bodies=True, page_size=3)
     with TestClient(application, raise_server_exceptions=True) as client:
         client.get("/login")
         yield client

@@ -1,8 +1,10 @@
 """Around every answer: the host has to be one of ours, and headers tell the browser what a page may do.
 
 The host is checked against DNS rebinding: a page of another site whose name was made to lead to this machine is
-refused, since the browser still sends that site's name. Scripts and styles come from our own files only; nothing
-inline runs, so text from a message that slipped through the templates' escaping would still be text.
+refused, since the browser still sends that site's name. Another site's page may lead here by a link, and load nothing
+from here: it can't see the answer to an image's request, but making it costs the store, and the workers, a question.
+Scripts and styles come from our own files only; nothing inline runs, so text from a message that slipped through the
+templates' escaping would still be text.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Guard:
                 headers.setdefault("cache-control", KEEP_NOTHING)
             await send(message)
 
-        app = self._app if self._is_ours(Headers(scope=scope).get("host", "")) else _misdirected
+        headers = Headers(scope=scope)
+        app = self._app if self._is_ours(headers.get("host", "")) else _misdirected
+        app = _foreign if _is_of_another_site(headers) else app
         await app(scope, receive, send_guarded)
 
     def _is_ours(self, host: str) -> bool:
@@ -68,6 +72,13 @@ class Guard:
         return name in self._hosts or _is_address(name)
 
 
+def _is_of_another_site(headers: Headers) -> bool:
+    """Whether a page from elsewhere asks, and no person who follows a link. Forms have a check of their own."""
+    if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
+        return False
+    return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document"
+
+
 def _is_address(name: str) -> bool:
     try:
         ip_address(name.removeprefix("[").removesuffix("]"))
@@ -76,7 +87,9 @@ def _is_address(name: str) -> bool:
     return True
 
 
+_foreign = PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
 _misdirected = PlainTextResponse(
-    "This dashboard is not known by that name. Open it as http://127.0.0.1, or start it with --allow-host NAME.\n",
+    "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
+    "hosts=[...] to dashboard().\n",
     status_code=421,
 )

@@ -20,7 +20,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.web.live.feed import Feed, event
 from celery_fdb.web.live.vitals import Runs, Vitals
 from celery_fdb.web.serving.reception import Reception
-from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.settings import Settings
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
@@ -66,6 +66,8 @@ class Stream:
         """Raises ``KombuFDBError``."""
         try:
             return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
+        except Busy:
+            raise
         except KombuFDBError:
             self._holding.forget()
             raise

@@ -1,7 +1,8 @@
 """``/workers``: what the running workers tell of themselves through Celery's remote control.
 
 They are asked, and have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here,
-while its session stands on the page of sessions.
+while its session stands on the page of sessions. All workers hear each question, so it is asked once for everybody who
+opens the page within :data:`FRESH_S`, and in a thread of its own: who reloads it keeps no other page waiting.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["workers"]
+__all__ = ["Workers"]
 
 #: Seconds for all answers to one question; there are two.
 TIMEOUT_S = 1.0
+#: For so long an answer is shown again.
+FRESH_S = 2.0
 
 
 @dataclass(slots=True)
@@ -48,11 +51,21 @@ class Worker:
     active: list[Active] = field(default_factory=list)
 
 
-def workers(visit: Visit, broker: Broker) -> Response:
-    del broker  # the app has its own way there
-    app = visit.settings.app
-    found = None if app is None else ask(app, visit.settings.clock.wall_ms() / 1000)
-    return visit.page("workers", workers=found, deeds=list(WORKER_DEEDS.values()))
+class Workers:
+    """The page. Not thread-safe: it has one thread."""
+
+    def __init__(self) -> None:
+        self._seen: list[Worker] = []
+        self._fresh_until: float | None = None
+
+    def page(self, visit: Visit, broker: Broker) -> Response:
+        del broker  # the app has its own way there
+        app, clock = visit.settings.app, visit.settings.clock
+        if app is not None and (self._fresh_until is None or clock.monotonic() > self._fresh_until):
+            self._seen = ask(app, clock.wall_ms() / 1000)
+            self._fresh_until = clock.monotonic() + FRESH_S
+        found = None if app is None else self._seen
+        return visit.page("workers", workers=found, deeds=list(WORKER_DEEDS.values()))
 
 
 def ask(app: Celery, now_s: float) -> list[Worker]:

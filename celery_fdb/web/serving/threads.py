@@ -1,7 +1,8 @@
 """Calls of the broker block, and the event loop must not: they run in a few threads, each answer within a time limit.
 
 A call whose time is over goes on in its thread, at most until the broker's own timeouts end it; so a store that hangs
-costs these threads and no more, and whoever asks meanwhile is told so in time.
+costs these threads and no more, and whoever asks meanwhile is told so in time. A call that has not begun by then is
+dropped: it says nothing of the store, only that there are too many.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 
-__all__ = ["Threads"]
+__all__ = ["Busy", "Threads"]
 
 T = TypeVar("T")
+
+
+class Busy(KombuFDBError):
+    """The call has not begun."""
+
+    text = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
 
 
 class Threads:
@@ -36,11 +43,14 @@ class Threads:
         return found
 
     async def run(self, call: Callable[[], T]) -> T:
-        """What the call returns or raises; ``StoreUnavailable`` if the time is over."""
+        """What the call returns or raises; ``StoreUnavailable`` if the time is over, ``Busy`` if it never began."""
+        begun = self._pool().submit(call)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(self._pool().submit(call))
+                return await asyncio.wrap_future(begun)
         except TimeoutError as error:
+            if begun.cancelled():
+                raise Busy from None
             raise StoreUnavailable(
                 "the store did not answer in time",
                 timeout_s=self._timeout_s,

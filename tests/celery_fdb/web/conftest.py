@@ -53,7 +53,7 @@ def visit(url: str, broker: Broker) -> Iterator[Callable[..., Person]]:
 
         def visit(given: Any = url, **settings: Any) -> Person:
             if not {"token", "user"} & settings.keys():
-                settings.setdefault("anonymous", True)
+                settings = {"anonymous": True, "hosts": ("testserver",), **settings}
             return stack.enter_context(Person(dashboard(given, **settings), raise_server_exceptions=True))
 
         yield visit

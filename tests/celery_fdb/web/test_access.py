@@ -222,6 +222,29 @@ def test_another_sites_name_is_refused(visit: Any, host: str, status: int) -> No
     assert visit(hosts=LOOPBACK).get("/", headers={"host": host}).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:8000", 200), ("127.0.0.1", 200), ("rebound.example:8000", 421)]
+)
+def test_a_mounted_dashboard_for_everybody_is_for_people_at_this_machine(
+    url: str, broker: Any, host: str, status: int
+) -> None:
+    with Person(dashboard(url, anonymous=True, read_only=False)) as person:
+        assert person.get("/workers", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/workers", "/events", "/login", "/static/live.js"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_another_site_loads_nothing_from_here(visit: Any, broker: Any, path: str, site: str) -> None:
+    """An ``<img>``, a ``<script>``, a ``fetch`` or an ``<iframe>`` there; a person may follow a link."""
+    person = visit()
+    for mode, dest in (("no-cors", "image"), ("cors", "empty"), ("no-cors", "script"), ("navigate", "iframe")):
+        headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+        assert person.get(path, headers=headers).status_code == 403
+    link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert path == "/events" or person.get(path, headers=link).status_code == 200
+    assert path == "/events" or person.get(path, headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/", "/queues", "/nowhere", "/static/live.js", "/events?x", "/login"])
 def test_each_answer_tells_the_browser_what_to_allow(visit: Any, path: str) -> None:
     answer = visit(token=TOKEN).get(path) if path.startswith("/events") else visit().get(path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +21,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.schedules.entry import Told
 from celery_fdb.schedules.store import schedule_of
 from celery_fdb.web.pages.schedules import rows_of
-from celery_fdb.web.pages.workers import worker_of
+from celery_fdb.web.pages.workers import FRESH_S, worker_of
 from celery_fdb.web.rendering import NOTHING
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
@@ -85,6 +87,31 @@ def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit: Any, app: Ce
     ):
         assert row.findall(person.see("/workers")) == shown
         clock.advance(3_600)
+
+
+def test_the_workers_are_asked_once_for_all_who_open_the_page(
+    visit: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody who opens another page waits for them."""
+    clock, asked, goes_on = ManualClock(), [], threading.Event()
+
+    def stats(_: Any) -> dict[str, Any]:
+        asked.append(1)
+        goes_on.wait(60)
+        return {"w@h": STATS}
+
+    monkeypatch.setattr(Inspect, "stats", stats)
+    monkeypatch.setattr(Inspect, "active", lambda _: {})
+    person = visit(app=app, clock=clock, threads=1, timeout_s=60)
+    with ThreadPoolExecutor(20) as many:
+        waiting = [many.submit(person.get, "/workers") for _ in range(20)]
+        assert "No queues yet" in person.see("/")
+        goes_on.set()
+        assert {each.result().status_code for each in waiting} == {200}
+    assert len(asked) == 1
+    clock.advance(FRESH_S + 1)
+    person.see("/workers")
+    assert len(asked) == 2
 
 
 def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any, answers: dict[str, Any]) -> None:

@@ -205,7 +205,7 @@ def web_pages(database: SqliteDatabase) -> None:
 
     from celery_fdb.web import dashboard
 
-    with TestClient(dashboard(f"fdb+sqlite:///{database.path}", anonymous=True)) as person:
+    with TestClient(dashboard(f"fdb+sqlite:///{database.path}", anonymous=True), base_url="http://localhost") as person:
         for page in ("/login", "/", "/queues", "/schedules", "/workers"):
             assert person.get(page).status_code == 200, page
             assert_locked(database.path)
