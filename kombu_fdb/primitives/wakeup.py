@@ -15,13 +15,14 @@ import contextlib
 import select
 import socket
 import weakref
+from collections.abc import Sequence
 
 try:
     from posix import write  # eventlet's of ``os`` waits in the event loop, also where a pipe must not block
 except ImportError:  # Windows
     from os import write
 
-__all__ = ["Bell", "readable", "write"]
+__all__ = ["Bell", "readable", "wait_for", "write"]
 
 
 class Bell:
@@ -75,7 +76,7 @@ class Bell:
             return True
         if timeout_s is not None and timeout_s <= 0:
             return False
-        return readable(self._listening.fileno(), timeout_s) or self._rung
+        return readable(timeout_s, self._listening.fileno()) or self._rung
 
     def close(self) -> None:
         """Idempotent. A sleeper wakes."""
@@ -88,8 +89,14 @@ def _close(*sockets: socket.socket) -> None:
         each.close()
 
 
-def readable(descriptor: int, timeout_s: float | None) -> bool:
-    """Whether something can be read within ``timeout_s`` seconds; False also if it was closed meanwhile.
+def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> None:
+    """Sleep until one of them is rung, at most ``timeout_s`` seconds. Clears none."""
+    if not any(each.wait(0) for each in bells):
+        readable(timeout_s, *(each.fileno() for each in bells))
+
+
+def readable(timeout_s: float | None, *descriptors: int) -> bool:
+    """Whether something can be read within ``timeout_s`` seconds; False also if one was closed meanwhile.
 
     Not a read with a timeout: a timeout is the socket's, and others use it meanwhile.
     """
@@ -97,9 +104,10 @@ def readable(descriptor: int, timeout_s: float | None) -> bool:
         # Looked up at each call: gevent replaces it and has no ``epoll``, eventlet takes ``poll`` away.
         poll = getattr(select, "poll", None)
         if poll is None:  # also on Windows
-            return bool(select.select([descriptor], [], [], timeout_s)[0])
+            return bool(select.select(descriptors, [], [], timeout_s)[0])
         poller = poll()
-        poller.register(descriptor, select.POLLIN)
+        for each in descriptors:
+            poller.register(each, select.POLLIN)
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
     except (OSError, ValueError):  # closed by another thread
         return False

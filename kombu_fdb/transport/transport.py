@@ -283,13 +283,14 @@ class Transport(virtual.Transport):
             left_s = None if deadline is None else deadline - monotonic()
             if left_s is not None and left_s <= 0 and not self._first_look(receiver):
                 raise TimeoutError
-            receiver.reception.arrived.wait(left_s)
+            receiver.wait(left_s)
 
     def _first_look(self, receiver: Receiver) -> bool:
         """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
         deadline = monotonic() + FIRST_LOOK_S
         while receiver.running and not receiver.reception.idle and monotonic() < deadline:
-            if receiver.reception.arrived.wait(0.001):
+            receiver.wait(0.001)
+            if receiver.reception.arrived.wait(0):
                 return True
         return False
 

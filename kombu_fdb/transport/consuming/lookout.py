@@ -11,11 +11,15 @@ from functools import partial
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
+from kombu_fdb.primitives.locks import FairLock, Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
 __all__ = ["Lookout"]
+
+#: How long a thread rests at most while a drain sleeps.
+LONGEST_REST_S = 5.0
 
 
 class Lookout:
@@ -24,6 +28,16 @@ class Lookout:
     def __init__(self, bell: Bell) -> None:
         self.bell = bell
         self.stopped = False
+        #: Its holder takes the reception's turns; how many drains have had it, and how many the thread knows of.
+        self.turns = FairLock()
+        self.driven = self._seen = 0
+        #: A drain has the turns, and sleeps.
+        self.drain_sleeps = False
+        #: Wakes a thread that stands by.
+        self.relief = Signal()
+        #: The thread stands by, and looks for itself soon.
+        self.stands_by = False
+        self._called = False
         #: Queues that may have messages.
         self.hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
@@ -66,6 +80,27 @@ class Lookout:
         if self._membership is not None and self._membership is not unless:
             self._membership.consumed.pop(self, None)
 
+    def stand_by(self, look_s: float) -> bool:
+        """Wait, while drains take the turns; for ``look_s`` seconds before the next look. False if none has since."""
+        if self._called or not (len(self.turns) or self.driven != self._seen):
+            self._called = False
+            return False
+        self._seen = self.driven
+        self.stands_by = True
+        self.relief.wait(LONGEST_REST_S if self.drain_sleeps and len(self.turns) else look_s)
+        self.stands_by = False
+        return True
+
+    def call_thread(self) -> None:
+        """It shall not stand by: there is something that no drain does."""
+        self._called = True
+        self.relief.set()
+
+    @property
+    def sees_acks(self) -> bool:
+        """Whether acks are settled soon although the bell does not ring: the thread looks, or the next drain."""
+        return self.stands_by and not len(self.turns)
+
     def stop(self) -> None:
         """Have the thread end. Takes no lock: a finalizer may call it."""
         self.stopped = True
@@ -73,5 +108,6 @@ class Lookout:
 
     def leave(self) -> None:
         """The thread ends: take back what others have."""
+        self.stands_by = False
         self.disarm()
         self._withdraw_report()

@@ -1,9 +1,23 @@
-"""The thread that drives a connection's reception (``reception.py``).
+"""Which thread takes the turns of a connection's reception (``reception.py``), and how it sleeps between them.
 
-Model. It is started with the first consumer, and repeats the reception's turn, sleeping in between for as long as that
-says, or until its bell rings. It ends when it is told to, or when the reception has failed; ``restart``, when the
-connection is established again, begins another one.
+Model. One thread at a time has the *turns*; it repeats the reception's turn, and sleeps in between for as long as that
+says, or until the reception's bell rings. It is
 
+* a *drain*, on a store whose writers take turns: a thread that drains and finds nothing to deliver claims by itself,
+  as long as it waits. So no message passes from one thread to another.
+* the receiver's own *thread*, started with the first consumer: whenever no drain has the turns. On a store whose
+  writers don't take turns it always has them.
+
+While drains follow each other quickly, the thread *stands by*: it looks every now and then whether one has had the
+turns since, and takes them itself if none has, as a callback works for long: acks are settled, and messages claimed,
+meanwhile. While a drain sleeps, the thread does, too, until it is *relieved*: the drain wakes.
+
+The thread ends when it is told to, or when the reception has failed; ``restart``, when the connection is established
+again, begins another one.
+
+* an exception out of a signal handler ends a drain in the middle of a turn: the next turn goes on with what that had in
+  hand, whichever thread takes it.
+* a turn fails in a drain: the drain raises the error, and the thread ends.
 * the connection is dropped: :meth:`Receiver.stop` returns what was waiting; what is being claimed goes back when it
   arrives.
 * the connection is collected without having been closed: between two turns the thread refers to the receiver weakly, so
@@ -18,8 +32,9 @@ import weakref
 from time import monotonic
 
 from kombu_fdb.model import Lease
+from kombu_fdb.primitives.locks import Turn, surely
 from kombu_fdb.primitives.threads import in_hub, start
-from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.reception import Reception
@@ -29,6 +44,13 @@ __all__ = ["Receiver"]
 
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
+#: How often a thread that stands by looks, as a part of the time that an ack may wait, and in seconds at least.
+LOOKS_PER_ACK = 2
+SHORTEST_LOOK_S = 0.001
+#: A drain whose turn takes longer than this leaves the turns to the thread for a while: the store's writers are slow
+#: just now, and a drain has a deadline of its own.
+SLOW_S = 0.1
+SPARED_S = 5.0
 
 
 class Receiver:
@@ -41,6 +63,10 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._cancels_wait = True
+        self._look_s = max(client.options.ack_delay_ms / 1000 / LOOKS_PER_ACK, SHORTEST_LOOK_S)
+        #: The thread whose drain has the turns, and until when none may take them.
+        self._driver = 0
+        self._spared_until = float("-inf")
 
     @property
     def alive(self) -> bool:
@@ -76,7 +102,8 @@ class Receiver:
             return
         if not self.running or threading.current_thread() is self._thread:
             self.reception.carry_out_cancels()
-        elif signals and self._cancels_wait:
+        elif signals and self._cancels_wait and self._driver != threading.get_ident():
+            self._lookout.call_thread()
             self._cancels_wait = signals[-1].wait(self._client.patience.allow(CANCEL_S))
 
     def restart(self) -> None:
@@ -88,6 +115,7 @@ class Receiver:
     def stop(self, timeout_s: float) -> list[Lease]:
         """End the thread, waiting for it at most ``timeout_s`` seconds. Returns what was waiting. Final."""
         self._lookout.stop()
+        self._lookout.call_thread()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -105,16 +133,65 @@ class Receiver:
         if self._thread is None or not self._thread.is_alive():
             self._lookout.bell.close()
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None is for ever.
+
+        A drain does, which takes the reception's turns meanwhile if it may.
+        """
+        turn = Turn()
+        if not (self._may_drive() and surely(lambda: self._drive(turn, timeout_s), lambda: self._end_drive(turn))):
+            self.reception.arrived.wait(timeout_s)
+
+    def _may_drive(self) -> bool:
+        return self.running and self._client.engine.writers_take_turns and monotonic() >= self._spared_until
+
+    def _drive(self, turn: Turn, timeout_s: float | None) -> bool:
+        """Take one turn, and sleep for as long as it says. False if another thread has the turns."""
+        lookout, began = self._lookout, monotonic()
+        if not lookout.turns.acquire(turn, 0):
+            return False
+        self._driver = threading.get_ident()
+        lookout.driven += 1
+        try:
+            pause_s = self.turn()
+        except _Ended:  # the next look raises the error, and the thread finds it
+            lookout.call_thread()
+            return True
+        took_s = monotonic() - began
+        if took_s > SLOW_S:
+            self._spared_until = began + took_s + SPARED_S
+        elif pause_s != 0:
+            pauses = [each for each in (pause_s, None if timeout_s is None else timeout_s - took_s) if each is not None]
+            lookout.drain_sleeps = True
+            wait_for((lookout.bell, self.reception.arrived), max(min(pauses), 0) if pauses else None)
+        return True
+
+    def _end_drive(self, turn: Turn) -> None:
+        lookout = self._lookout
+        if lookout.turns.head is turn:
+            self._driver = 0
+            if lookout.drain_sleeps:
+                lookout.drain_sleeps = False
+                lookout.relief.set()
+        lookout.turns.release(turn)
 
     def _start(self) -> None:
         self._thread = threading.Thread(
-            target=_serve, args=(weakref.ref(self), self._lookout), name="kombu-fdb-receiver", daemon=True
+            target=_serve, args=(weakref.ref(self), self._lookout, self._look_s), name="kombu-fdb-receiver", daemon=True
         )
         start(self._thread)
 
+    def step(self) -> float | None:
+        """A turn of the thread's, unless a drain has the turns. Returns as :meth:`turn`, and raises ``_Ended``."""
+        if self.failed or self._thread is not threading.current_thread():
+            raise _Ended
+        turn, turns = Turn(), self._lookout.turns
+        return surely(lambda: self.turn() if turns.acquire(turn, 0) else 0, lambda: turns.release(turn))
+
     def turn(self) -> float | None:
-        """One of the thread's. Returns for how long to sleep, None for ever. Raises ``_Ended`` after an error."""
+        """Returns for how long to sleep, None for ever. Raises ``_Ended`` after an error."""
         self._cancels_wait = True
         try:
             return self.reception.turn()
@@ -127,11 +204,13 @@ class _Ended(Exception):
     """The thread has met an error."""
 
 
-def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
+def _serve(reference: weakref.ref[Receiver], lookout: Lookout, look_s: float) -> None:
     """The thread: holds the receiver during a step only, so that a connection nobody refers to is collected."""
     try:
         while not lookout.stopped:
-            pause_s = _turn(reference)
+            if lookout.stand_by(look_s):
+                continue
+            pause_s = _step(reference)
             # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
             if pause_s != 0 and not lookout.stopped:
                 lookout.bell.wait(pause_s)
@@ -152,8 +231,8 @@ def _fail(reference: weakref.ref[Receiver], error: BaseException) -> None:
         receiver.reception.fail(error)
 
 
-def _turn(reference: weakref.ref[Receiver]) -> float | None:
+def _step(reference: weakref.ref[Receiver]) -> float | None:
     receiver = reference()
     if receiver is None:
         raise _Ended
-    return receiver.turn()
+    return receiver.step()

@@ -48,9 +48,9 @@ def test_a_bell_that_is_interrupted_anywhere_still_wakes() -> None:
                 bell.ring()
             more = interrupt(bell.clear if rung else bell.ring, step, {str(wakeup.__file__)})
             bell.ring()
-            assert wakeup.readable(bell.fileno(), 0), f"asleep after step {step}, rung: {rung}"
+            assert wakeup.readable(0, bell.fileno()), f"asleep after step {step}, rung: {rung}"
             bell.clear()
-            assert not wakeup.readable(bell.fileno(), 0), f"awake after step {step}, rung: {rung}"
+            assert not wakeup.readable(0, bell.fileno()), f"awake after step {step}, rung: {rung}"
             bell.close()
             if not more:
                 break

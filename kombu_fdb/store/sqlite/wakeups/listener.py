@@ -232,7 +232,7 @@ class Listener:
     def _listen(self) -> None:
         rest = 0.0
         while self._wait_until_armed():
-            if not readable(self._read_fd, CHECK_S):
+            if not readable(CHECK_S, self._read_fd):
                 self._compare_all()
                 rest = 0.0
                 continue

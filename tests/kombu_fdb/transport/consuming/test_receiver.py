@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ def test_a_thread_that_is_stopped_while_its_turn_clears_the_bell_ends(monkeypatc
         lookout.stop()  # by another thread: its ring adds nothing to the first
         lookout.bell.clear()
 
-    monkeypatch.setattr(receiver, "_turn", turn)
-    thread = threading.Thread(target=receiver._serve, args=(None, lookout), daemon=True)
+    monkeypatch.setattr(receiver, "_step", turn)
+    thread = threading.Thread(target=receiver._serve, args=(None, lookout, 0.001), daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
@@ -40,26 +42,123 @@ def test_a_thread_that_an_exception_ends_anywhere_is_started_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException]
 ) -> None:
     """Where threads are greenlets, a signal handler raises in whichever is running."""
+    monkeypatch.setattr(Receiver, "_may_drive", lambda _: False)
+    strike_once(monkeypatch, error)
+    with consumer(tmp_path) as (connection, seen):
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=30)
+        connection.ensure_connection()
+        connection.transport.establish_connection()
+        connection.drain_events(timeout=30)
+        assert seen == [1]
+
+
+def strike_once(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    """The next turn raises it."""
     strikes = [error("out of nowhere")]
-    wait = Lookout.arm
+    arm = Lookout.arm
 
     def strike(self: Lookout, *args: Any) -> Any:
         if strikes:
             raise strikes.pop()
-        return wait(self, *args)
+        return arm(self, *args)
 
     monkeypatch.setattr(Lookout, "arm", strike)
+
+
+@contextmanager
+def consumer(
+    folder: Path, callback: Callable[[Any], object] = lambda _: None
+) -> Iterator[tuple[Connection, list[Any]]]:
+    """A consumer of a queue with one message, and the bodies that it has seen."""
     seen: list[Any] = []
-    with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as connection:
-        producer = connection.Producer()
-        producer.publish(1, routing_key="q", declare=[Queue("q")])
-        with connection.Consumer([Queue("q")], callbacks=[lambda body, message: (seen.append(body), message.ack())]):
+
+    def on_message(body: Any, message: Any) -> None:
+        seen.append(body)
+        message.ack()
+        callback(body)
+
+    with Connection(f"fdb+sqlite:///{folder}/broker.db") as connection:
+        connection.Producer().publish(1, routing_key="q", declare=[Queue("q")])
+        with connection.Consumer([Queue("q")], callbacks=[on_message]):
+            yield connection, seen
+
+
+class TestADrain:
+    """On a store whose writers take turns, a drain claims by itself."""
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    def test_that_a_signal_ends_raises_what_its_handler_raised(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException]
+    ) -> None:
+        """And the next one goes on."""
+        with consumer(tmp_path) as (connection, seen):
+            strike_once(monkeypatch, error)
+            monkeypatch.setattr(receiver, "_serve", lambda *_: None)
+            with pytest.raises(error):
+                connection.drain_events(timeout=30)
+            connection.drain_events(timeout=30)
+            assert seen == [1]
+
+    def test_whose_turn_fails_raises_the_error_and_another_thread_is_started(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        with consumer(tmp_path) as (connection, seen):
+            strike_once(monkeypatch, MemoryError)
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=30)
             connection.ensure_connection()
             connection.transport.establish_connection()
             connection.drain_events(timeout=30)
-    assert seen == [1]
+            assert seen == [1]
+            assert connection.transport.receiver.running
+
+    def test_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """While drains follow each other the thread stands by; here, for ever."""
+        monkeypatch.setattr(receiver, "SHORTEST_LOOK_S", 1000.0)
+        with consumer(tmp_path) as (connection, seen):
+            producer = connection.Producer()
+            for number in range(100):
+                connection.drain_events(timeout=30)
+                producer.publish(number, routing_key="q")
+            assert seen == [1, *range(99)]
+
+    def test_that_works_for_long_leaves_its_acks_to_the_thread(self, tmp_path: Path) -> None:
+        """Also if the drain before had slept, as the thread did."""
+
+        def work(body: Any) -> None:
+            while (counts := engine.inspect.counts("q")).leased or counts.ready:
+                assert threading.active_count() > 1
+
+        with consumer(tmp_path, work) as (connection, seen):
+            engine = connection.default_channel.engine
+            connection.drain_events(timeout=30)
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.1)
+            connection.Producer().publish(2, routing_key="q")
+            connection.drain_events(timeout=30)
+            assert seen == [1, 2]
+
+    def test_that_was_slow_leaves_the_turns_to_the_thread(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """As long as the store's writers are slow, a drain ends by its own deadline."""
+        monkeypatch.setattr(receiver, "SLOW_S", -1.0)
+        monkeypatch.setattr(receiver, "SPARED_S", 1000.0)
+        drivers: list[threading.Thread] = []
+        turn = Receiver.turn
+
+        def note(self: Receiver) -> float | None:
+            drivers.append(threading.current_thread())
+            return turn(self)
+
+        monkeypatch.setattr(Receiver, "turn", note)
+        with consumer(tmp_path) as (connection, seen):
+            for number in range(10):
+                connection.drain_events(timeout=30)
+                connection.Producer().publish(number, routing_key="q")
+            assert seen == [1, *range(9)]
+        assert drivers.count(threading.current_thread()) <= 1
 
 
 def test_a_connection_that_is_closed_as_its_receiver_is_made_has_none(
