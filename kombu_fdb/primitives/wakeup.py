@@ -26,20 +26,26 @@ __all__ = ["Bell", "readable", "wait_for", "write"]
 
 
 class Bell:
-    """One sleeper, any number of ringers."""
+    """One sleeper, any number of ringers. The socket is written to only while a sleeper waits for it."""
 
-    __slots__ = ("__weakref__", "_listening", "_ringing", "_rung")
+    __slots__ = ("__weakref__", "_listening", "_ringing", "_rung", "_sent", "_sleepers")
 
     def __init__(self) -> None:
         self._listening, self._ringing = socket.socketpair()
         self._listening.setblocking(False)
         self._ringing.setblocking(False)
         self._rung = False
-        # Sockets that are collected together with their bell would warn that nobody has closed them.
+        self._sent = False
+        #: Waits under way; an event loop that watches the descriptor is one that never ends.
+        self._sleepers: set[object] = set()
+        # Sockets that are collected together with their bell would warn that they were not closed.
         weakref.finalize(self, _close, self._ringing, self._listening).atexit = False
 
     def fileno(self) -> int:
-        """Readable while rung."""
+        """Readable while rung, from now on."""
+        self._sleepers.add(None)
+        if self._rung:
+            self._ring()
         return self._listening.fileno()
 
     def ring(self) -> None:
@@ -48,14 +54,17 @@ class Bell:
             return
         try:
             self._ring()
-        except BaseException:  # out of a signal handler: a bell that only says it is rung wakes nobody any more
+        except BaseException:  # out of a signal handler: a bell that only says it is rung wakes no sleeper
             self._ring()
             raise
 
     def _ring(self) -> None:
         self._rung = True
-        with contextlib.suppress(OSError):
-            self._ringing.send(b"!")
+        # In this order: a sleeper that comes in between sees that it is rung.
+        if self._sleepers:
+            self._sent = True
+            with contextlib.suppress(OSError):
+                self._ringing.send(b"!")
 
     def clear(self) -> None:
         """Forget earlier rings."""
@@ -63,20 +72,18 @@ class Bell:
             return
         # In this order: a ring in between does not send, but its work is seen by the look that follows.
         try:
-            with contextlib.suppress(OSError):
-                self._listening.recv(16)
+            if self._sent:
+                with contextlib.suppress(OSError):
+                    self._listening.recv(16)
+                self._sent = False
             self._rung = False
         except BaseException:  # out of a signal handler: no look follows
             self._ring()
             raise
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Sleep until rung, at most ``timeout_s`` seconds. False if nobody rang. Does not clear."""
-        if self._rung:
-            return True
-        if timeout_s is not None and timeout_s <= 0:
-            return False
-        return readable(timeout_s, self._listening.fileno()) or self._rung
+        """Sleep until rung, at most ``timeout_s`` seconds. False if it was not. Does not clear."""
+        return self._rung or wait_for((self,), timeout_s)
 
     def close(self) -> None:
         """Idempotent. A sleeper wakes."""
@@ -89,10 +96,20 @@ def _close(*sockets: socket.socket) -> None:
         each.close()
 
 
-def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> None:
-    """Sleep until one of them is rung, at most ``timeout_s`` seconds. Clears none."""
-    if not any(each.wait(0) for each in bells):
-        readable(timeout_s, *(each.fileno() for each in bells))
+def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> bool:
+    """Sleep until one of them is rung, at most ``timeout_s`` seconds. Clears none. False if none was."""
+    sleeper = object()
+    try:
+        for bell in bells:
+            bell._sleepers.add(sleeper)
+        if any(bell._rung for bell in bells):
+            return True
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        return readable(timeout_s, *(bell._listening.fileno() for bell in bells)) or any(bell._rung for bell in bells)
+    finally:
+        for bell in bells:
+            bell._sleepers.discard(sleeper)
 
 
 def readable(timeout_s: float | None, *descriptors: int) -> bool:

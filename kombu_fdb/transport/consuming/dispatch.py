@@ -319,7 +319,7 @@ class Dispatch:
             for _ in range(len(self._credits)):
                 credit = self._credits[0]
                 self._credits.rotate(-1)
-                if credit.inbox and (credit.can_consume() or credit.inbox.bring_forward()):
+                if credit.inbox and credit.may_consume():
                     return _hand_out(credit, hand, now)
         return None
 

@@ -11,8 +11,8 @@ from functools import partial
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.locks import FairLock, Signal
-from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.locks import FairLock
+from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
@@ -33,8 +33,8 @@ class Lookout:
         self.driven = self._seen = 0
         #: A drain has the turns, and sleeps.
         self.drain_sleeps = False
-        #: Wakes a thread that stands by.
-        self.relief = Signal()
+        #: Wakes the thread alone.
+        self.relief = Bell()
         #: The thread stands by, and looks for itself soon.
         self.stands_by = False
         self._called = False
@@ -80,10 +80,15 @@ class Lookout:
         if self._membership is not None and self._membership is not unless:
             self._membership.consumed.pop(self, None)
 
+    def sleep(self, pause_s: float | None) -> None:
+        """The thread's, between two turns of its own."""
+        wait_for((self.bell, self.relief), pause_s)
+
     def stand_by(self, look_s: float) -> bool:
         """Wait, while drains take the turns; for ``look_s`` seconds before the next look. False if none has since."""
-        if self._called or not (len(self.turns) or self.driven != self._seen):
-            self._called = False
+        self.relief.clear()
+        called, self._called = self._called, False
+        if self.stopped or called or not (len(self.turns) or self.driven != self._seen):
             return False
         self._seen = self.driven
         self.stands_by = True
@@ -91,10 +96,16 @@ class Lookout:
         self.stands_by = False
         return True
 
+    def begin_drive(self) -> None:
+        """A drain takes a turn. The thread stands by from now on: the drain may be the last one."""
+        self.driven += 1
+        if not self.stands_by:
+            self.relief.ring()
+
     def call_thread(self) -> None:
         """It shall not stand by: there is something that no drain does."""
         self._called = True
-        self.relief.set()
+        self.relief.ring()
 
     @property
     def sees_acks(self) -> bool:
@@ -105,6 +116,12 @@ class Lookout:
         """Have the thread end. Takes no lock: a finalizer may call it."""
         self.stopped = True
         self.bell.ring()
+        self.relief.ring()
+
+    def close(self) -> None:
+        """No thread sleeps here any more."""
+        self.bell.close()
+        self.relief.close()
 
     def leave(self) -> None:
         """The thread ends: take back what others have."""

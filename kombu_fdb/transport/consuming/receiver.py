@@ -115,14 +115,13 @@ class Receiver:
     def stop(self, timeout_s: float) -> list[Lease]:
         """End the thread, waiting for it at most ``timeout_s`` seconds. Returns what was waiting. Final."""
         self._lookout.stop()
-        self._lookout.call_thread()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         leases = self.reception.close()
         self.reception.arrived.close()
         if thread is None or not thread.is_alive():
-            self._lookout.bell.close()
+            self._lookout.close()
         return leases
 
     def abandon(self) -> None:
@@ -131,7 +130,7 @@ class Receiver:
         self.reception.abandon()
         self.reception.arrived.close()
         if self._thread is None or not self._thread.is_alive():
-            self._lookout.bell.close()
+            self._lookout.close()
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class Receiver:
         if not lookout.turns.acquire(turn, 0):
             return False
         self._driver = threading.get_ident()
-        lookout.driven += 1
+        lookout.begin_drive()
         try:
             pause_s = self.turn()
         except _Ended:  # the next look raises the error, and the thread finds it
@@ -174,7 +173,7 @@ class Receiver:
             self._driver = 0
             if lookout.drain_sleeps:
                 lookout.drain_sleeps = False
-                lookout.relief.set()
+                lookout.relief.ring()
         lookout.turns.release(turn)
 
     def _start(self) -> None:
@@ -213,7 +212,7 @@ def _serve(reference: weakref.ref[Receiver], lookout: Lookout, look_s: float) ->
             pause_s = _step(reference)
             # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
             if pause_s != 0 and not lookout.stopped:
-                lookout.bell.wait(pause_s)
+                lookout.sleep(pause_s)
     except _Ended:
         return  # its bell stays: the receiver may be restarted
     except BaseException as error:  # out of a signal handler, where threads are greenlets; or no memory is left
@@ -222,7 +221,7 @@ def _serve(reference: weakref.ref[Receiver], lookout: Lookout, look_s: float) ->
             raise
     finally:
         lookout.leave()
-    lookout.bell.close()
+    lookout.close()
 
 
 def _fail(reference: weakref.ref[Receiver], error: BaseException) -> None:

@@ -46,6 +46,8 @@ class Credit(Generic[C]):
         self.prefetch = 0
         #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
         self.can_consume: Callable[[], bool] = self._within_prefetch
+        #: A message has waited for that, so each ack wakes the thread that drains.
+        self.was_blocked = False
         #: Messages with acks that were handed out, and how many may be altogether (None: any number).
         self._handed = 0
         #: The last one of those: a tag is greater than all before it.
@@ -58,6 +60,13 @@ class Credit(Generic[C]):
 
     def _within_prefetch(self) -> bool:
         return not self.prefetch or len(self.held.leases) < self.prefetch
+
+    def may_consume(self) -> bool:
+        """Whether the next message may be handed out; if not, from now on an ack wakes the thread that drains."""
+        if self.can_consume() or self.inbox.bring_forward():
+            return True
+        self.was_blocked = True
+        return self.can_consume()  # once more: an ack in between did not know
 
     @property
     def is_bounded(self) -> bool:

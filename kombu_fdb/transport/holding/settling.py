@@ -102,7 +102,7 @@ class Settling:
         receiver = self._connection.receiver_if_any
         if receiver is not None and receiver.running:
             receiver.reception.on_ack(len(client.acks), _enough(self._credit.prefetch))
-            if self._credit.inbox:
+            if self._credit.was_blocked:
                 receiver.reception.arrived.ring()
         elif self.ended:
             client.nudge()
