@@ -294,14 +294,16 @@ def test_killed_inspectors_leave_no_queues(broker: Any, app: Any, start: Any, un
     start("-c", "1")
     before = set(engine.inspect.queues())
     code = """
-import acceptance_app, os, threading
-threading.Timer(0.7, os._exit, (9,)).start()
-acceptance_app.app.control.inspect(timeout=20, destination=["nobody@nowhere"]).ping()
+import acceptance_app
+acceptance_app.app.control.inspect(timeout=600, destination=["nobody@nowhere"]).ping()
 """
     clients = [subprocess.Popen([sys.executable, "-c", code], env=broker.env) for _ in range(3)]
-    until(lambda: len(set(engine.inspect.queues()) - before) >= 1)
-    for client in clients:
-        client.wait(20)
+    try:
+        until(lambda: len(set(engine.inspect.queues()) - before) >= len(clients))
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
     until(
         lambda: set(engine.inspect.queues()) <= before | {"celery"}, say=lambda: set(engine.inspect.queues()) - before
     )

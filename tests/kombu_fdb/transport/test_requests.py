@@ -21,8 +21,7 @@ UNSTORABLE = LimitExceeded("the key is too large")
 
 @pytest.fixture
 def request_of(connection: Any, channel: Any) -> Any:
-    """A request of a message that is held, whose methods raise what they are told to."""
-    consumers = []
+    """A request of a message that is held, whose methods raise what they are told to. Nothing consumes its queue."""
 
     def make(error: Exception, *, no_ack: bool = False, backend: Any = None) -> Any:
         class Request:
@@ -45,18 +44,15 @@ def request_of(connection: Any, channel: Any) -> Any:
 
         found: list[Any] = []
         Producer(channel).publish(5, routing_key="q")
-        consumers.append(Consumer(channel, [Queue("q")], on_message=found.append, no_ack=no_ack))
-        consumers[-1].consume()
-        while not found:
-            connection.drain_events(timeout=60)
+        with Consumer(channel, [Queue("q")], on_message=found.append, no_ack=no_ack):
+            while not found:
+                connection.drain_events(timeout=60)
         request = Request(found[0])
         receive(request)
         receive(request)
         return request
 
-    yield make
-    for consumer in consumers:
-        consumer.cancel()
+    return make
 
 
 def places(channel: Any) -> tuple[int, int]:
