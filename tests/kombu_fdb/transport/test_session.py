@@ -135,7 +135,7 @@ connection = Connection(sys.argv[1])
 connection.Producer().publish("x", routing_key="q")
 message = connection.default_channel.basic_get("q")
 """
-    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=240)
     engine = connect().default_channel.engine
     assert (engine.inspect.counts("q").ready, engine.inspect.counts("q").leased) == (1, 0)
     assert engine.sessions.beats() == []
@@ -155,7 +155,7 @@ process.start()
 process.join()
 sys.exit(process.exitcode)
 """
-    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=240)
     assert connect().default_channel.engine.inspect.counts("q").ready == 1
 
 
