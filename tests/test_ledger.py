@@ -1,0 +1,45 @@
+"""Each sentence that promises something stands in the ledger, with the test that fails if it is false."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from kit.ledger import LEDGER, ROOT, promises, read
+
+#: Of a sentence that has one of the words and promises nothing.
+NO_PROMISE = "-"
+
+
+def test_the_ledger_names_each_promise() -> None:
+    """``PYTHONPATH=tests python -m kit.ledger`` prints the lines that are missing."""
+    assert {(entry.where, entry.sentence) for entry in read()} == promises()
+
+
+def test_the_ledger_is_sorted_and_names_each_once() -> None:
+    lines = LEDGER.read_text(encoding="utf-8").splitlines()
+    assert lines == sorted(set(lines))
+
+
+def test_the_tests_of_the_ledger_exist() -> None:
+    named = {entry.test for entry in read()} - {NO_PROMISE}
+    assert not sorted(each for each in named if not _exists(each))
+
+
+def _exists(test: str) -> bool:
+    path, *names = test.split("::")
+    return bool(names) and (ROOT / path).is_file() and tuple(names) in _tests(ROOT / path)
+
+
+@cache
+def _tests(path: Path) -> set[tuple[str, ...]]:
+    """Those of a file, of which a class is one, too."""
+    found: set[tuple[str, ...]] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add((node.name,))
+            found |= {
+                (node.name, each.name) for each in ast.iter_child_nodes(node) if isinstance(each, ast.FunctionDef)
+            }
+    return found
