@@ -1,4 +1,4 @@
-"""The shape of the house (CONTRIBUTING.md): no circles of files, small folders, at the root what users name."""
+"""The shape of the house (CONTRIBUTING.md): no circles of files, at the root what users name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "kombu_fdb", ROOT / "celery_fdb", ROOT / "tests" / "kit")
-#: What a folder may hold, so that a reader takes it in at a glance; ``__init__`` and ``__main__`` not counted.
-MODULES = 12
 #: What a function of the engine takes at most, besides itself: else some of it is a noun without a name.
 PARAMETERS = 5
 #: How a message is taken out of its queue and put into one; of the engine's files only one may do so.
@@ -66,12 +64,6 @@ def test_no_circle_of_files() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
-
-
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_a_folder_holds_a_dozen_modules_at_most(folder: Path) -> None:
-    held = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
-    assert len(held) <= MODULES, sorted(held)
 
 
 @pytest.mark.parametrize("package", PUBLIC)

@@ -1,7 +1,8 @@
 """The sentences that promise something: in the README, in docs and in docstrings, with the test that fails if they lie.
 
 ``tests/ledger.tsv`` has a line for each: where it stands, the test, the sentence. A sentence is a promise if it says
-one of :data:`WORDS`. ``PYTHONPATH=tests python -m kit.ledger`` prints the lines that are missing, with ``?`` for a test.
+one of :data:`WORDS`. ``PYTHONPATH=tests python -m kit.ledger`` prints the lines that are missing, with ``?`` for the
+test.
 """
 
 from __future__ import annotations
