@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process.connect import Opened, open_store
 from kombu_fdb.settings.location import (
@@ -459,7 +460,7 @@ def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = pri
     levels = []
     for finding in examine(arguments.url, arguments.options, dict(os.environ)):
         levels.append(finding.level)
-        write(f"{finding.level:<5} {finding.what:<15} {finding.found}")
+        write(f"{finding.level:<5} {finding.what:<15} {plain(finding.found)}")
         if finding.fix:
             write(f"{'':<5} {'':<15} -> {finding.fix}")
     failed, doubtful = levels.count("fail"), levels.count("warn")

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, age, command, table
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
+from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process.session_threads import BEATS
 

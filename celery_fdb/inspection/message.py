@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from celery_fdb.inspection.masking import masked
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import NO_SESSION, Death, Delivery, Lease, Peeked
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.masking import masked
 from kombu_fdb.transport.encoding.envelope import open_delivery
 
 __all__ = ["body_of", "describe"]

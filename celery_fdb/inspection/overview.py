@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from celery_fdb.inspection.masking import masked
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.stored.effects import LATE
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.masking import masked
 
 __all__ = [
     "KeyView",

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
 from kombu_fdb.engine.dead_letters.scan import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Spot
+from kombu_fdb.primitives.masking import masked
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
 __all__ = ["Body", "Row", "body_of", "row_of"]

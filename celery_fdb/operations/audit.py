@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from kombu_fdb.primitives.masking import plain
+
 __all__ = ["Audit", "Entry", "LogAudit"]
 
 logger = logging.getLogger("celery_fdb.audit")
@@ -48,9 +50,4 @@ class _Lines:
         return self
 
     def complete(self, text: str) -> None:
-        logger.info("%s on %s: %s", _line(self.user), _line(self.queue), _line(text))
-
-
-def _line(text: str) -> str:
-    """Nobody's name or message ends a line of the log, or colours a terminal."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+        logger.info("%s on %s: %s", plain(self.user), plain(self.queue), plain(text))

@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from celery_fdb.brokers.holding import Holding
-from celery_fdb.inspection.masking import masked_text
 from celery_fdb.operations.deed import received
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.reception import Reception
@@ -29,6 +28,7 @@ from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
+from kombu_fdb.primitives.masking import masked_text
 
 __all__ = ["Endpoint", "NotThere", "Pages", "View"]
 

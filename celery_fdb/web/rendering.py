@@ -10,9 +10,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from celery_fdb.inspection.masking import masked_text
 from celery_fdb.inspection.moments import moment
 from celery_fdb.operations.deed import carried
+from kombu_fdb.primitives.masking import masked_text, plain
 
 __all__ = ["HERE", "environment", "files_version", "html"]
 
@@ -85,11 +85,6 @@ def age_s(seconds: float | None) -> str:
             rest = int(seconds % size // smaller_size)
             return f"{seconds // size:.0f} {unit}" + (f" {rest} {smaller}" if rest else "")
     raise AssertionError
-
-
-def plain(text: str) -> str:
-    """Of a sentence that a stored name stands in: what turns the direction of writing, or is no text, is spelt out."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def moment_of(seconds: float) -> datetime:

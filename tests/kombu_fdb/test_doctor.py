@@ -43,6 +43,15 @@ def test_what_the_maintenance_set_aside(tmp_path):
     assert "-> A worker's duty failed at this" in text
 
 
+def test_what_it_found_stays_on_its_line(monkeypatch):
+    """A name or an error that somebody else has chosen can't print a line of its own, or clear the screen."""
+    found = doctor.Finding("fail", "store", "it says:\nall well\x1b[2J")
+    monkeypatch.setattr("kombu_fdb.doctor.examine", lambda *_: iter([found]))
+    _, text = run("fdb+sqlite://")
+    assert "\x1b" not in text
+    assert text.splitlines()[0].endswith("it says:\\nall well\\x1b[2J")
+
+
 def test_messages_of_a_newer_version(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         broker.queue("jobs")

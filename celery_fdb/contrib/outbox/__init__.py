@@ -46,9 +46,9 @@ from celery_fdb.contrib.outbox.rows import (
     mark_of,
 )
 from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
-from celery_fdb.inspection.masking import masked_text
 from kombu_fdb.api.backoff import seconds
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.masking import masked_text
 
 __all__ = ["BACKOFF", "DDL", "DEDUP_WINDOW_S", "INDEX_DDL", "LEASE_S", "MOST_ATTEMPTS", "Outbox"]
 

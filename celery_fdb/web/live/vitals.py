@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from celery_fdb.inspection.concerns import concerns
 from celery_fdb.inspection.overview import Overview, QueueView, rates
-from celery_fdb.web.rendering import plain
+from kombu_fdb.primitives.masking import plain
 
 __all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of"]
 

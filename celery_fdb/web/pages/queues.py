@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.overview import look, look_at_keys
 from celery_fdb.operations.catalogue import offered_on_queue
 from celery_fdb.web.page import NotThere
@@ -12,6 +11,7 @@ from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
+from kombu_fdb.primitives.masking import masked
 
 __all__ = ["queue", "queues"]
 

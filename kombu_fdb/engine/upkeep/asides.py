@@ -13,6 +13,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.primitives.masking import masked_text, plain
 
 __all__ = ["Aside", "read", "write"]
 
@@ -23,7 +24,10 @@ MOST_SHOWN = 1_000
 
 
 class Aside(NamedTuple):
-    """``subject``: a queue's name, a session's id in hexadecimal digits, or "" for all of the duty. Wall clock."""
+    """``subject``: a queue's name, a session's id in hexadecimal digits, or "" for all of the duty. Wall clock.
+
+    ``error``: as it is read, without the secrets that it names, and on one line.
+    """
 
     duty: str
     subject: str
@@ -53,6 +57,7 @@ def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:
     try:
         duty, subject = (str(each) for each in keys.unpack(key)[1:])
         fields = decode_json(value)
-        return Aside(duty, subject, str(fields["error"]), int(fields["times"]), int(fields["since_ms"]))
+        error = plain(masked_text(str(fields["error"])))
+        return Aside(duty, subject, error, int(fields["times"]), int(fields["since_ms"]))
     except (FormatError, KeyError, TypeError, ValueError):
         return Aside("", "", "unreadable", 0, 0)

@@ -14,12 +14,12 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
 from kombu import Connection
 
-from celery_fdb.inspection.masking import masked_text
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.backoff import Backoff, countdown
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport.encoding.envelope import without_deaths

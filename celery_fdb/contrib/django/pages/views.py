@@ -19,13 +19,13 @@ from celery_fdb.contrib.django.models import Queue, Session
 from celery_fdb.contrib.django.pages.page import STATES, page, render, url_of, urls_of
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.masking import masked
 from celery_fdb.inspection.moments import age, moment
 from celery_fdb.inspection.sessions import heard_s, silent
 from celery_fdb.operations.catalogue import offered_on_key, offered_on_queue
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
+from kombu_fdb.primitives.masking import masked
 
 __all__ = ["queue", "queue_keys", "queues", "sessions"]
 

@@ -16,8 +16,8 @@ from celery_fdb.history.groups import decode, pack_groups
 from celery_fdb.history.recording.making import HINTS, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.recording.requests import HistoryRequest, Keeper
 from celery_fdb.history.run import Follower, Run
-from celery_fdb.inspection.masking import MASK, masked_text
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.masking import MASK, masked_text
 
 NOW_MS = 1_800_000_000_000
 

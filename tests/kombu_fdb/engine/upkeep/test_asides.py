@@ -27,6 +27,15 @@ def test_an_error_is_cut(bench: Bench) -> None:
     assert bench.engine.upkeep.asides()[0].error == "x" * LONGEST_ERROR
 
 
+def test_an_error_is_told_without_its_secrets_and_on_one_line(bench: Bench) -> None:
+    """A repr may hold what a publisher has written, and a terminal does what that says."""
+    bench.engine.upkeep.set_aside(ASIDE._replace(error="token=abc amqp://u:hunter2@h\x1b[2J\nall well"))
+    (told,) = bench.engine.upkeep.asides()
+    assert "abc" not in told.error
+    assert "hunter2" not in told.error
+    assert told.error.isprintable()
+
+
 @pytest.mark.parametrize(
     "value",
     [

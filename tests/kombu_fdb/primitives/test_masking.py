@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_fdb.inspection.masking import MASK, masked, masked_text
+from kombu_fdb.primitives.masking import MASK, masked, masked_text
 
 SECRET = "hunter2"
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MASK", "masked", "masked_text"]
+__all__ = ["MASK", "masked", "masked_text", "plain"]
 
 MASK = "••••••"
 
@@ -54,6 +54,11 @@ def masked(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [masked("", each, depth + 1) for each in value]
     return value
+
+
+def plain(text: str) -> str:
+    """In which nothing ends a line, colours a terminal or turns the direction of writing: that is spelt out."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def masked_text(text: str) -> str:
