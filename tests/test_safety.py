@@ -172,6 +172,26 @@ def test_no_secret_in_what_kombu_and_celery_say_of_us(url, caplog):
     app.close()
 
 
+def holders(url):
+    """What has the URL in a field or an argument, as a tracker of errors finds it among the locals of a traceback."""
+    pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
+    pytest.importorskip("django")
+    from celery_fdb.cli.where import Where
+    from celery_fdb.contrib.django.conf import Settings as DjangoSettings
+    from celery_fdb.web.serving.opening import opening
+    from celery_fdb.web.settings import settings_of
+    from kombu_fdb import aio
+
+    settings = settings_of(url, anonymous=True, options={"cluster_file": url})
+    where = Where(url=url, options={"prefix": url})
+    django = DjangoSettings(broker_url=url, options={"prefix": url})
+    return [settings, where, where.open, django, opening(settings)._open, aio.Broker.open(url, prefix=url)._open]
+
+
+def test_nothing_that_holds_the_url_shows_it():
+    assert [shown for each in holders(URLS[0]) if SECRET in (shown := repr(each))] == []
+
+
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 

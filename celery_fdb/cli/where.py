@@ -20,11 +20,11 @@ NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A
 
 @dataclass
 class Where:
-    """``app``: a Celery app, or None."""
+    """``app``: a Celery app, or None. URL and options may hold a password."""
 
     app: Any = None
-    url: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     no_color: bool = False
 
     def resolve(self) -> tuple[str, dict[str, Any]]:

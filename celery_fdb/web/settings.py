@@ -32,10 +32,10 @@ RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of :func:`celery_fdb.web.dashboard`, which describes them."""
+    """The arguments of :func:`celery_fdb.web.dashboard`, which describes them; its ``repr`` holds no secret."""
 
-    url: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    url: str = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     app: Celery | None = None
     read_only: bool = True
     show_bodies: bool = False

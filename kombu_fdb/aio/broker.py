@@ -45,7 +45,7 @@ class Broker(Face[sync.Broker]):
         ``url`` and ``options`` as of the sync broker; ``threads``: in which its calls run. Raises ``OptionError``, or
         within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
         """
-        return Opening(partial(sync.Broker.open, url, **options), threads)
+        return Opening(lambda: sync.Broker.open(url, **options), threads)
 
     async def close(self) -> None:
         """Hand back what was taken here and not settled, at once and uncounted; end every waiting ``take``.

@@ -39,8 +39,8 @@ class Settings:
     """
 
     app: str | None = None
-    broker_url: str | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    broker_url: str | None = dataclasses.field(default=None, repr=False)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     page_size: int = 50
     show_bodies: bool = True
     connect_timeout: float = 3.0

@@ -5,8 +5,6 @@ It never consumes, so it has no session. A file that is not there is not made: i
 
 from __future__ import annotations
 
-from functools import partial
-
 from celery_fdb.brokers.address import open_existing
 from celery_fdb.brokers.holding import Holding
 from celery_fdb.web.settings import Settings
@@ -16,5 +14,5 @@ __all__ = ["opening"]
 
 def opening(settings: Settings) -> Holding:
     """Opens it within ``connect_timeout_s``."""
-    options = {"connect_timeout": settings.connect_timeout_s, **settings.options}
-    return Holding(partial(open_existing, settings.url, **options))
+    timeout_s = settings.connect_timeout_s
+    return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
