@@ -5,7 +5,7 @@ In a path, browsers and proxies have opinions of their own on "..", "%2F" and em
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 __all__ = ["NAVIGATION", "PATHS", "local_path", "url"]
 
@@ -57,6 +57,6 @@ def url(root: str, page: str, **query: object) -> str:
 def local_path(root: str, target: str) -> str:
     """``target`` if it is an address of this dashboard, else its first page: nobody is led to another site."""
     first = url(root, "overview")
-    parts = target.split("?", 1)[0].split("/")
+    parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
     is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
     return target if target.startswith(first) and not target.startswith("//") and is_plain else first

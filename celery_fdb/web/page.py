@@ -139,7 +139,7 @@ async def _take_form(visit: Visit) -> Response | None:
     visit.fields = {
         received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in fields.items()
     }
-    if forgery.is_forged(request.headers, request.cookies.get(forgery.COOKIE, ""), visit.sent(forgery.FIELD)):
+    if forgery.is_forged(request.headers, visit.kept(forgery.COOKIE), visit.sent(forgery.FIELD)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
 

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.operations.deed import QUOTED, received
 from celery_fdb.web import addresses
-from celery_fdb.web.access import forgery
+from celery_fdb.web.access import forgery, login
 from celery_fdb.web.access.user import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
@@ -29,7 +29,7 @@ class Visit:
     request: Request
     settings: Settings
     user: User
-    form_token: str
+    form_token: str = ""
     fields: Mapping[str, list[str]] = field(default_factory=dict)
     notice: str = ""
 
@@ -77,7 +77,7 @@ class Visit:
         }
         answer = Response(html(template, {**common, **context}), status, media_type="text/html")
         if self.notice:
-            answer.delete_cookie(NOTICE, path=self.cookie_path)
+            self.drop(answer, NOTICE)
         return answer
 
     def way_back(self, target: str) -> str:
@@ -91,10 +91,17 @@ class Visit:
     def cookie_path(self) -> str:
         return self.root.rstrip("/") + "/"
 
+    def kept(self, name: str) -> str:
+        """The cookie's value; "" for none."""
+        return self.request.cookies.get(login.cookie(name, self.settings.token), "")
+
+    def drop(self, answer: Response, name: str) -> None:
+        answer.delete_cookie(login.cookie(name, self.settings.token), path=self.cookie_path)
+
     def keep(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
         """A cookie that only this dashboard's own pages send, and no script reads."""
         answer.set_cookie(
-            name,
+            login.cookie(name, self.settings.token),
             value,
             max_age=seconds,
             path=self.cookie_path,

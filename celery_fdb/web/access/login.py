@@ -1,17 +1,30 @@
 """The token and the cookie that stands for it.
 
-Model. Who types the token gets a cookie that says until when it holds, signed with the token. Nothing is kept on the
-server: the cookie is good in every process that knows the token, and another token ends all of them. It is sent to
-this site's own pages only (``SameSite=Strict``), and scripts can't read it.
+Model. Who types the token gets a cookie that says until when it holds, signed with the token. The cookie is good in
+every process that knows the token, and another token ends all of them. It is sent to this site's own pages only
+(``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so its name is one of its
+token's own, and logging out ends it for whoever has a copy of it: each process keeps those that it was told to end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from base64 import urlsafe_b64encode
 
-__all__ = ["COOKIE", "HOLDS_S", "KNOWN_COOKIE", "KNOWN_S", "holds", "is_token", "ticket"]
+__all__ = [
+    "COOKIE",
+    "HOLDS_S",
+    "KNOWN_COOKIE",
+    "KNOWN_S",
+    "Ended",
+    "cookie",
+    "holds",
+    "is_token",
+    "signature",
+    "ticket",
+]
 
 COOKIE = "celery_fdb_session"
 #: How long nobody is asked for the token again.
@@ -19,8 +32,8 @@ HOLDS_S = 12 * 3600
 #: Says that somebody has logged in in this browser before, and opens nothing.
 KNOWN_COOKIE = "celery_fdb_known"
 KNOWN_S = 90 * 86_400
-_PURPOSE = b"celery-fdb dashboard, logged in until "
-_KNOWN = b"celery-fdb dashboard, known until "
+#: Tickets that a process keeps as ended.
+MOST_ENDED = 10_000
 
 
 def is_token(token: str, given: str) -> bool:
@@ -30,22 +43,54 @@ def is_token(token: str, given: str) -> bool:
 
 def ticket(token: str, now_ms: int, *, known: bool = False) -> str:
     """The cookie's value; ``known``: of the one that says who has logged in here before."""
-    until = str(now_ms // 1000 + (KNOWN_S if known else HOLDS_S))
-    return f"{until}.{_signature(token, until, known=known)}"
+    until = f"{now_ms + 1000 * (KNOWN_S if known else HOLDS_S)}.{secrets.token_urlsafe(9)}"
+    return f"{until}.{_signed(token, until, known=known)}"
 
 
 def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
     """Whether the cookie was given for this token and is not over."""
-    until, _, signature = value.partition(".")
-    if not hmac.compare_digest(_digest(signature), _digest(_signature(token, until, known=known))):
+    until, _, signed = value.rpartition(".")
+    if not hmac.compare_digest(_digest(signed), _digest(_signed(token, until, known=known))):
         return False
-    return int(until) * 1000 > now_ms
+    return _until_ms(value) > now_ms
 
 
-def _signature(token: str, until: str, *, known: bool) -> str:
-    purpose = _KNOWN if known else _PURPOSE
-    made = hmac.digest(token.encode(), purpose + until.encode(errors="replace"), "sha256")
-    return urlsafe_b64encode(made).decode().rstrip("=")
+class Ended:
+    """Tickets that were logged out. Of an event loop."""
+
+    def __init__(self) -> None:
+        self._tickets: set[str] = set()
+        #: Whatever ends before then was given before the set was full, and has ended as well.
+        self._until_ms = 0
+
+    def add(self, ticket: str, now_ms: int) -> None:
+        """One that holds."""
+        self._tickets = {each for each in self._tickets if _until_ms(each) > now_ms}
+        if len(self._tickets) == MOST_ENDED:
+            self._tickets, self._until_ms = set(), now_ms + 1000 * HOLDS_S
+        self._tickets.add(ticket)
+
+    def __contains__(self, ticket: str) -> bool:
+        return ticket in self._tickets or _until_ms(ticket) <= self._until_ms
+
+
+def _until_ms(ticket: str) -> int:
+    return int(ticket.partition(".")[0])
+
+
+def cookie(name: str, token: str | None) -> str:
+    """The cookie's name for the dashboard with this token."""
+    return name if token is None else f"{name}_{signature(token, 'name of a cookie', '')[:8]}"
+
+
+def _signed(token: str, until: str, *, known: bool) -> str:
+    return signature(token, "known until" if known else "logged in until", until)
+
+
+def signature(token: str, purpose: str, text: str) -> str:
+    """Which only those can make who know the token."""
+    what = f"celery-fdb dashboard, {purpose} {text}".encode(errors="replace")
+    return urlsafe_b64encode(hmac.digest(token.encode(), what, "sha256")).decode().rstrip("=")
 
 
 def _digest(text: str) -> bytes:

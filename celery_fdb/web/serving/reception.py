@@ -36,23 +36,24 @@ class Reception:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._attempts = Attempts(settings.clock)
+        self._ended = login.Ended()
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if nobody knows who asks."""
-        user = await self._user(request)
-        cookie = request.cookies.get(forgery.COOKIE, "")
-        form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
-        visit = Visit(request, self._settings, user or NOBODY, form_token, notice=_notice(request))
+        visit = Visit(request, self._settings, NOBODY)
+        user = await self._user(visit)
+        cookie = visit.kept(forgery.COOKIE)
+        visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
+        visit.user, visit.notice = user or NOBODY, _notice(visit)
         return visit, self._stranger(visit) if user is None else None
 
-    async def _user(self, request: Request) -> User | None:
+    async def _user(self, visit: Visit) -> User | None:
         settings = self._settings
         if settings.token is not None:
-            cookie, now_ms = request.cookies.get(login.COOKIE, ""), settings.clock.wall_ms()
-            return BY_TOKEN if login.holds(settings.token, cookie, now_ms) else None
+            return BY_TOKEN if self._is_logged_in(visit, settings.token) else None
         if settings.user is None:
             return ANYBODY
-        found = settings.user(request)
+        found = settings.user(visit.request)
         known = await found if inspect.isawaitable(found) else found
         user = User(known) if isinstance(known, str) else known
         if not user:
@@ -60,6 +61,10 @@ class Reception:
         if not isinstance(user, User):
             raise TypeError(f"user= must return a User, a name, or None for a stranger, not {type(user).__name__}")
         return user if user.name else None
+
+    def _is_logged_in(self, visit: Visit, token: str) -> bool:
+        ticket = visit.kept(login.COOKIE)
+        return login.holds(token, ticket, self._settings.clock.wall_ms()) and ticket not in self._ended
 
     def _stranger(self, visit: Visit) -> Response:
         request, target = visit.request, self._settings.login_url
@@ -85,7 +90,7 @@ class Reception:
 
     def remember(self, visit: Visit, answer: Response) -> None:
         """The cookie that the page's forms repeat."""
-        if visit.request.cookies.get(forgery.COOKIE) != visit.form_token:
+        if visit.kept(forgery.COOKIE) != visit.form_token:
             visit.keep(answer, forgery.COOKIE, visit.form_token, None)
 
     # -- the login page ------------------------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ class Reception:
         """The login page's form, with its origin checked."""
         token, now_ms = self._settings.token, self._settings.clock.wall_ms()
         host = visit.request.client.host if visit.request.client else "?"
-        who = self._who(visit.request, host)
+        who = self._who(visit, host)
         wait_s = self._attempts.take(who)
         if wait_s:
             return _too_many(visit, wait_s)
@@ -115,17 +120,19 @@ class Reception:
         visit.keep(answer, login.KNOWN_COOKIE, login.ticket(token, now_ms, known=True), login.KNOWN_S)
         return answer
 
-    def _who(self, request: Request, host: str) -> str:
+    def _who(self, visit: Visit, host: str) -> str:
         """Whose attempt to log in it is."""
-        token, cookie = self._settings.token, request.cookies.get(login.KNOWN_COOKIE, "")
+        token, cookie = self._settings.token, visit.kept(login.KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and login.holds(token, cookie, now_ms, known=True)
         return browser_of(cookie) if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
-        """Logged out, in this browser."""
-        answer = visit.redirect(visit.url("login"))
-        answer.delete_cookie(login.COOKIE, path=visit.cookie_path)
+        """Logged out, and so is whoever else has this browser's cookie."""
+        token, answer = self._settings.token, visit.redirect(visit.url("login"))
+        if token is not None and self._is_logged_in(visit, token):
+            self._ended.add(visit.kept(login.COOKIE), self._settings.clock.wall_ms())
+        visit.drop(answer, login.COOKIE)
         return answer
 
 
@@ -142,11 +149,17 @@ def _too_many(visit: Visit, wait_s: float) -> Response:
 def notify(visit: Visit, answer: Response, text: str) -> None:
     """The next page shows it."""
     value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
-    visit.keep(answer, NOTICE, value, 60)
+    visit.keep(answer, NOTICE, f"{value}.{_seal(visit, value)}", 60)
 
 
-def _notice(request: Request) -> str:
-    try:
-        return urlsafe_b64decode(request.cookies.get(NOTICE, "").encode()).decode(errors="replace")
-    except ValueError:
+def _notice(visit: Visit) -> str:
+    """None that another program on this host has written: browsers send its cookies here as well."""
+    value, _, seal = visit.kept(NOTICE).rpartition(".")
+    if not login.is_token(_seal(visit, value), seal):
         return ""
+    return urlsafe_b64decode(value.encode()).decode(errors="replace")
+
+
+def _seal(visit: Visit, value: str) -> str:
+    """Where there is no token, whoever can set a cookie can make it."""
+    return login.signature(visit.settings.token or "", "notice", value)

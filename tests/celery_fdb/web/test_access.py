@@ -46,7 +46,7 @@ def test_the_token_opens_the_page_that_was_asked_for(visit: Any, broker: Any) ->
     assert target is not None
     page = person.submit("/login", token=f" {TOKEN}\n", next=target[1])
     assert "<h1>jobs</h1>" in page
-    cookie = next(each for each in person.cookies.jar if each.name == "celery_fdb_session")
+    cookie = next(each for each in person.cookies.jar if each.name.startswith("celery_fdb_session"))
     assert cookie.has_nonstandard_attr("HttpOnly")
     assert cookie.get_nonstandard_attr("SameSite") == "strict"
     person.submit("/logout")
@@ -103,10 +103,11 @@ def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> No
 def test_a_cookie_of_nobodys_making_has_no_attempts_of_its_own(visit: Any) -> None:
     person = visit(token=TOKEN, clock=ManualClock())
     for number in range(FREE + 1):
-        person.cookies.set("celery_fdb_known", f"9999999999.{number}")
+        person.cookies.set(login.cookie(login.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
         person.submit("/login", status=403 if number < FREE else 429, token="x")
     opens_nothing = visit(token=TOKEN)
-    opens_nothing.cookies.set("celery_fdb_session", login.ticket(TOKEN, SystemClock().wall_ms(), known=True))
+    known = login.ticket(TOKEN, SystemClock().wall_ms(), known=True)
+    opens_nothing.cookies.set(login.cookie(login.COOKIE, TOKEN), known)
     assert opens_nothing.get("/", headers={"accept": "text/html"}).url.path == "/login"
 
 
@@ -137,7 +138,7 @@ def test_whose_attempt_it_is(host: str, address: str) -> None:
     assert address_of(host) == address
 
 
-@pytest.mark.parametrize("cookie", ["", ".", "9999999999.", "9999999999.AAAA", "x.y", "1.\u00e9"])
+@pytest.mark.parametrize("cookie", ["", ".", "..", "9999999999999.x.", "9999999999999.x.AAAA", "x.y.z", "1.\u00e9"])
 def test_nobody_makes_the_cookie(cookie: str) -> None:
     assert not login.holds(TOKEN, cookie, 0)
 
@@ -150,10 +151,68 @@ def test_the_cookie_is_of_this_token_and_ends() -> None:
     assert not login.holds("another token of letters", ticket, 1_000)
 
 
+def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
+    """Another program on this host is sent it, whatever its port, when the browser goes there."""
+    person = visit(token=TOKEN)
+    person.submit("/login", token=TOKEN)
+    thief = Person(person.app, cookies=dict(person.cookies))
+    other = Person(person.app)
+    other.submit("/login", token=TOKEN)
+    assert thief.get("/queues").status_code == 200
+    person.submit("/logout")
+    assert thief.get("/queues").status_code == 401
+    assert other.get("/queues").status_code == 200
+    assert "<h1>Overview" in person.submit("/login", token=TOKEN)
+
+
+def test_too_many_that_were_logged_out_end_all_that_were_given_before() -> None:
+    ended = login.Ended()
+    given = [login.ticket(TOKEN, now_ms) for now_ms in range(login.MOST_ENDED + 2)]
+    for each in given[:-1]:
+        assert each not in ended
+        ended.add(each, login.MOST_ENDED + 1)
+    assert len(ended._tickets) == 1
+    assert all(each in ended for each in given)
+    assert login.ticket(TOKEN, login.MOST_ENDED + 2) not in ended
+    ended.add(given[0], login.HOLDS_S * 2000)
+    assert ended._tickets == {given[0]}, "what is over by itself is not kept"
+
+
+def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url: str, broker: Any) -> None:
+    at = {number: dashboard(url, token=f"{TOKEN} {number}") for number in (1, 2)}
+
+    async def host(scope: Any, receive: Any, send: Any) -> None:
+        await at[scope["server"][1]](scope, receive, send)
+
+    browser = Person(host)
+    for number in (1, 2):
+        browser.base_url = f"http://testserver:{number}"
+        browser.see("/login")
+        form_token = browser.cookies[login.cookie("celery_fdb_form", f"{TOKEN} {number}")]
+        browser.post("/login", data={"token": f"{TOKEN} {number}", "form_token": form_token}, headers=browser.origin())
+    for number in (1, 2):
+        assert browser.get(f"http://testserver:{number}/queues").status_code == 200
+
+
+def test_a_notice_of_another_program_on_this_host_is_not_shown(visit: Any, broker: Any) -> None:
+    person = visit(token=TOKEN)
+    person.submit("/login", token=TOKEN)
+    for value in ("UGF5IG1lLg==", "UGF5IG1lLg==.", "UGF5IG1lLg==.x", "x.y"):
+        person.cookies.set(login.cookie("celery_fdb_notice", TOKEN), value)
+        assert "Pay me" not in person.see("/queues")
+
+
 @pytest.mark.parametrize("target", ["//evil", "https://evil/", "/\\evil", "/..//evil", "/x/../../y", "x", "", "/a\nb"])
 def test_the_login_page_leads_to_this_site_only(target: str) -> None:
     assert local_path("", target) == "/"
     assert local_path("/fdb", target) == "/fdb/"
+
+
+@pytest.mark.parametrize(
+    "path", ["../admin/logout/", "%2e%2e/admin/logout/", ".%2E/admin", "x/%2e./%2e%2e/admin", "%2e"]
+)
+def test_the_way_back_does_not_lead_out_of_the_prefix(path: str) -> None:
+    assert local_path("/fdb", f"/fdb/{path}") == "/fdb/"
 
 
 # -- other ways to log in ----------------------------------------------------------------------------------------------
@@ -291,7 +350,9 @@ def test_a_form_without_its_token_is_refused(visit: Any, form_token: str | None)
 
 def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -> None:
     answer = visit(token=TOKEN).post(
-        "/login", data={"token": TOKEN, "form_token": ""}, headers={"cookie": "celery_fdb_form="}
+        "/login",
+        data={"token": TOKEN, "form_token": ""},
+        headers={"cookie": f"{login.cookie('celery_fdb_form', TOKEN)}="},
     )
     assert answer.status_code == 403
 

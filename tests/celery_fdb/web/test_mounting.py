@@ -91,7 +91,7 @@ def targets(page: str) -> set[str]:
 
 def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
     assert mounted.get("/ops/fdb/", headers={"accept": "text/html"}).url.path == "/ops/fdb/login"
-    token = mounted.cookies["celery_fdb_form"]
+    token = mounted.kept("celery_fdb_form")
     fields = {"form_token": token, "token": TOKEN, "next": "/ops/fdb/queues"}
     page = mounted.post("/ops/fdb/login", data=fields, headers=mounted.origin())
     assert page.url.path == "/ops/fdb/queues"
@@ -114,7 +114,7 @@ def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
 
 def test_a_deed_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:
     mounted.get("/ops/fdb/login")
-    fields = {"form_token": mounted.cookies["celery_fdb_form"]}
+    fields = {"form_token": mounted.kept("celery_fdb_form")}
     mounted.post("/ops/fdb/login", data={**fields, "token": TOKEN}, headers=mounted.origin())
     deed = {**fields, "deed": "pause", "queue": "jobs", "back": "/ops/fdb/queue?queue=jobs"}
     assert "Paused jobs." in mounted.post("/ops/fdb/act", data=deed, headers=mounted.origin()).text
