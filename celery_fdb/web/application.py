@@ -15,7 +15,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_fdb.brokers.address import broker_of
-from celery_fdb.web.access.guard import LOOPBACK, Guard
+from celery_fdb.inspection.hosts import LOOPBACK
+from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream

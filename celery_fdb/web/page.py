@@ -11,6 +11,7 @@ a template may be the first to look at what is stored. Whatever is stored and wh
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Collection
@@ -40,9 +41,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 AWAY = (StoreError, OptionError, ForkedError)
 #: What reading bytes of another shape than ours ends in, wherever that happens.
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
-#: Of a form.
-MOST_BYTES = 1_000_000
+#: Of a form, and of one whose sender nobody knows yet; seconds in which it has to be there.
+MOST_BYTES, MOST_OF_STRANGERS = 1_000_000, 10_000
 MOST_FIELDS = 2_000
+FORM_S = 20.0
 
 
 class NotThere(Exception):
@@ -71,7 +73,7 @@ class Pages:
 
     async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
         visit, _ = await self._reception.visit(request)
-        refusal = await _take_form(visit)
+        refusal = await _take_form(visit, MOST_OF_STRANGERS)
         return view(visit) if refusal is None else refusal
 
     async def _act(self, view: View, request: Request) -> Response:
@@ -130,12 +132,13 @@ FORGED = (
 )
 
 
-async def _take_form(visit: Visit) -> Response | None:
+async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
     """Its fields are the visit's then; or what to answer instead."""
     request = visit.request
-    fields = await form(request)
+    fields = await form(request, most)
     if fields is None:
-        return visit.page("error", 413, title="Too much", text="The form holds more than is taken at once.")
+        text = "The form holds more than is taken at once, or came too slowly."
+        return visit.page("error", 413, title="Too much", text=text)
     visit.fields = {
         received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in fields.items()
     }
@@ -144,17 +147,18 @@ async def _take_form(visit: Visit) -> Response | None:
     return None
 
 
-async def form(request: Request) -> dict[str, list[str]] | None:
-    """What was sent; None for more than anybody would."""
+async def form(request: Request, most: int) -> dict[str, list[str]] | None:
+    """What was sent; None for more than anybody would, or for a part of it."""
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MOST_BYTES:
-                return None
+        async with asyncio.timeout(FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    return None
         text = bytes(body).decode("latin-1")
         return parse_qs(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
-    except (ValueError, ClientDisconnect):
+    except (ValueError, ClientDisconnect, TimeoutError):
         return None
 
 

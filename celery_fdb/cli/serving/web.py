@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli.serving.listening import cannot_listen, is_loopback
+from celery_fdb.cli.serving.listening import cannot_listen
 from celery_fdb.cli.terminal import Refused, Run, command
+from celery_fdb.inspection.hosts import LOOPBACK, is_loopback
 
 __all__ = ["web"]
 
@@ -47,9 +48,12 @@ def web(run: Run, **given: Any) -> None:
     run.where.location()  # wrong usage is told now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = is_loopback(given["address"])
-    if token is None and not given["without_login"] and (not is_local or given["allow_host"] or given["root_path"]):
-        fix = "Give it a --token-file, or say --without-login if everybody who can connect may use it."
-        raise Refused("other hosts could open the dashboard without logging in", address=given["address"], fix=fix)
+    if token is None and (not is_local or given["allow_host"] or given["root_path"]):
+        if not given["without_login"]:
+            fix = "Give it a --token-file, or say --without-login if everybody who can connect may use it."
+            raise Refused("other hosts could open the dashboard without logging in", address=given["address"], fix=fix)
+        may = "look and act" if given["write"] else "look"
+        click.echo(f"Note: anyone who can connect to {given['address']} may {may}; there is no login.", err=True)
     application = _application(run, given, token, is_local=is_local)
     with closing(_listen(given["address"], given["port"])) as listener:
         _serve(application, listener, given)
@@ -72,7 +76,6 @@ def _token(file: Path | None, given: str | None) -> str | None:
 def _application(run: Run, given: dict[str, Any], token: str | None, *, is_local: bool) -> Any:
     try:
         from celery_fdb.web import dashboard
-        from celery_fdb.web.access.guard import LOOPBACK
     except ImportError as error:
         fix = "Run: pip install 'celery-fdb[web]'"
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
@@ -108,11 +111,16 @@ def _prefix(path: str) -> str:
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
+    from celery_fdb.cli.serving.connections import BACKLOG, Connection
+
     _log_audit()
     config = uvicorn.Config(
         application,
         proxy_headers=bool(given["forwarded_allow_ips"]),
         forwarded_allow_ips=given["forwarded_allow_ips"] or None,
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
         log_level="warning",
         server_header=False,
         root_path=_prefix(given["root_path"]),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,8 +26,10 @@ from kombu_fdb.errors import KombuFDBError
 
 __all__ = ["Stream"]
 
-#: Of one stream; then the browser asks again, and is let in only if it still may.
+#: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
 LONGEST_S = 900.0
+#: For its end, which one that is not read has no room for.
+END_S = 1.0
 #: Milliseconds after which a browser asks again.
 AGAIN_MS = 3_000
 
@@ -78,12 +79,22 @@ class _Live(StreamingResponse):
 
     def __init__(self, feed: Feed, welcome: str) -> None:
         headers = {"x-accel-buffering": "no"}
-        super().__init__(_bounded(feed.events(welcome)), media_type="text/event-stream", headers=headers)
-        self._feed = feed
+        self._feed, self._events = feed, feed.events(welcome)
+        super().__init__(self._events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._feed.place() as is_free:
-            await (super().__call__(scope, receive, send) if is_free else _full(scope, receive, send))
+            if not is_free:
+                await _full(scope, receive, send)
+                return
+            async with aclosing(self._events):
+                try:
+                    async with asyncio.timeout(LONGEST_S):
+                        await super().__call__(scope, receive, send)
+                except TimeoutError:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(END_S):
+                            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 _full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
@@ -96,13 +107,3 @@ def _told(vitals: Vitals, broker: Broker) -> dict[str, Any]:
         counted = history.totals().values()
         runs = Runs(sum(each.runs for each in counted), sum(each.of(FAILURE) for each in counted))
     return vitals.told(look(broker), runs)
-
-
-async def _bounded(events: AsyncGenerator[str]) -> AsyncIterator[str]:
-    clock = asyncio.get_running_loop().time
-    ends = clock() + LONGEST_S
-    async with aclosing(events):
-        async for each in events:
-            yield each
-            if clock() > ends:
-                return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from kit.dashboard import Person
+from kit.processes import DEADLINE_S
 
 import celery_fdb.web
 from celery_fdb.web import User, dashboard
@@ -276,7 +278,7 @@ def test_a_mistake_is_told_when_the_dashboard_is_made(url: str, given: dict[str,
 )
 def test_another_sites_name_is_refused(visit: Any, host: str, status: int) -> None:
     """DNS rebinding: the browser still sends the name of the page that asks."""
-    from celery_fdb.web.access.guard import LOOPBACK
+    from celery_fdb.inspection.hosts import LOOPBACK
 
     assert visit(hosts=LOOPBACK).get("/", headers={"host": host}).status_code == status
 
@@ -355,6 +357,41 @@ def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -
         headers={"cookie": f"{login.cookie('celery_fdb_form', TOKEN)}="},
     )
     assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(("size", "status"), [(9_000, 403), (11_000, 413)])
+def test_a_form_of_somebody_whom_nobody_knows_is_short(visit: Any, size: int, status: int) -> None:
+    """A token is; else each of many connections could hold as much memory as an edited message may need."""
+    visit(token=TOKEN).submit("/login", status=status, token="x" * size)
+
+
+def test_a_form_that_never_comes_is_not_waited_for(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_fdb.web.page.FORM_S", 0.05)
+    application = visit(token=TOKEN).app
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/login",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"testserver"), (b"content-length", b"9000")],
+        "client": ("10.0.0.7", 1),
+    }
+    begun = [{"type": "http.request", "body": b"token=", "more_body": True}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return begun.pop() if begun else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await application(scope, receive, send)
+
+    asyncio.run(scenario())
+    assert sent[0]["status"] == 413
 
 
 def test_a_form_of_any_length_is_answered(visit: Any) -> None:

@@ -15,6 +15,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView, SessionView
 from celery_fdb.web import dashboard
+from celery_fdb.web.live import stream
 from celery_fdb.web.live.feed import Feed
 from celery_fdb.web.live.trend import points
 from celery_fdb.web.live.vitals import Runs, Vitals
@@ -142,8 +143,10 @@ def test_whatever_the_store_holds_the_watch_goes_on() -> None:
 class Client:
     """One request, as a server makes it, that stays until it is told to go."""
 
-    def __init__(self, application: Any, path: str = "/events") -> None:
-        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    def __init__(
+        self, application: Any, sent: asyncio.Queue[dict[str, Any]] | None = None, path: str = "/events"
+    ) -> None:
+        self.sent: asyncio.Queue[dict[str, Any]] = sent or asyncio.Queue()
         self._gone = asyncio.Event()
         scope = {
             "type": "http",
@@ -223,6 +226,49 @@ def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None
         again = Client(application)
         assert await again.begin() == 200, "their places are free"
         await again.go()
+
+    asyncio.run(scenario())
+
+
+def test_who_reads_nothing_gives_the_place_back(url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the last of many sockets whose client does not read, and whose login may be over."""
+    monkeypatch.setattr(stream, "LONGEST_S", 0.05)
+    monkeypatch.setattr(stream, "END_S", 0.05)
+
+    class Deaf(asyncio.Queue[dict[str, Any]]):
+        async def put(self, item: dict[str, Any]) -> None:
+            if item["type"] == "http.response.body":
+                await asyncio.Event().wait()
+            await super().put(item)
+
+    async def scenario() -> None:
+        application = dashboard(url, anonymous=True, most_streams=1)
+        deaf = Client(application, Deaf())
+        assert await deaf.begin() == 200
+        async with asyncio.timeout(DEADLINE_S):
+            await deaf.task
+        monkeypatch.setattr(stream, "LONGEST_S", 900.0)
+        other = Client(application)
+        assert await other.begin() == 200
+        await other.go()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_is_read_ends_as_an_answer_does(
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that servers don't take it for a mistake."""
+    monkeypatch.setattr(stream, "LONGEST_S", 0.05)
+
+    async def scenario() -> None:
+        client = Client(dashboard(url, anonymous=True))
+        await client.begin()
+        async with asyncio.timeout(DEADLINE_S):
+            await client.task
+        while not client.sent.empty():
+            last = client.sent.get_nowait()
+        assert last == {"type": "http.response.body", "body": b"", "more_body": False}
 
     asyncio.run(scenario())
 

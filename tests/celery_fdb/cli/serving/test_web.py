@@ -43,8 +43,11 @@ def test_other_hosts_need_a_token(run: Callable[..., Any], served: list[Any], ad
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     assert run("web", "--port", "0", "--address", address, "--token-file", str(file)).code == 0
-    assert run("web", "--port", "0", "--address", address, "--without-login").code == 0
-    assert len(served) == 2
+    for options, told in (((), "may look;"), (("--write",), "may look and act;")):
+        opened = run("web", "--port", "0", "--address", address, "--without-login", *options)
+        assert opened.code == 0
+        assert told in opened.err
+    assert len(served) == 3
 
 
 @pytest.mark.parametrize("option", [["--root-path", "/fdb"], ["--allow-host", "shop.example.com"]])
