@@ -18,6 +18,7 @@ from celery_fdb.cli.work import DURATION, RATE
 from celery_fdb.inspection.dead_letters.groups import group
 from celery_fdb.inspection.moments import moment
 from celery_fdb.inspection.overview import look
+from celery_fdb.operations.asked import Asked
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
@@ -147,8 +148,10 @@ def replay(
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, _given(conditions))
     if wanted == [{}] and limit is None and _is_terminal():
-        question = f"Replay all {plural(letters.count().total(), 'dead letter')} of {clean(letters.dead_queue)}?"
-        run.confirm(question, yes=yes)
+        limit = letters.count().total()
+        asked = Asked.about(letters.each(), lambda _: True)
+        run.confirm(f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?", yes=yes)
+        wanted = [{"where": asked.holds}]  # what has died meanwhile stays
     _check_reason(letters, conditions["reason"])
     count = 0
     try:
@@ -177,11 +180,23 @@ def discard(
     letters = _letters(run, queue, in_queue=in_queue)
     wanted = _wanted(run, letters, ids, given)
     _check_reason(letters, conditions["reason"])
+    mark = run.broker.queue(letters.dead_queue).mark()
     if not yes:
+        asked = [Asked.about(letters.each(**each), lambda _: True) for each in wanted if each]
+        wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=False)] or wanted
         number = sum(letters.count(**each).total() for each in wanted)
         run.confirm(f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?", yes=yes)
-    count = sum(letters.discard(**each) for each in wanted)
+    count = sum(_discard(letters, mark, each) for each in wanted)
     return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
+
+
+def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:
+    """Of those that had died by the mark: what dies while somebody is asked stays."""
+    count = 0
+    while mark:
+        part = letters.discard_part(mark, **conditions)
+        count, mark = count + part.number, part.following
+    return count
 
 
 def _check_reason(letters: DeadLetters, reason: str | None) -> None:

@@ -17,6 +17,7 @@ from celery_fdb.inspection.moments import moment, seconds_of
 from celery_fdb.inspection.search import Scope
 from celery_fdb.inspection.search import search as search_page
 from celery_fdb.operations import queues, rescheduling
+from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Outcome, Request
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Listed
@@ -137,8 +138,9 @@ def publish(run: Run, *, queue: str, **fields: str) -> Answer:
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 def delete(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete QUEUE with its bindings, limits and waiting messages. Refused while anybody uses it."""
-    view = known(run, queue)
-    number = view.ready + view.delayed
+    known(run, queue)
+    request = DEEDS["delete_queue"].ask(run.broker, Request(queue))
+    number = request.asked.number
     run.confirm(f"Delete {clean(queue)} with {plural(number, 'message')} for good?", yes=yes)
-    outcome = queues.delete(run.broker, Request(queue))
+    outcome = queues.delete(run.broker, request)
     return Answer({"queue": queue, "deleted": number}, [outcome.text])

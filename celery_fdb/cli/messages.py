@@ -148,9 +148,13 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
+    purged, count = run.broker.queue(queue), 0
+    mark: bytes | None = purged.mark()  # before they are counted: what comes while somebody is asked stays
     view = known(run, queue)
     number = view.ready + view.delayed
     if number:
         run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
-    count = run.broker.queue(queue).purge()
+    while number and mark:
+        part = purged.purge_part(mark)
+        count, mark = count + part.number, part.following
     return Answer({"queue": queue, "deleted": count}, [f"deleted {plural(count, 'message')}"])

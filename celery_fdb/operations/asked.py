@@ -1,11 +1,12 @@
-"""What a deed on all that match was asked about: its question counts those messages, and its form names each of them.
+"""What a deed on many messages was asked about: its question counts them, and its form tells which they were.
 
-Model. The question looks through the messages and notes a fingerprint of each one that matches. When it comes back
-confirmed, the deed is done to those and to no others: what has come meanwhile is left alone, whatever it is called. If
-some of them are gone, the deed is refused before it begins, and the question is put anew; a deed on waiting messages is
-not refused for that, as workers take them all the time.
+Model. The question on all that match looks through the messages and notes a fingerprint of each one that matches. When
+it comes back confirmed, the deed is done to those and to no others: what has come meanwhile is left alone, whatever it
+is called. If some of them are gone, the deed is refused before it begins, and the question is put anew; a deed on
+waiting messages is not refused for that, as workers take them all the time.
 
-Where there are too many to be named, the question says "at least", and the deed is done to all that match.
+Where there are too many to be named, the question says "at least", and the deed is done to all that match and had come
+by then. The question on a whole queue has its number from the counters, and the deed is done to what had come by then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
+from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
@@ -40,10 +42,25 @@ class AskedAnew(KombuFDBError):
 
 
 class Asked(NamedTuple):
-    """``named``: a fingerprint of each; None if they are too many."""
+    """``named``: a fingerprint of each; None if they are too many, empty of a whole queue.
+
+    ``by``: what comes after this mark stays (:meth:`~kombu_fdb.api.queue.Queue.mark`); the latest of all queues.
+    """
 
     number: int
     named: frozenset[bytes] | None
+    by: bytes = b""
+
+    @classmethod
+    def of(cls, broker: Broker, queue: str, key: str | None) -> Asked:
+        """All that wait in the queue, or are ready with the key."""
+        asked = broker.queue(queue)
+        by = asked.mark()
+        if key is None:
+            counts = asked.stats()
+            return cls(counts.ready + counts.delayed, frozenset(), by)
+        found = asked.keys(prefix=key, limit=1).get(key)
+        return cls(0 if found is None else found.ready, frozenset(), by)
 
     @classmethod
     def about(cls, messages: Iterable[Peeked], wanted: Callable[[Peeked], bool]) -> Asked:
@@ -59,18 +76,17 @@ class Asked(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Asked:
         """What ``str`` has made. Raises ``InvalidArgument``."""
-        number, _, packed = text.partition(".")
         try:
-            if packed == "-":
-                return cls(int(number), None)
-            raw, size = urlsafe_b64decode(packed), FINGERPRINT_BYTES
-            return cls(int(number), frozenset(raw[at : at + size] for at in range(0, len(raw), size)))
+            number, packed, by = text.split(".")
+            raw, size = b"" if packed == "-" else urlsafe_b64decode(packed), FINGERPRINT_BYTES
+            named = frozenset(raw[at : at + size] for at in range(0, len(raw), size))
+            return cls(int(number), None if packed == "-" else named, bytes.fromhex(by))
         except ValueError:
             raise InvalidArgument("no question was asked", given=shown(text), fix="Begin it anew.") from None
 
     def __str__(self) -> str:
         named = "-" if self.named is None else urlsafe_b64encode(b"".join(sorted(self.named))).decode()
-        return f"{self.number}.{named}"
+        return f"{self.number}.{named}.{self.by.hex()}"
 
     def tell(self, noun: str) -> str:
         """For a question: 2 dead letters."""
@@ -79,6 +95,10 @@ class Asked(NamedTuple):
     def holds(self, message: Peeked) -> bool:
         """Whether the question was about this one."""
         return self.named is None or _fingerprint(message) in self.named
+
+    def had_come(self, position: bytes) -> bool:
+        """Whether a message at this position may have been among those that were not named."""
+        return self.named is not None or position[-STAMP_BYTES:][: len(self.by)] <= self.by
 
     def check(self, now: Asked) -> None:
         """Raises :class:`AskedAnew` if some of them are gone."""

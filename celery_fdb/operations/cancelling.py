@@ -31,13 +31,13 @@ def cancel(broker: Broker, request: Request) -> Outcome:
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
     """All that match, of the ready or, with the field ``state``, of the delayed ones."""
-    wanted, queue = request.wanted, broker.queue(request.queue)
+    wanted, about, queue = request.wanted, request.asked, broker.queue(request.queue)
     state = request.state
     told: set[str] = set()
 
     def part(after: bytes) -> Part:
         page = queue.page(PART, state=state, after=after)
-        matching = [each for each in page.messages if wanted(each.message)]
+        matching = [each for each in page.messages if wanted(each.message) and about.had_come(each.position)]
         now = matching[:MOST_AT_ONCE]
         done = _delete(broker, request._replace(spots=[each.spot for each in now]))
         if done.results:

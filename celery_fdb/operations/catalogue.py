@@ -44,25 +44,28 @@ _ON_QUEUES = (
     Deed(
         "move",
         "Move messages",
-        "Move the waiting messages of {target} to the end of another queue, as they are?",
+        "Move {number} of {target} to the end of another queue, as they are?",
         queues.move,
         fields=queues.MOVE,
+        on_whole=True,
         takes_key=True,
     ),
     Deed(
         "purge",
         "Purge",
-        "Delete all ready and delayed messages of {target} for good? Their results stay as they are: to have them "
-        "REVOKED, cancel the messages instead.",
+        "Delete {number} of {target} for good? Their results stay as they are: to have them REVOKED, cancel the "
+        "messages instead.",
         queues.purge,
         destroys=True,
+        on_whole=True,
     ),
     Deed(
         "delete_queue",
         "Delete queue",
-        "Delete {target} with its bindings, its limits and its messages for good?",
+        "Delete {target} with its bindings, its limits and {number} for good?",
         queues.delete,
         destroys=True,
+        on_whole=True,
     ),
 )
 _ON_DEAD_LETTERS = (

@@ -43,15 +43,15 @@ def discard(broker: Broker, request: Request) -> Outcome:
 
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
-    """All that match, and died before it began."""
+    """All that match, and had died when it was asked for."""
     part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
-    return in_parts(part, request).tell("Replayed", "dead letter", _target(request))
+    return in_parts(part, request, request.asked.by).tell("Replayed", "dead letter", _target(request))
 
 
 def discard_all(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
     part = partial(broker.dead_letters(request.queue).discard_part, **_conditions(request))
-    return in_parts(part, request).tell("Discarded", "dead letter", _target(request))
+    return in_parts(part, request, request.asked.by).tell("Discarded", "dead letter", _target(request))
 
 
 def _conditions(request: Request) -> Conditions:
@@ -86,7 +86,7 @@ class _Everywhere:
     def __init__(self, broker: Broker, request: Request, verb: Callable[..., Part]) -> None:
         self._broker = broker
         self._conditions = request.filter.conditions()
-        self._wanted = request.wanted
+        self._wanted, self._by = request.wanted, request.asked.by
         self._verb = verb
         self._queues = sorted(dead_queues(broker, look(broker)))
         #: What could not be replayed.
@@ -99,7 +99,7 @@ class _Everywhere:
         if at == len(self._queues):
             return Part(0, None)
         queue = self._queues[at]
-        found = self._part_of(queue, inner if queue == name else b"")
+        found = self._part_of(queue, inner if queue == name and inner else self._by)
         if found.following:
             return found._replace(following=_joined(queue, found.following))
         return found._replace(following=_joined(self._queues[at + 1], b"") if at + 1 < len(self._queues) else None)

@@ -111,7 +111,7 @@ class Request(NamedTuple):
 
     @property
     def asked(self) -> Asked:
-        """What the question of a deed on all that match was about. Raises ``InvalidArgument``."""
+        """What the question of a deed on many was about. Raises ``InvalidArgument``."""
         return Asked.parse(self.fields.get(asked.FIELD, ""))
 
     @property
@@ -172,6 +172,8 @@ class Deed:
     on_waiting: bool = False
     #: Acts on all queues of dead letters, and on none that is named.
     everywhere: bool = False
+    #: Acts on all that wait in its queue.
+    on_whole: bool = False
     #: Acts on one key of a queue as well as on the whole of it.
     takes_key: bool = False
 
@@ -184,17 +186,23 @@ class Deed:
     def question(self, request: Request) -> str:
         """What is asked before it is done. Raises ``InvalidArgument``."""
         self.check(request)
-        number = request.asked.tell(self.noun(request)) if self.by_filter else plural(len(request.spots), "message")
+        is_counted = self.by_filter or self.on_whole
+        number = request.asked.tell(self.noun(request)) if is_counted else plural(len(request.spots), "message")
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
         return self.wording.format(target=request, number=number, told=told, which=which)
 
     def noun(self, request: Request) -> str:
-        """Of what a deed on all that match is done to. Raises ``InvalidArgument``."""
+        """Of what a deed on many is done to. Raises ``InvalidArgument``."""
+        if self.on_whole:
+            return "waiting message"
         return f"{request.state} message" if self.on_waiting else "dead letter"
 
     def ask(self, broker: Broker, request: Request) -> Request:
         """With what its question is about, as it is now. Raises ``InvalidArgument``."""
+        if self.on_whole:
+            about = Asked.of(broker, request.queue, request.key)
+            return request._replace(fields={**request.fields, asked.FIELD: str(about)})
         if not self.by_filter:
             return request
         matches = request.filter.matches
@@ -202,7 +210,7 @@ class Deed:
         about = Asked.about(
             messages_of(broker, queues, request.state),
             lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
-        )
+        )._replace(by=max((broker.queue(each).mark() for each in queues), default=b""))
         return request._replace(fields={**request.fields, asked.FIELD: str(about)})
 
     def check_asked(self, broker: Broker, request: Request) -> None:
@@ -217,7 +225,7 @@ class Deed:
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
         given = dict(received(*each) for each in given.items())
-        known = (*(each.name for each in self.fields), *((*FIELDS, "state", asked.FIELD) if self.by_filter else ()))
+        known = (*(each.name for each in self.fields), asked.FIELD, *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 

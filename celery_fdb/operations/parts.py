@@ -41,13 +41,13 @@ class Progress(NamedTuple):
         return Outcome(f"{done} so far; {rest}", 0, self.following, f"{here}; {rest}")
 
 
-def in_parts(part: Callable[[bytes], Part], request: Request, most: int = MOST_PARTS) -> Progress:
-    """Part after part, from the request's mark on. Raises what ``part`` raises, and ``InvalidArgument``.
+def in_parts(part: Callable[[bytes], Part], request: Request, first: bytes = b"", most: int = MOST_PARTS) -> Progress:
+    """Part after part, from the request's mark on, or from ``first``. Raises what ``part`` does, ``InvalidArgument``.
 
     An error tells with ``done`` how many messages the parts before it have done.
     """
     before, following = _read(request.mark)
-    number = before
+    following, number = following or first, before
     ends = request.clock.monotonic() + request.seconds
     for done in range(most):
         if done and request.clock.monotonic() >= ends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_fdb.inspection.moments import seconds_of
 from celery_fdb.inspection.overview import QueueView, look
+from celery_fdb.operations.asked import AskedAnew
 from celery_fdb.operations.deed import Field, Outcome, Request
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.operations.task_message import Arguments, make, read_json
@@ -32,15 +33,14 @@ MOST_DELETED = 100_000
 
 
 def move(broker: Broker, request: Request) -> Outcome:
-    """Those that are ready and delayed now, or the ready ones of a key, to the end of the queue ``target``."""
+    """So many as waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
     source, target = broker.queue(request.queue), request.fields.get("target", "").strip()
     views = look(broker, queues=[request.queue, target]).queues
     check_room(views[1], views[0])
-    counts = source.stats()
-    waiting = counts.ready + counts.delayed
+    number = request.asked.number
 
     def part(mark: bytes) -> Part:
-        left = int.from_bytes(mark[:8], "big") if mark else waiting
+        left = int.from_bytes(mark[:8], "big") if mark else number
         moved = source.move(target, min(left, PART), key=request.key)
         left -= moved
         return Part(moved, left.to_bytes(8, "big") if moved and left > 0 else None)
@@ -66,16 +66,21 @@ def check_room(target: QueueView, source: QueueView, limit: int | None = None) -
 
 
 def purge(broker: Broker, request: Request) -> Outcome:
-    """All that are ready or delayed when it begins."""
-    return in_parts(broker.queue(request.queue).purge_part, request).tell("Deleted", "message", request.queue)
+    """All that were ready or delayed when it was asked for."""
+    part, asked = broker.queue(request.queue).purge_part, request.asked
+    if not asked.number:  # where nothing has come yet, there is nothing that it could have come by
+        return Outcome(f"Deleted 0 messages of {request.queue}.")
+    return in_parts(part, request, asked.by).tell("Deleted", "message", request.queue)
 
 
 def delete(broker: Broker, request: Request) -> Outcome:
-    """The queue with its bindings and messages; refused while somebody uses it."""
-    queue = broker.queue(request.queue)
+    """The queue with its bindings and messages; refused while it is in use, and if it holds more than was asked."""
+    queue, asked = broker.queue(request.queue), request.asked.number
     counts = queue.stats()
-    if counts.ready + counts.delayed > MOST_DELETED:
-        number = counts.ready + counts.delayed
+    number = counts.ready + counts.delayed
+    if number > asked:
+        raise AskedAnew(asked=asked, there=number)
+    if number > MOST_DELETED:
         raise QueueError("too many messages to be deleted with their queue", messages=number, fix="Purge it first.")
     return Outcome(f"Deleted {request.queue} with {plural(queue.drop(), 'message')}.")
 

@@ -78,5 +78,6 @@ class Queue(Face[sync.Queue]):
     delete = verb(sync.Queue.delete)
     reschedule = verb(sync.Queue.reschedule)
     purge = verb(sync.Queue.purge)
+    mark = verb(sync.Queue.mark)
     purge_part = verb(sync.Queue.purge_part)
     drop = verb(sync.Queue.drop)

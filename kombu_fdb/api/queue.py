@@ -339,6 +339,13 @@ class Queue:
         """Delete all jobs but those in flight. Returns how many."""
         return self._engine.queues.purge(self.name)
 
+    def mark(self) -> bytes:
+        """Where the first part begins if it is to leave what comes from now on: for who asks somebody in between.
+
+        For :meth:`purge_part`, and of a queue of dead letters for their parts.
+        """
+        return self._engine.queues.last(self.name)
+
     def purge_part(self, mark: bytes = b"") -> Part:
         """Delete up to 500 of them in one transaction: for who shows how far it is, or does not wait for the end.
 

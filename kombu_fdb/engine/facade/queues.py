@@ -109,15 +109,18 @@ class Queues:
 
         What comes meanwhile stays, and so does what becomes due in the meantime.
         """
-        last = self._run.read(lambda work: control.last_stamp(work, queue))
-        return self._purge(queue, last, b"")
+        return self._purge(queue, self.last(queue), b"")
+
+    def last(self, queue: str) -> bytes:
+        """The mark from which :meth:`purge_some` leaves what comes from now on."""
+        return self._run.read(lambda work: control.last_stamp(work, queue))[: control.VERSION_BYTES]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
         """A part of :meth:`purge`, one transaction: how many, and the mark to go on with; b"" at both ends."""
-        last = mark[: control.VERSION_BYTES] or self._run.read(lambda work: control.last_stamp(work, queue))
+        last = mark[: control.VERSION_BYTES] or self.last(queue)
         cursor = mark[control.VERSION_BYTES :]
         purged, following = Portion(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))
-        return purged, last[: control.VERSION_BYTES] + following if following else b""
+        return purged, last + following if following else b""
 
     def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
         portion, total = Portion(control.MESSAGES_PER_PURGE), 0

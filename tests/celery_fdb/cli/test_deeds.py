@@ -110,3 +110,65 @@ def test_keys_by_their_beginning(run, broker):
 def test_a_document_has_no_secret_of_a_task(run, app, broker):
     app.send_task("shop.pay", kwargs={"token": "hunter2"})
     assert "hunter2" not in json.dumps(run("search", "celery", "--json").json)
+
+
+# -- while a person is asked -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """What happens before the answer, which is yes. Returns the questions."""
+
+    def meanwhile(happens):
+        questions = []
+        monkeypatch.setattr("click.confirm", lambda question, **_: (questions.append(question), happens()))
+        return questions
+
+    return meanwhile
+
+
+def test_a_purge_leaves_what_comes_while_a_person_is_asked(run, broker, meanwhile):
+    broker.queue("jobs").put_many([b"shown"] * 2)
+    questions = meanwhile(lambda: broker.queue("jobs").put_many([b"late"] * 3))
+    assert "deleted 2 messages" in run("purge", "jobs").out
+    assert questions == ["Delete 2 messages of jobs for good?"]
+    assert [each.payload for each in broker.queue("jobs").peek(9)] == [b"late"] * 3
+
+
+def test_a_queue_that_fills_while_a_person_is_asked_is_not_deleted(run, broker, meanwhile):
+    broker.declare("jobs").put("shown")
+    meanwhile(lambda: broker.queue("jobs").put("late"))
+    refused = run("delete", "jobs")
+    assert refused.code == 1
+    assert "not the messages that you were asked about" in refused.err
+    assert broker.queue("jobs").count() == 2
+
+
+@pytest.mark.parametrize("given", [("--all",), ("--reason", "rejected"), ("--older-than", "0")])
+def test_dead_letters_that_come_while_a_person_is_asked_stay(run, broker, meanwhile, given):
+    def die(*payloads):
+        broker.queue("jobs").put_many(payloads)
+        for each in broker.queue("jobs").take_many(9, 0):
+            each.bury()
+
+    die(b"shown", b"shown")
+    questions = meanwhile(lambda: die(b"late"))
+    assert "discarded 2 messages" in run("dead", "discard", "jobs", *given).out
+    assert questions == ["Delete 2 dead letters of jobs for good?"]
+    assert [each.payload for each in broker.queue("jobs").dead_letters.list()] == [b"late"]
+
+
+def test_dead_letters_that_come_while_a_person_is_asked_are_not_replayed(run, broker, meanwhile, monkeypatch):
+    monkeypatch.setattr("celery_fdb.cli.dead._is_terminal", lambda: True)
+    jobs = broker.queue("jobs")
+    jobs.put("shown")
+    jobs.take(0).bury()
+
+    def die():
+        jobs.put("late", priority=9)
+        jobs.take(0).bury()
+
+    meanwhile(die)
+    assert "replayed 1 message" in run("dead", "replay", "jobs").out
+    assert [each.payload for each in jobs.dead_letters.list()] == [b"late"]
+    assert [each.payload for each in jobs.peek(9)] == [b"shown"]

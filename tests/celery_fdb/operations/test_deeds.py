@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
@@ -372,11 +373,78 @@ def test_all_queues_are_counted_at_a_bounded_cost(broker: Broker) -> None:
     assert list(found.groups[0].queues.values()) == [30, 30, 30, 10]
 
 
+@pytest.mark.parametrize("most_named", [10_000, 1])
+@pytest.mark.parametrize(
+    "name", ["purge", "cancel_all", "replay_all", "discard_all", "replay_everywhere", "discard_everywhere"]
+)
+def test_what_comes_while_a_person_is_asked_stays(
+    broker: Broker, spots: Do, name: str, most_named: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are too many to be named one by one."""
+    monkeypatch.setattr(asked_, "MOST_NAMED", most_named)
+    is_dead = name not in {"purge", "cancel_all"}
+    broker.queue("q").put_many([b"shown"] * 3)
+    if is_dead:
+        bury(broker)
+    queue = "q.dead" if is_dead else "q"
+    deed = DEEDS[name]
+    request = deed.ask(broker, Request(deed.target(queue)))
+    assert re.search(r"(3|at least 2) (waiting messages|ready messages|dead letters)", deed.question(request))
+    broker.queue("q").put(b"late")
+    if is_dead:
+        bury(broker)
+    perform(broker, deed, request, LogAudit("ann"))
+    assert [each.message.payload for each in broker.queue(queue).page().messages] == [b"late"]
+    assert len(spots(queue="q")) == (3 if name.startswith("replay") else 0 if is_dead else 1)
+
+
+def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None:
+    deed = DEEDS["delete_queue"]
+    broker.declare("q").put(b"shown")
+    request = deed.ask(broker, Request("q"))
+    assert deed.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
+    broker.queue("q").put(b"late", delay=60)
+    with pytest.raises(AskedAnew, match="asked=1, there=2"):
+        perform(broker, deed, request, LogAudit("ann"))
+    assert broker.queue("q").stats().delayed == 1
+    perform(broker, deed, deed.ask(broker, request), LogAudit("ann"))
+    assert "q" not in broker.queues()
+
+
+@pytest.mark.parametrize("key", [None, "acme"])
+def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> None:
+    deed = DEEDS["move"]
+    broker.declare("other")
+    broker.queue("q").put_many([b"shown"] * 3, key="acme")
+    broker.queue("q").put_many([b"shown"] * 2, key="acme-2")
+    request = deed.ask(broker, Request("q", key=key, fields={"target": "other"}))
+    number = 5 if key is None else 3
+    assert deed.question(request).startswith(f"Move {number} waiting messages of ")
+    broker.queue("q").put_many([b"late"] * 4, key="acme")
+    perform(broker, deed, request, LogAudit("ann"))
+    assert broker.queue("other").count() == number
+
+
+@pytest.mark.parametrize("name", [each for each, deed in DEEDS.items() if deed.by_filter or deed.on_whole])
+@pytest.mark.parametrize("given", [None, "", "x", "1", "1.-", "-.-.-", "1.-.xy", "9" * 5_000 + ".-."])
+def test_a_deed_on_many_that_nobody_was_asked_about_is_not_done(broker: Broker, name: str, given: str | None) -> None:
+    deed = DEEDS[name]
+    broker.declare("other")
+    broker.queue("q").put(b"x")
+    bury(broker)
+    broker.queue("q").put(b"x")
+    queue = "q" if deed.on_whole or deed.on_waiting else "q.dead"
+    request = Request(deed.target(queue), fields={"target": "other", **({} if given is None else {"asked": given})})
+    with pytest.raises(InvalidArgument, match="no question was asked"):
+        perform(broker, deed, request, LogAudit("eve"))
+    assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (1, 1)
+
+
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "purge", "move", "cancel_all"])
 def test_many_are_done_in_parts_that_tell_how_far_they_are(
     broker: Broker, do: Do, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.in_parts, "__defaults__", (1,))
+    monkeypatch.setattr(parts.in_parts, "__defaults__", (b"", 1))
     number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
     broker.queue("q").put_many([b"x"] * number)
     broker.queue("other").put(b"there")

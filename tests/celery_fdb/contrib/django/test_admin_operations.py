@@ -230,10 +230,12 @@ def test_all_that_match_are_discarded_and_cancelled(app: Celery, broker: Broker,
 def test_many_are_done_in_parts_if_the_user_goes_on(
     broker: Broker, operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.in_parts, "__defaults__", (1,))
+    monkeypatch.setattr(parts.in_parts, "__defaults__", (b"", 1))
     broker.queue("q").put_many([b"x"] * 700)
     broker.declare("other")
-    first = post(operator, "q", action="move", target="other", confirmed="yes")
+    question = post(operator, "q", action="move")
+    assert "Move 700 waiting messages of q to the end of another queue" in text_of(question)
+    first = post(operator, "q", **{**inputs(question), "target": "other"})
     assert "Moved 200 messages of q to other so far; the rest is still to be done." in text_of(first)
     assert "Go on?" in text_of(first)
     sent = inputs(first)
@@ -334,9 +336,14 @@ def test_a_queue_is_purged_deleted_and_published_to(broker: Broker, operator: An
     post(operator, "q", **{**inputs(question), "task": "shop.pay", "args": "[1]"})
     assert broker.queue("q").count() == 3
     assert "shop.pay" in get(operator, "queue_messages", "q")
-    assert "Deleted 3 messages of q." in text_of(post(operator, "q", action="purge", confirmed="yes"))
+    assert "Deleted 3 messages of q." in text_of(post(operator, "q", **inputs(post(operator, "q", action="purge"))))
     back = at("queue_change", "q")
-    answer = post(operator, "q", action="delete_queue", confirmed="yes", back=back)
+    question = post(operator, "q", action="delete_queue", back=back)
+    broker.queue("q").put(b"late")
+    anew = post(operator, "q", **inputs(question))
+    assert "not the messages that you were asked about; nothing was changed (asked=0, there=1)" in text_of(anew)
+    broker.queue("q").purge()
+    answer = post(operator, "q", **inputs(anew))
     assert "Deleted q with 0 messages." in text_of(answer)
     assert "There is no queue" in text_of(answer)
     assert "q" not in broker.queues()
