@@ -139,14 +139,14 @@ def test_a_deployment_agrees_with_itself(deployment):
     (secret,) = (each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each)
     (copy,) = pod["initContainers"]
     (container,) = pod["containers"]
-    assert copy["command"][0] == "cp"
-    assert Path(copy["command"][1]).name in secrets[secret]
-    mounted = {each["mountPath"]: each["name"] for each in copy["volumeMounts"]}
+    source, target = copy["command"][-2:]
+    assert Path(source).name in secrets[secret]
+    mounted = {each["mountPath"]: each["name"] for each in (*copy["volumeMounts"], *container["volumeMounts"])}
     assert set(mounted.values()) == volumes
     for each in container["volumeMounts"]:
         assert mounted[each["mountPath"]] == each["name"]
     environment = {each["name"]: each["value"] for each in container["env"]}
-    assert environment["FDB_CLUSTER_FILE"] == copy["command"][2]
+    assert environment["FDB_CLUSTER_FILE"] == target
     check_command(container["command"])
 
 

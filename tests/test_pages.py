@@ -62,11 +62,11 @@ NOT_RUN = {
     ("README.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
     ("docs/architecture.md", "flowchart TD"): SHOWN,
     ("docs/dashboard.md", "pip install 'celery-fdb[web]'"): INDEX,
-    ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/celery_fdb/web/test_mounting.py stands for the proxy",
+    ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/test_deployments.py attacks it",
     (
         "docs/dashboard.md",
         "celery -A shop fdb web --root-path /fdb --allow-host shop.example.com --forwarded-allow-ips 127.0.0.1 \\",
-    ): "it serves until it is stopped; tests/celery_fdb/cli/serving/test_web.py has its options",
+    ): "it serves until it is stopped, as in tests/test_deployments.py",
     ("docs/django.md", "pip install 'celery-fdb[django]'"): INDEX,
     ("docs/how-to/docker-compose.md", "# Dockerfile"): "it needs Docker; tests/test_howto.py runs its entry point",
     ("docs/how-to/docker-compose.md", "$ docker compose up --build --detach"): "it needs Docker",
