@@ -173,7 +173,10 @@ class Broker:
     # -- tasks by their ids ----------------------------------------------------------------------------------------
 
     def find(self, task_id: str) -> list[Peeked]:
-        """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done."""
+        """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done.
+
+        If publishers have given many messages one id, the first 500.
+        """
         return self._engine.inspect.find_task(check_name("task id", task_id))
 
     def spots(self, task_id: str) -> list[Listed]:

@@ -16,6 +16,7 @@ from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
 from celery_fdb.inspection.row import row_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
+from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
 
 __all__ = ["runs", "task", "tasks"]
 
@@ -57,7 +58,7 @@ def task(visit: Visit, broker: Broker) -> Response:
     life = _life(visit, broker, task_id) if task_id else None
     now_ms = visit.settings.clock.wall_ms()
     rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
-    return visit.page("task", id=task_id, life=life, rows=rows)
+    return visit.page("task", id=task_id, life=life, rows=rows, most=MOST_OF_TASK)
 
 
 def _life(visit: Visit, broker: Broker, task_id: str) -> Life | None:

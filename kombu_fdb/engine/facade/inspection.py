@@ -130,7 +130,7 @@ class Inspection:
         return self._run.read(lambda work: pages.page(work, queue, view, limit))
 
     def list_task(self, task_id: str) -> list[Listed]:
-        """All messages of the task with their positions, in any state. Costs do not grow with the store."""
+        """As :meth:`find_task`, with their positions."""
         return self._run.read(lambda work: pages.list_task(work, task_id))
 
     def read_at(self, queue: str, state: str, position: bytes) -> Listed | None:
@@ -138,7 +138,7 @@ class Inspection:
         return self._run.read(lambda work: pages.read_at(work, queue, state, position))
 
     def find_task(self, task_id: str) -> list[Peeked]:
-        """All messages of the task, in any state, wherever they are. Costs do not grow with the store."""
+        """The task's first 500 messages, in any state, wherever they are. Costs do not grow with the store."""
         return self._run.read(lambda work: cancel.find_task(work, task_id))
 
     def exchange(self, name: str) -> Exchange | None:

@@ -266,7 +266,14 @@ class Messages:
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
-        return self._run.write(lambda work: cancel.cancel(work, task_id))
+        taken, following = self._cancel_part(task_id, b"")
+        while following:
+            found, following = self._cancel_part(task_id, following)
+            taken += found
+        return taken
+
+    def _cancel_part(self, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
+        return self._run.write(lambda work: cancel.cancel(work, task_id, after))
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.

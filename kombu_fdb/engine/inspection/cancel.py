@@ -20,27 +20,28 @@ __all__ = ["Found", "cancel", "find_task", "where"]
 Found = tuple[str, KeyValue]
 
 
-def cancel(work: Work, task_id: str) -> list[Peeked]:
-    """Delete the task's messages that are ready, delayed or dead. Returns what they were.
+def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
+    """Delete the task's messages that are ready, delayed or dead. Returns what they were, and where the others begin.
 
     Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
     """
-    rows = _rows(work, places(work, task_id))
+    wanted, following = places(work, task_id, after)
+    rows = _rows(work, wanted)
     found = [(work.keys.queue_of(row[0]), row) for row in rows if names_of(row[1])[1] == task_id]
     taken = [browse.look(work, *each) for each in found]
     for each in found:
         browse.remove(work, *each)
-    return taken
+    return taken, following
 
 
 def find_task(work: Work, task_id: str) -> list[Peeked]:
-    """All messages of the task, in any state."""
+    """The task's first messages, in any state."""
     return [browse.look(work, *each) for each in where(work, task_id)]
 
 
 def where(work: Work, task_id: str) -> list[Found]:
-    """All messages of the task. Reads the leases, all of them, only if one of its messages is leased. Snapshot."""
-    wanted = places(work, task_id, snapshot=True)
+    """The task's first messages. Reads the leases, all of them, only if one of those is leased. Snapshot."""
+    wanted, _ = places(work, task_id, snapshot=True)
     rows = _rows(work, wanted, snapshot=True)
     waiting = [(work.keys.queue_of(row[0]), row) for row in rows]
     leased = {Stamp(key[-STAMP_BYTES:]) for key in wanted} - {Stamp(key[-STAMP_BYTES:]) for key, _ in rows}

@@ -63,7 +63,7 @@ def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse
 
 
 def list_task(work: Work, task_id: str) -> list[Listed]:
-    """All messages of a task, in any state; the leases are looked through only if one of them is leased."""
+    """The first messages of a task, in any state; the leases are looked through only if one of them is leased."""
     return [_list(work, *each) for each in cancel.where(work, task_id)]
 
 

@@ -17,10 +17,12 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
 
-__all__ = ["STAMP_BYTES", "forget", "note", "places"]
+__all__ = ["MOST_OF_TASK", "STAMP_BYTES", "forget", "note", "places"]
 
 #: A versionstamp and the 2 bytes that order the messages of one transaction.
 STAMP_BYTES = 12
+#: Messages of one task in one transaction: publishers choose the ids, and may give many the same.
+MOST_OF_TASK = 500
 
 
 def note(work: Work, task_id: str, prefix: bytes, user_version: bytes) -> None:
@@ -35,14 +37,17 @@ def forget(work: Work, task_id: str, place: bytes) -> None:
         work.tr.clear(work.keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
 
 
-def places(work: Work, task_id: str, *, snapshot: bool = False) -> list[bytes]:
-    """The keys of all the task's messages, in the order in which they got there; of a leased one, where it was.
+def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
+    """The keys of the task's messages, in the order in which they got there; of a leased one, where it was.
 
-    A row that leads to something other than a message leads nowhere: what is found here may be deleted.
+    Up to :data:`MOST_OF_TASK` of them, behind ``after``, and where the others begin; b"" if there are none. A row that
+    leads to something other than a message leads nowhere: what is found here may be deleted.
     """
-    rows = work.tr.get_range(*range_of(work.keys.task(task_id)), snapshot=snapshot)
+    begin, end = range_of(work.keys.task(task_id))
+    rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
     found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
-    return [key for key in found if _is_of_a_message(work.keys, key)]
+    following = rows[-1][0] + b"\x00" if len(rows) == MOST_OF_TASK else b""
+    return [key for key in found if _is_of_a_message(work.keys, key)], following
 
 
 def _is_of_a_message(keys: Keyspace, key: bytes) -> bool:

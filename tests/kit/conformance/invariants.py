@@ -97,7 +97,7 @@ def check_whereabouts(engine: Engine) -> None:
 
 
 def _places_of(task_id: str) -> Callable[[Work], list[bytes]]:
-    return lambda work: places(work, task_id)
+    return lambda work: places(work, task_id)[0]
 
 
 def leftovers(engine: Engine) -> list[bytes]:
