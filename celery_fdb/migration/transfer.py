@@ -244,7 +244,6 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
     if facts is None and not again:
         return import_id
     if not again and facts is not None:
-        migration.forget_marks(import_id)
         raise AlreadyImported(
             messages=facts["messages"], fix="Nothing is missing. To import all of it a second time, add --again."
         )

@@ -44,4 +44,3 @@ class Migration(Face[migration.Migration]):
     restore_binding = verb(migration.Migration.restore_binding)
     finished = verb(migration.Migration.finished)
     finish = verb(migration.Migration.finish)
-    forget_marks = verb(migration.Migration.forget_marks)

@@ -28,7 +28,7 @@ key                                                   value                     
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
 ``("import", id)``                                     what a finished import was                import
-``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished
+``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished, or by the duties
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
 ``("copy", message_id, target)``                       id of a copy of its chunks, how many are there   who buries it; cleared by the burial, or the duties
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
@@ -239,6 +239,11 @@ class Keyspace:
 
     def all_imported(self, import_id: bytes) -> Range:
         return range_of(self._key("imported", import_id))
+
+    @property
+    def every_imported(self) -> Range:
+        """The marks of all imports."""
+        return range_of(self._key("imported"))
 
     @property
     def all_dedups(self) -> Range:

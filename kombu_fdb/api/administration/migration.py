@@ -77,7 +77,3 @@ class Migration:
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Everything is here: forget the marks. Idempotent."""
         self._verbs.finish(import_id, facts)
-
-    def forget_marks(self, import_id: bytes) -> None:
-        """What a killed :meth:`finish` may have left."""
-        self._verbs.forget_marks(import_id)

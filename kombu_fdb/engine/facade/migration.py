@@ -66,11 +66,12 @@ class Migration:
         return self._run.read(lambda work: restore.state(work, import_id))
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
-        """Everything is here: forget the marks. Idempotent."""
+        """Everything is here: forget the marks, which the duties do if this is killed. Idempotent."""
         self._run.write(lambda work: restore.finish(work, import_id, facts))
-        self.forget_marks(import_id)
+        cursor, end = self._run.keys.all_imported(import_id)
+        while b"" < cursor < end:
+            cursor = self.forget_marks_part(cursor)
 
-    def forget_marks(self, import_id: bytes) -> None:
-        """What a killed :meth:`finish` may have left."""
-        while self._run.write(lambda work: restore.clear_marks(work, import_id)):
-            pass
+    def forget_marks_part(self, cursor: bytes = b"") -> bytes:
+        """Clear some marks of finished imports. Returns where to go on; b"" at the end."""
+        return self._run.write(lambda work: restore.clear_marks(work, cursor))

@@ -4,7 +4,8 @@ Model. An *import* has an id, and each of its messages a *mark* that is its alon
 also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
 next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
 keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
-parts: from then on the import is over, and whoever still tries, or tries again, changes nothing.
+parts, by the duties if need be: from then on the import is over, and whoever still tries, or tries again, changes
+nothing. The marks of an import that is not done stay: it may go on a year later.
 
 Messages keep their ids, so that whoever noted one finds it; one whose chunks would fall upon another's gets a new id.
 Limits of the queues are not asked: nothing may be lost on the way.
@@ -70,9 +71,17 @@ def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
     work.tr.set(work.keys.import_(import_id), encode_json(facts))
 
 
-def clear_marks(work: Work, import_id: bytes) -> int:
-    """Clear some marks of a finished import. Returns how many."""
-    rows = work.tr.get_range(*work.keys.all_imported(import_id), limit=MARKS_PER_TRANSACTION, snapshot=True)
-    if rows:
-        work.tr.clear_range(rows[0][0], rows[-1][0] + b"\x00")
-    return len(rows)
+def clear_marks(work: Work, cursor: bytes) -> bytes:
+    """Clear some marks of the next import behind the cursor, if it is over; where to go on, b"" at the end."""
+    begin, end = work.keys.every_imported
+    first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
+    if not first:
+        return b""
+    for (import_id, _mark), _ in work.keys.read(first, bytes, bytes):
+        behind = work.keys.all_imported(import_id)[1]
+        if work.tr.get(work.keys.import_(import_id), snapshot=True) is None:
+            return behind
+        rows = work.tr.get_range(first[0][0], behind, limit=MARKS_PER_TRANSACTION, snapshot=True)
+        work.tr.clear_range(first[0][0], rows[-1][0] + b"\x00")
+        return rows[-1][0] + b"\x00"
+    return first[0][0] + b"\x00"

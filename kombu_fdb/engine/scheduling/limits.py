@@ -73,6 +73,8 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
     stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
     control = control_of(declared)
     before = control.every_key if stored is None else limits_of(stored)
+    if limits is None and stored is None:
+        return
     if limits is None:
         work.tr.clear(work.keys.limits(queue, key))
     else:

@@ -10,7 +10,7 @@ The sweep (``ring.py``) and :class:`Newer` are done by every process, the others
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -26,7 +26,6 @@ from kombu_fdb.store.protocol import KeyValue
 __all__ = [
     "LEFT_TTL_S",
     "LOOK_S",
-    "Buckets",
     "DeadLetters",
     "DedupIds",
     "Deletions",
@@ -42,6 +41,7 @@ __all__ = [
     "Samples",
     "Totals",
     "UnusedQueues",
+    "Walk",
 ]
 
 #: Longest time between two looks at what may be due, in seconds.
@@ -288,13 +288,13 @@ class Limits:
         return 0.0 if budget.is_spent else LOOK_S
 
 
-class Buckets:
-    """Clear token buckets that are full: no row says the same."""
+class Walk:
+    """Clear what says nothing any more in one range: full token buckets, or the marks of finished imports."""
 
-    name = "clear full buckets"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
+    def __init__(self, name: str, part: Callable[[bytes], bytes], guard: Guard) -> None:
+        """``part``: one transaction from a cursor on, which returns the next; b"" at both ends."""
+        self.name = name
+        self._part = part
         self._subjects = RoundRobin(guard, self.name)
         #: How far it came.
         self._cursor = b""
@@ -304,7 +304,7 @@ class Buckets:
         return 0.0 if budget.is_spent else LEFT_INTERVAL_S
 
     def _step(self, _: str) -> bool:
-        self._cursor = self._engine.upkeep.clear_buckets_part(self._cursor)
+        self._cursor = self._part(self._cursor)
         return bool(self._cursor)
 
 

@@ -1,0 +1,98 @@
+"""A process dies after any commit of any verb, and the duties leave no row that nothing explains."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from kit.conformance.invariants import check_counts, check_whereabouts
+from kit.whole.explained import RULES, unexplained
+from kit.whole.mortal import Killed, MortalDatabase, small_parts
+from kit.whole.stage import HELD, Sizes, Stage, Store, store_of
+from kit.whole.verbs import VERBS, Verb, facade_verbs
+
+from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.topology import control
+from kombu_fdb.keyspace import layout
+
+#: Messages of a transaction, so that a verb in parts takes several.
+PART = 2
+COME_WITH_A_VERB = {
+    "bucket",
+    "copy",
+    "deleting",
+    "import",
+    "imported",
+    "newer",
+    "relimit",
+    "role",
+    "sample",
+    "served",
+    "thaw",
+}
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return store_of(Sizes(messages=3, keys=2, bindings=2, consumers=3, queues=2))
+
+
+def commits(store: Store, verb: Verb) -> int:
+    stage = Stage(store, MortalDatabase)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        small_parts(monkeypatch, PART)
+        verb(stage)
+    assert isinstance(stage.way, MortalDatabase)
+    return stage.way.commits
+
+
+def left(store: Store, verb: Verb, most_commits: int) -> list[str]:
+    """What nothing explains, after the process that acts was killed with its so many-th commit."""
+    stage = Stage(store, partial(MortalDatabase, most_commits=most_commits))
+    with pytest.MonkeyPatch.context() as monkeypatch, suppress(Killed):
+        small_parts(monkeypatch, PART)
+        verb(stage)
+    stage.tidy()
+    check_counts(stage.observer)
+    check_whereabouts(stage.observer)
+    return unexplained(stage.observer, [store.observer], HELD)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(store: Store, name: str) -> None:
+    verb = VERBS[name]
+    for most_commits in range(1, commits(store, verb) + 1):
+        assert left(store, verb, most_commits) == [], f"after {most_commits} commits"
+
+
+def test_each_verb_of_the_facade_is_in_the_table(store: Store) -> None:
+    assert facade_verbs(Stage(store).engine) == set(VERBS)
+
+
+def test_each_kind_of_row_has_a_rule() -> None:
+    assert set(re.findall(r'^``\("(\w+)",', layout.__doc__ or "", re.MULTILINE)) == set(RULES)
+
+
+def test_the_stage_has_rows_of_each_kind(store: Store) -> None:
+    """But for those that come with a verb, and what only a newer version leaves."""
+    stage = Stage(store)
+    kinds = {stage.keys.unpack(key)[0] for key, _ in store.rows}
+    assert set(RULES) - kinds == COME_WITH_A_VERB
+
+
+def test_verbs_in_parts_take_several_commits(store: Store) -> None:
+    """Else nothing is killed between two of them."""
+    alone = {name for name in VERBS if name.endswith("_part") and commits(store, VERBS[name]) < 2}
+    assert alone == {"upkeep.regain_part", "upkeep.trim_full_part"}
+
+
+def test_a_deletion_that_nobody_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "to_be_purged", lambda work, queue, last: None)
+    assert any("ready" in each for each in left(store, VERBS["queues.delete"], 1))
+
+
+def test_a_bell_that_nobody_hears_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "limit", lambda work, queue, key, _: work.tr.set(work.keys.freed(queue, key), b""))
+    assert any("freed" in each for each in left(store, lambda stage: stage.engine.queues.limit("target", "a", None), 1))
