@@ -167,8 +167,9 @@ def work(bench: Bench) -> None:
 
 def tidy_up(bench: Bench) -> None:
     engine = bench.engine
-    for duty in (engine.dead_letters.trim, engine.upkeep.trim_full, engine.upkeep.clear_dedup, engine.metrics.trim):
+    for duty in (engine.dead_letters.trim, engine.upkeep.trim_full, engine.upkeep.clear_dedup):
         duty()
+    list(engine.metrics.trim_steps())
     for number in range(3):
         engine.messages.cancel(f"plain-{number}")
     for queue in QUEUES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kombu_fdb.engine.facade.inspection import Inspection
@@ -82,14 +82,22 @@ class Metrics:
     def _samples(self, series: Series, first: int) -> list[Sample]:
         return self._run.read(lambda work: samples.read_part(work, series, first))
 
-    def trim(self) -> None:
-        """Forget the totals of queues that are gone, and all but the busiest keys. For one thread."""
+    def trim_steps(self) -> Iterator[None]:
+        """Forget the totals of queues that are gone, and all but the busiest keys, step by step. For one thread."""
         gone = sorted(self.totals().keys() - self._inspect.queues().keys() - {""})
         for start in range(0, len(gone), QUEUES_PER_FORGET):
             self._forget(gone[start : start + QUEUES_PER_FORGET])
-        for queue, names in self._busiest.surplus(self.key_totals()):
+            yield
+        queues, begin = set(), self._run.keys.all_key_totals[0]
+        while (part := self._key_totals(begin)) is not None:
+            queue, keys, begin = part
+            queues.add(queue)
+            yield
+            names = self._busiest.surplus(queue, keys)
             for start in range(0, len(names), keytotals.KEYS_PER_FOLD):
                 self._fold(queue, names[start : start + keytotals.KEYS_PER_FOLD])
+                yield
+        self._busiest.keep(queues)
 
     def _fold(self, queue: str, names: Sequence[str]) -> None:
         self._run.write(lambda work: keytotals.fold(work, queue, names))

@@ -158,16 +158,17 @@ class Queues:
         if deleted is not None:
             self._purge_rest(queue, deleted)
 
-    def drop_consumers(self, session_id: SessionId) -> None:
-        """Remove all consumers of a session that is gone, and the auto-delete queues that end with them."""
-        more = True
-        while more:
-            vanished, more = self._run.part(
-                lambda work, limit: control.drop_consumers(work, session_id, limit), control.CONSUMERS_PER_TRANSACTION
-            )
-            for queue in vanished:
-                self._run.routing.forget_queue(queue)
-                self.finish_deletion_part(queue)
+    def drop_consumers_part(self, session_id: SessionId) -> bool:
+        """Remove some consumers of a session that is gone, and the auto-delete queues that end with them.
+
+        What was in these is left to the duties. True if the session has further consumers.
+        """
+        vanished, more = self._run.part(
+            lambda work, limit: control.drop_consumers(work, session_id, limit), control.CONSUMERS_PER_TRANSACTION
+        )
+        for queue in vanished:
+            self._run.routing.forget_queue(queue)
+        return more
 
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
         """These consumers of the session are active nowhere any more: others take over."""

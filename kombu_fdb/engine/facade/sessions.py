@@ -96,7 +96,8 @@ class Sessions:
             total += released
             if not cursor:
                 break
-        self.forget(session_id)
+        while self.forget_part(session_id):
+            pass
         return total
 
     def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
@@ -111,10 +112,15 @@ class Sessions:
         """Where to go on behind a lease that can't be brought back; b"" at the end."""
         return self._run.read(lambda work: sweep.skip(work, session_id, cursor))
 
-    def forget(self, session_id: SessionId) -> None:
-        """Clear what a fenced session leaves besides messages: consumers, roles of its own, its last beat."""
-        self._queues.drop_consumers(session_id)
+    def forget_part(self, session_id: SessionId) -> bool:
+        """Clear some of what a fenced session leaves besides messages: consumers, at last its beat.
+
+        True if there is more.
+        """
+        if self._queues.drop_consumers_part(session_id):
+            return True
         self._run.write(lambda work: sweep.forget(work, session_id))
+        return False
 
     def hold_role(self, role: str, session_id: SessionId, observed: bytes | None) -> bool:
         """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""

@@ -18,7 +18,7 @@ So a flood of keys that come once costs a few rows for each process, and a key t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 
 from kombu_fdb.engine.stored.effects import Event
@@ -91,17 +91,18 @@ class Busiest:
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
 
-    def surplus(self, totals: Mapping[str, KeyTotals]) -> Iterator[tuple[str, list[str]]]:
-        """Queues with more than :data:`KEYS_KEPT` keys, and those that are too many: none at the first look."""
-        before = self._seen
-        self._seen = {
-            queue: {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
-            for queue, keys in totals.items()
-        }
-        for queue, now in self._seen.items():
-            if queue in before and len(now) > KEYS_KEPT:
-                growth = {key: (_growth(before[queue].get(key, 0), number), number) for key, number in now.items()}
-                yield queue, sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+    def surplus(self, queue: str, keys: KeyTotals) -> list[str]:
+        """Those of a queue's keys that are too many, if it has over :data:`KEYS_KEPT`; none at the first look."""
+        before = self._seen.get(queue)
+        now = self._seen[queue] = {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
+        if before is None or len(now) <= KEYS_KEPT:
+            return []
+        growth = {key: (_growth(before.get(key, 0), number), number) for key, number in now.items()}
+        return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+
+    def keep(self, queues: Collection[str]) -> None:
+        """Forget all others."""
+        self._seen = {queue: seen for queue, seen in self._seen.items() if queue in queues}
 
 
 def _growth(before: int, now: int) -> int:

@@ -22,7 +22,7 @@ from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.effects import LEASED
+from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
 from kombu_fdb.engine.stored.walking import rows_from
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
@@ -64,7 +64,7 @@ VERSION_BYTES = 10
 #: The bound of a purge of a queue whose bell never rang: no bound.
 NO_LAST = b"\xff" * VERSION_BYTES
 #: Of a session that is gone.
-CONSUMERS_PER_TRANSACTION = 50
+CONSUMERS_PER_TRANSACTION = 25
 #: Digits of a format version.
 LONGEST_FORMAT = 10
 
@@ -318,15 +318,19 @@ def drop_consumers(work: Work, session_id: SessionId, limit: int) -> tuple[list[
 
     Returns these queues, whose messages are to be purged, and whether the session has further consumers.
     """
-    vanished = []
+    vanished: list[tuple[str, bytes]] = []
     rows = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
     own = [(queue, tag) for (queue, owner, tag), _ in rows if owner == session_id]
     for queue, tag in own[:limit]:
         last = remove_consumer(work, session_id, queue, tag)
         if last is not None:
+            vanished.append((queue, last))
+    counts = [work.keys.count(queue, state) for queue, _ in vanished for state in (READY, DELAYED)]
+    held = work.tr.get_many(counts, snapshot=True) if counts else []
+    for number, (queue, last) in enumerate(vanished):
+        if any(held[2 * number : 2 * number + 2]):
             to_be_purged(work, queue, last)
-            vanished.append(queue)
-    return vanished, len(own) > limit
+    return [queue for queue, _ in vanished], len(own) > limit
 
 
 def to_be_purged(work: Work, queue: str, last: bytes) -> None:

@@ -10,7 +10,7 @@ The sweep (``ring.py``) and :class:`Newer` are done by every process, the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -389,10 +389,18 @@ class Totals:
     def __init__(self, engine: Engine, guard: Guard) -> None:
         self._engine = engine
         self._subjects = RoundRobin(guard, self.name)
+        #: What is left of a walk.
+        self._steps: Iterator[None] | None = None
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.metrics.trim(), budget)
-        return LEFT_INTERVAL_S
+        self._steps = self._steps or self._engine.metrics.trim_steps()
+        self._subjects.run([""], self._step, budget)
+        if not budget.is_spent:
+            self._steps = None
+        return 0.0 if budget.is_spent else LEFT_INTERVAL_S
+
+    def _step(self, _: str) -> bool:
+        return next(self._steps or iter(()), self) is None
 
 
 class Samples:

@@ -95,8 +95,7 @@ class Sweep:
             self._cursors[name] = cursor
             return True
         self._cursors.pop(name, None)
-        self._engine.sessions.forget(session_id)
-        return False
+        return self._engine.sessions.forget_part(session_id)
 
     def _release(self, name: str, session_id: SessionId, cursor: bytes) -> bytes:
         """Where to go on. A lease that can't be brought back is skipped, and tried again with the next sweep."""

@@ -73,7 +73,10 @@ def _much_later(stage: Stage) -> None:
 def _batch(stage: Stage) -> list[Publication]:
     """To many keys of two queues, one of which is full, and whose keys have limits."""
     sizes = stage.sizes
-    bound = [Publication("x", "k0", b"p", key=f"new{number}", task_id="new") for number in range(sizes.messages)]
+    bound = [
+        Publication("x", f"k{number % sizes.bindings}", b"p", key=f"new{number}", task_id="new")
+        for number in range(sizes.messages)
+    ]
     limited = [Publication("", "fair", b"p", key=f"key{number}") for number in range(sizes.keys)]
     once = [Publication("", "q", b"p", dedup_id=f"new{number}", dedup_window_ms=10) for number in range(sizes.messages)]
     return [*bound, *limited, *once, Publication("", "full", b"p"), Publication("", "q", LARGE)]
@@ -182,7 +185,7 @@ def _end_session(stage: Stage) -> None:
     beats = {session: beat for session, beat, _ in sessions.beats()}
     sessions.fence(stage.store.dead, beats[stage.store.dead])
     _by_cursor(lambda cursor: sessions.release_part(stage.store.dead, cursor)[1])
-    sessions.forget(stage.store.dead)
+    _until_nothing(lambda: sessions.forget_part(stage.store.dead))
 
 
 def _fence(stage: Stage) -> bool:
@@ -197,7 +200,7 @@ def _release_session(stage: Stage) -> None:
 
 def _forget_consumers(stage: Stage) -> None:
     _fence(stage)
-    stage.engine.queues.drop_consumers(stage.store.dead)
+    _until_nothing(lambda: stage.engine.queues.drop_consumers_part(stage.store.dead))
 
 
 def _messages(stage: Stage) -> list[tuple[bytes, StoredMessage]]:
@@ -213,14 +216,14 @@ def _restore(stage: Stage) -> None:
 
 
 def _import(stage: Stage) -> None:
-    messages = _messages(stage)
+    messages = _messages(stage)[:20]
     stage.engine.migrate.restore(b"import", messages)
     stage.engine.migrate.finish(b"import", {"messages": len(messages)})
 
 
 def _clear_marks(stage: Stage) -> None:
     """Of an import that was finished by a process that died then."""
-    stage.engine.migrate.restore(b"import", _messages(stage))
+    stage.engine.migrate.restore(b"import", _messages(stage)[:20])
     stage.engine.transactions.write(lambda work: restore.finish(work, b"import", {}))
     _by_cursor(stage.engine.migrate.forget_marks_part)
 
@@ -304,7 +307,7 @@ VERBS: dict[str, Verb] = {
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "own0", "tag"),
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "shared", "tag0"),
     ),
-    "queues.drop_consumers": _forget_consumers,
+    "queues.drop_consumers_part": _forget_consumers,
     "queues.leave": lambda s: s.engine.queues.leave(s.store.dead, ["tag"]),
     "queues.set_control": lambda s: s.engine.queues.set_control("fair", QueueControl(every_key=KeyLimits(rate=1))),
     "queues.change_control": lambda s: s.engine.queues.change_control("q", every_key={"paused": True}),
@@ -328,7 +331,7 @@ VERBS: dict[str, Verb] = {
     "sessions.release": _release_session,
     "sessions.release_part": _end_session,
     "sessions.skip_lease": lambda s: s.engine.sessions.skip_lease(s.store.dead, b""),
-    "sessions.forget": _end_session,
+    "sessions.forget_part": _end_session,
     "sessions.hold_role": lambda s: s.engine.sessions.hold_role("promoter", s.session, None),
     "sessions.role_record": lambda s: s.engine.sessions.role_record("promoter"),
     "sessions.leave_role": _in_turn(
@@ -358,7 +361,7 @@ VERBS: dict[str, Verb] = {
     "metrics.key_totals": lambda s: s.engine.metrics.key_totals(),
     "metrics.sample": lambda s: s.engine.metrics.sample([HOUR]),
     "metrics.samples": lambda s: s.engine.metrics.samples(HOUR),
-    "metrics.trim": lambda s: s.engine.metrics.trim(),
+    "metrics.trim_steps": lambda s: [*s.engine.metrics.trim_steps()],
     # -- upkeep
     "upkeep.promote": lambda s: _later(s).upkeep.promote(),
     "upkeep.promote_part": lambda s: _until_nothing(lambda: _later(s).upkeep.promote_part("q")[0]),

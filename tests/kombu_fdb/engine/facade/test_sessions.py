@@ -23,7 +23,7 @@ def bench() -> Bench:
 def end(bench: Bench) -> None:
     assert bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
     bench.engine.sessions.release(bench.session)
-    bench.engine.sessions.forget(bench.session)
+    assert not bench.engine.sessions.forget_part(bench.session)
 
 
 def test_where_there_is_no_room_for_what_it_consumes_it_says_only_that_it_lives(

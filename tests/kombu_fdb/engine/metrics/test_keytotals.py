@@ -139,15 +139,20 @@ def test_a_key_that_becomes_busy_has_its_name_when_names_are_given_anew(bench):
     assert (found["late"], found["k0"], found[OTHERS]) == ({PUBLISHED: 3}, {PUBLISHED: 2}, {PUBLISHED: 3})
 
 
+def trim(engine):
+    for _ in engine.metrics.trim_steps():
+        pass
+
+
 def test_the_duties_keep_the_keys_that_grew_most(bench, monkeypatch):
     monkeypatch.setattr(keytotals, "KEYS_KEPT", 2)
     publish(bench, *["old"] * 9, *["steady"] * 5, "once", "twice", "twice")
     bench.engine.metrics.flush()
-    bench.engine.metrics.trim()
+    trim(bench.engine)
     assert len(bench.engine.metrics.key_totals()["q"]) == 4, "the first look only remembers"
     publish(bench, *["new"] * 3, "steady", "steady")
     bench.engine.metrics.flush()
-    bench.engine.metrics.trim()
+    trim(bench.engine)
     assert bench.engine.metrics.key_totals()["q"] == {
         "new": {PUBLISHED: 3},
         "steady": {PUBLISHED: 7},
@@ -177,11 +182,14 @@ def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
     bench.engine.metrics.flush()
     others = [bench.another() for _ in range(3)]
     for engine in others:
-        engine.metrics.trim()
-    seen = bench.engine.metrics.key_totals()
+        trim(engine)
+    seen = bench.engine.metrics.key_totals()["q"]
     for engine in others:
-        monkeypatch.setattr(engine.metrics, "key_totals", lambda: seen)
-        engine.metrics.trim()
+        end = engine.keys.key_totals("q")[1]
+        monkeypatch.setattr(
+            engine.metrics, "_key_totals", lambda begin, end=end: ("q", seen, end) if begin < end else None
+        )
+        trim(engine)
     assert bench.engine.metrics.key_totals()["q"] == {"a": {PUBLISHED: 1}, OTHERS: {PUBLISHED: 2}}
 
 
@@ -255,6 +263,14 @@ def test_a_key_costs_a_transaction_nothing_between_the_shares_and_no_read_with_o
 
 def test_a_key_that_was_folded_counts_as_new():
     busiest = Busiest()
-    assert not list(busiest.surplus({"q": {f"k{n}": {PUBLISHED: 100 + n} for n in range(KEYS_KEPT + 1)}}))
+    assert not busiest.surplus("q", {f"k{n}": {PUBLISHED: 100 + n} for n in range(KEYS_KEPT + 1)})
     now = {f"k{n}": {PUBLISHED: 100 + n + 1} for n in range(KEYS_KEPT + 1)} | {"k0": {PUBLISHED: 5}}
-    assert list(busiest.surplus({"q": now})) == [("q", ["k1"])]
+    assert busiest.surplus("q", now) == ["k1"]
+
+
+def test_a_queue_that_is_gone_is_not_remembered():
+    busiest, keys = Busiest(), {f"k{n}": {PUBLISHED: n} for n in range(KEYS_KEPT + 1)}
+    assert not busiest.surplus("q", keys)
+    busiest.keep([])
+    assert not busiest.surplus("q", keys)
+    assert busiest.surplus("q", keys) == ["k0"]
