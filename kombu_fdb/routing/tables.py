@@ -16,9 +16,10 @@ the most frequent publish, to a queue through the default exchange, is to read n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
@@ -29,6 +30,8 @@ from kombu_fdb.routing.match import EXCHANGE_TYPES, matches
 from kombu_fdb.store.protocol import Transaction
 
 __all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "declared_as"]
+
+V = TypeVar("V")
 
 #: How long a declaration is believed, in seconds.
 DECLARATION_AGE_S = 1.0
@@ -219,12 +222,17 @@ class RoutingTables:
 
     def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
         """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``."""
-        if not exchange:
-            return [routing_key]
-        loaded = self._load(tr, exchange)
-        if loaded.exchange is None:
-            raise ExchangeNotFound(exchange=exchange, fix="Declare it before publishing to it")
-        return loaded.route(routing_key)
+        return self.routes(tr, [(exchange, routing_key)])[exchange, routing_key]
+
+    def routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+        """The same for several exchanges and routing keys. If no exchange has changed, in one round trip."""
+        names = list(dict.fromkeys(exchange for exchange, _ in addresses if exchange))
+        epochs = tr.get_many([self._keys.epoch(name) for name in names]) if names else []
+        loaded = {name: self._load(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
+        return {
+            (exchange, routing_key): loaded[exchange].route(routing_key) if exchange else [routing_key]
+            for exchange, routing_key in addresses
+        }
 
     def prepare(self, exchange: str, routing_key: str) -> None:
         """Match now, outside of any transaction, what a publish will ask; by the tables as they were read last."""
@@ -232,13 +240,14 @@ class RoutingTables:
         if loaded is not None:
             loaded.route(routing_key)
 
-    def _load(self, tr: Transaction, name: str) -> _Loaded:
-        epoch = tr.get(self._keys.epoch(name))
+    def _load(self, tr: Transaction, name: str, epoch: bytes | None) -> _Loaded:
         loaded = self._loaded.get(name)
         if loaded is None or loaded.epoch != epoch:
             if len(self._loaded) >= MOST_EXCHANGES:
                 self._loaded.clear()
             loaded = self._loaded[name] = _Loaded(epoch, self.read_exchange(tr, name), self._read_bindings(tr, name))
+        if loaded.exchange is None:
+            raise ExchangeNotFound(exchange=name, fix="Declare it before publishing to it")
         return loaded
 
     def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:
@@ -264,23 +273,38 @@ class RoutingTables:
 
     def queue(self, tr: Transaction, name: str) -> QueueDeclaration:
         """What the queue is declared as, as was read up to a second ago; without arguments if it is not declared."""
-        now = self._clock.monotonic()
         known = self._declarations.get(name)
-        if known is not None and now - known[0] < DECLARATION_AGE_S:
+        if known is not None and self._clock.monotonic() - known[0] < DECLARATION_AGE_S:
             return known[1]
-        declaration = declared_as(name, tr.get(self._keys.queue(name), snapshot=True)) or QueueDeclaration(name)
-        if len(self._declarations) >= MOST_DECLARATIONS:
-            self._declarations.clear()
-        self._declarations[name] = (now, declaration)
-        return declaration
+        return self.queues(tr, [name])[name]
 
-    def control(self, tr: Transaction, queue: str) -> QueueControl:
-        """How the queue is worked on; believed as long as a declaration."""
+    def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
+        """The same of several, in one round trip."""
+
+        def read(asked: list[str]) -> list[QueueDeclaration]:
+            values = tr.get_many([self._keys.queue(name) for name in asked], snapshot=True)
+            return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(asked, values, strict=True)]
+
+        return self._believed(self._declarations, names, read)
+
+    def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
+        """How these queues are worked on; believed as long as a declaration, and read in one round trip."""
+
+        def read(asked: list[str]) -> list[QueueControl]:
+            return [*map(control_of, tr.get_many([self._keys.control(queue) for queue in asked], snapshot=True))]
+
+        return self._believed(self._controls, queues, read)
+
+    def _believed(
+        self, known: dict[str, tuple[float, V]], names: Collection[str], read: Callable[[list[str]], list[V]]
+    ) -> dict[str, V]:
         now = self._clock.monotonic()
-        read_at, control = self._controls.get(queue, (None, QueueControl()))
-        if read_at is None or now - read_at >= DECLARATION_AGE_S:
-            control = control_of(tr.get(self._keys.control(queue), snapshot=True))
-            if len(self._controls) >= MOST_DECLARATIONS:
-                self._controls.clear()
-            self._controls[queue] = (now, control)
-        return control
+        before = [(name, known.get(name)) for name in names]
+        found = {name: each[1] for name, each in before if each is not None and now - each[0] < DECLARATION_AGE_S}
+        if asked := [name for name in names if name not in found]:
+            if len(known) >= MOST_DECLARATIONS:
+                known.clear()
+            for name, value in zip(asked, read(asked), strict=True):
+                found[name] = value
+                known[name] = now, value
+        return found

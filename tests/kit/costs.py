@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 
 from kombu_fdb.errors import Conflict
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
+from kombu_fdb.testing.clock import ManualClock
 
 __all__ = ["Cost", "CountingDatabase", "cost"]
 
@@ -50,8 +51,11 @@ class Cost:
 class CountingDatabase:
     """A database that does what ``inner`` does, and counts."""
 
-    def __init__(self, inner: Database) -> None:
+    def __init__(self, inner: Database, *, clock: ManualClock | None = None, trip_s: float = 0.0) -> None:
+        """``trip_s``: what each round trip takes, by that clock."""
         self.inner = inner
+        self.clock = clock
+        self.trip_s = trip_s
         self.commit_may_be_unknown = inner.commit_may_be_unknown
         self.writers_take_turns = inner.writers_take_turns
         self.transactions: list[Cost] = []
@@ -59,7 +63,11 @@ class CountingDatabase:
     def begin(self, *, timeout_s: float, read_only: bool = False) -> CountingTransaction:
         cost = Cost()
         self.transactions.append(cost)
-        return CountingTransaction(self.inner.begin(timeout_s=timeout_s, read_only=read_only), cost)
+        return CountingTransaction(self.inner.begin(timeout_s=timeout_s, read_only=read_only), cost, self.travel)
+
+    def travel(self, round_trips: int) -> None:
+        if self.clock is not None:
+            self.clock.advance(round_trips * self.trip_s)
 
     def close(self) -> None:
         self.inner.close()
@@ -80,9 +88,10 @@ class CountingDatabase:
 
 
 class CountingTransaction:
-    def __init__(self, inner: Transaction, cost: Cost) -> None:
+    def __init__(self, inner: Transaction, cost: Cost, travel: Callable[[int], None]) -> None:
         self._inner = inner
         self._cost = cost
+        self._travel = travel
 
     @property
     def read_only(self) -> bool:
@@ -123,6 +132,7 @@ class CountingTransaction:
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         values, answers = self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
         self._cost.round_trips -= 1  # as the second one did not wait for the first
+        self._travel(-1)
         return values, answers
 
     def set(self, key: bytes, value: bytes) -> None:
@@ -182,7 +192,7 @@ class CountingTransaction:
 
     def commit(self) -> None:
         if not self._inner.read_only:
-            self._cost.round_trips += 1 if self._cost.round_trips else 2
+            self._trip()
             self._cost.commits += 1
         try:
             self._inner.commit()
@@ -194,7 +204,10 @@ class CountingTransaction:
         self._inner.cancel()
 
     def _trip(self) -> None:
-        self._cost.round_trips += 1 if self._cost.round_trips else 2
+        """The first one follows that for the read version."""
+        round_trips = 1 if self._cost.round_trips else 2
+        self._cost.round_trips += round_trips
+        self._travel(round_trips)
 
 
 def cost(counted: CountingDatabase, verb: Callable[[], object]) -> Cost:

@@ -42,7 +42,7 @@ class DeadLetters:
 
         def body(work: Work) -> tuple[list[Peeked], bytes]:
             part = scan.look_through(work, walk, cursor, limit)
-            return [browse.look(work, walk.dead, letter[:2]) for letter in part.letters], part.cursor
+            return browse.look_all(work, [(walk.dead, letter[:2]) for letter in part.letters]), part.cursor
 
         return self._run.read(body)
 

@@ -48,13 +48,12 @@ class Publisher:
         for publication in publications:
             self.check(publication)
         if together.gather(self, publications):
-            return [self._route(each) for each in publications]
+            return self._route(publications)
         timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
         return self._publish_again(publications, timeout_s) if self.doubts else self._publish(publications, timeout_s)
 
-    def _route(self, publication: Publication) -> list[str]:
-        exchange, routing_key = publication.exchange, publication.routing_key
-        return self._run.read(lambda work: work.routing.route(work.tr, exchange, routing_key))
+    def _route(self, publications: Sequence[Publication]) -> list[list[str]]:
+        return self._run.read(lambda work: publish.route(work, publications))
 
     def _publish_again(self, publications: Sequence[Publication], timeout_s: float) -> list[list[str]]:
         """Those that an earlier call has stored count as published; the others are."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kombu_fdb.engine.messages import message
-from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read, take_out
+from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read_all, take_out
 from kombu_fdb.engine.scheduling import ageing, fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
@@ -25,7 +25,19 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_SESSION, Peeked, Rank, RoundSnapshot, SessionId
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = ["delayed", "delete", "find_part", "look", "owner_of", "peek", "ranges", "remove", "snapshot", "taken"]
+__all__ = [
+    "delayed",
+    "delete",
+    "find_part",
+    "look",
+    "look_all",
+    "owner_of",
+    "peek",
+    "ranges",
+    "remove",
+    "snapshot",
+    "taken",
+]
 
 #: Messages looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
@@ -50,23 +62,27 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
         # A claim that is never committed.
         window = Window(NO_SESSION, 0, limit, room=Room(math.inf, math.inf))
         rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, QueueState(True, control), limit, window)
-    return [look(work, queue, row) for row in rows]
+    return look_all(work, [(queue, row) for row in rows])
 
 
 def delayed(work: Work, queue: str, limit: int) -> list[Peeked]:
     """Up to ``limit`` delayed messages, those that are due first first."""
     rows = work.tr.get_range(*range_of(work.keys.delayed(queue)), limit=limit, snapshot=True)
-    return [look(work, queue, row) for row in rows]
+    return look_all(work, [(queue, row) for row in rows])
 
 
 def look(work: Work, queue: str, row: KeyValue) -> Peeked:
     """A stored row as what a person wants to see."""
-    value = record_at(work.keys, row)
-    try:
-        opened = read(work, value)
-    except FormatError:
-        opened = Opened(Record.unreadable(value), value)
-    return show(work.keys, queue, row, opened)
+    return look_all(work, [(queue, row)])[0]
+
+
+def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
+    """The same of several rows of these queues. All payloads are read in one round trip."""
+    values = [record_at(work.keys, row) for _, row in rows]
+    return [
+        show(work.keys, *each, Opened(Record.unreadable(value), value) if isinstance(opened, FormatError) else opened)
+        for each, value, opened in zip(rows, values, read_all(work, values), strict=True)
+    ]
 
 
 def record_at(keys: Keyspace, row: KeyValue) -> bytes:
@@ -144,16 +160,17 @@ def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
     )
     serving = {work.keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
     waiting = _by_subqueue(work.keys, queue, unkeyed + keyed)
-    heads = []
+    heads: list[KeyValue] = []
     for (rank, round_, _stamp, key), items in readable(ring, partial(work.keys.split_ring, queue)):
         messages = waiting.get((key, Rank(items)))
         if messages and round_ <= serving.get(rank, 0):
             heads.append(messages.pop(0))
+    behind = [(key, row) for (key, _rank), rows in sorted(waiting.items()) for row in rows]
+    seen = look_all(work, [(queue, row) for row in [*heads, *(row for _, row in behind)]])
     queues: dict[str, list[Peeked]] = {}
-    for (key, _rank), rows in sorted(waiting.items()):
-        if rows:
-            queues.setdefault(key, []).extend([look(work, queue, row) for row in rows])
-    return RoundSnapshot([look(work, queue, row) for row in heads], queues)
+    for (key, _), each in zip(behind, seen[len(heads) :], strict=True):
+        queues.setdefault(key, []).append(each)
+    return RoundSnapshot(seen[: len(heads)], queues)
 
 
 def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[tuple[str, Rank], list[KeyValue]]:
@@ -169,7 +186,7 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 def taken(work: Work, queue: str) -> list[Peeked]:
     """The queue's messages under leases."""
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
-    return [look(work, queue, row) for row in rows if _is_of(queue, row[1])]
+    return look_all(work, [(queue, row) for row in rows if _is_of(queue, row[1])])
 
 
 def ranges(keys: Keyspace, queue: str) -> list[Range]:

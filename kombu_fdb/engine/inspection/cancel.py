@@ -28,7 +28,7 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
     wanted, following = places(work, task_id, after)
     rows = _rows(work, wanted)
     found = [(work.keys.queue_of(row[0]), row) for row in rows if names_of(row[1])[1] == task_id]
-    taken = [browse.look(work, *each) for each in found]
+    taken = browse.look_all(work, found)
     for each in found:
         browse.remove(work, *each)
     return taken, following
@@ -36,7 +36,7 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
 
 def find_task(work: Work, task_id: str) -> list[Peeked]:
     """The task's first messages, in any state."""
-    return [browse.look(work, *each) for each in where(work, task_id)]
+    return browse.look_all(work, where(work, task_id))
 
 
 def where(work: Work, task_id: str) -> list[Found]:

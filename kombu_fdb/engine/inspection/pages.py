@@ -11,8 +11,10 @@ stand then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kombu_fdb.engine.inspection import browse, cancel
-from kombu_fdb.engine.messages.message import read_beginning
+from kombu_fdb.engine.messages.message import read_beginnings
 from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -46,7 +48,7 @@ def page(work: Work, queue: str, view: View, limit: int) -> Page:
     seen = found if len(found) == limit else rows[:most]
     more = len(rows) > most or (seen != rows)
     following = _position(work.keys, queue, state, seen[-1][0]) if more else None
-    return Page([_list(work, queue, row) for row in found], following)
+    return Page(_list(work, [(queue, row) for row in found]), following)
 
 
 def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse: bool) -> list[KeyValue]:
@@ -64,7 +66,7 @@ def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse
 
 def list_task(work: Work, task_id: str) -> list[Listed]:
     """The first messages of a task, in any state; the leases are looked through only if one of them is leased."""
-    return [_list(work, *each) for each in cancel.where(work, task_id)]
+    return _list(work, cancel.where(work, task_id))
 
 
 def _ranges(keys: Keyspace, queue: str, view: View) -> list[Range]:
@@ -97,12 +99,15 @@ def _is_of(queue: str, lease: bytes) -> bool:
         return False
 
 
-def _list(work: Work, queue: str, row: KeyValue) -> Listed:
-    opened = read_beginning(work, browse.record_at(work.keys, row))
-    message = browse.show(work.keys, queue, row, opened)
-    position = _position(work.keys, queue, message.state, row[0])
-    priority = _priority(work.keys, queue, message.state, row)
-    return Listed(position, message, opened.record.size, priority, message.due_ms)
+def _list(work: Work, rows: Sequence[cancel.Found]) -> list[Listed]:
+    listed = []
+    beginnings = read_beginnings(work, [browse.record_at(work.keys, row) for _, row in rows])
+    for (queue, row), opened in zip(rows, beginnings, strict=True):
+        message = browse.show(work.keys, queue, row, opened)
+        position = _position(work.keys, queue, message.state, row[0])
+        priority = _priority(work.keys, queue, message.state, row)
+        listed.append(Listed(position, message, opened.record.size, priority, message.due_ms))
+    return listed
 
 
 def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
@@ -127,7 +132,7 @@ def read_at(work: Work, queue: str, state: str, position: bytes) -> Listed | Non
     value = work.tr.get(key, snapshot=True)
     if value is None or (state == LEASED and not _is_of(queue, value)):
         return None
-    listed = _list(work, queue, (key, value))
+    (listed,) = _list(work, [(queue, (key, value))])
     return listed._replace(message=browse.look(work, queue, (key, value)))
 
 
@@ -143,5 +148,5 @@ def row_at(work: Work, queue: str, state: str, position: bytes, message_id: byte
     value = work.tr.get(key)
     if value is None or (state == LEASED and not _is_of(queue, value)):
         return None
-    record, _beginning = read_beginning(work, browse.record_at(work.keys, (key, value)))
+    ((record, _beginning),) = read_beginnings(work, [browse.record_at(work.keys, (key, value))])
     return (key, value) if record.message_id == message_id else None

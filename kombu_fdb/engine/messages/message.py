@@ -58,7 +58,7 @@ __all__ = [
     "put_ready",
     "read",
     "read_all",
-    "read_beginning",
+    "read_beginnings",
     "take_out",
     "take_row",
     "take_run",
@@ -271,15 +271,18 @@ def open_record(value: bytes) -> Opened | FormatError:
     return Opened(record, record.payload) if isinstance(record, Record) else record
 
 
-def read_beginning(work: Work, value: bytes) -> Opened:
-    """The record and the first chunk of its payload; bytes that can't be read are a payload. Snapshot."""
-    try:
-        record = decode_record(value)
-    except FormatError:
-        return Opened(Record.unreadable(value), value)
-    if not record.chunks:
-        return Opened(record, record.payload)
-    return Opened(record, work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b"")
+def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Opened]:
+    """Each record and the first chunk of its payload; bytes that can't be read are a payload. In one round trip."""
+    records = [_decode(value) for value in values]
+    firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
+    chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
+    found = []
+    for value, record in zip(values, records, strict=True):
+        if isinstance(record, FormatError):
+            found.append(Opened(Record.unreadable(value), value))
+        else:
+            found.append(Opened(record, (next(chunks) or b"") if record.chunks else record.payload))
+    return found
 
 
 def _decode(value: bytes) -> Record | FormatError:

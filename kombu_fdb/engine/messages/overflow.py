@@ -88,8 +88,8 @@ def judge(work: Work, coming: Mapping[str, Load]) -> Verdict:
     """What becomes of what is ``coming`` to each queue. Raises ``CapacityExceeded``."""
     refusing = []
     overfull = {}
-    for queue, new in coming.items():
-        full = _full(work, queue, new)
+    for (queue, new), ready in zip(coming.items(), _ready(work, coming), strict=True):
+        full = _full(work, queue, ready, new)
         if full is None:
             continue
         mode = work.routing.queue(work.tr, queue).overflow
@@ -113,7 +113,8 @@ def trim(work: Work, queue: str, limit: int = MOST_LEAVING) -> int:
 
 
 def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
-    full = _full(work, queue, Load(), least)
+    (ready,) = _ready(work, [queue])
+    full = _full(work, queue, ready, NOTHING, least)
     if full is None or work.routing.queue(work.tr, queue).overflow != DROP_HEAD:
         return 0
     rows = _oldest(work, queue, full, most_rows=most_rows)
@@ -131,12 +132,15 @@ class _Full(NamedTuple):
     excess: Load
 
 
-def _full(work: Work, queue: str, new: Load, least: Load = NOTHING) -> _Full | None:
+def _ready(work: Work, queues: Collection[str]) -> list[Load]:
+    """What is there, at snapshot; in one round trip."""
+    counts = [work.keys.count(queue, READY) for queue in queues]
+    return [Load(*decode_amount(each)) for each in work.tr.get_many(counts, snapshot=True)] if counts else []
+
+
+def _full(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> _Full | None:
     """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
-    if most == NO_LIMIT:
-        return None
-    ready = Load(*decode_amount(work.tr.get(work.keys.count(queue, READY), snapshot=True)))
     excess = Load(*(_excess(*each) for each in zip(ready, new, most, least, strict=True)))
     return None if excess == NOTHING else _Full(ready, most, excess)
 

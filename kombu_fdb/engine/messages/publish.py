@@ -35,6 +35,7 @@ __all__ = [
     "named",
     "publish",
     "publish_dead",
+    "route",
 ]
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
@@ -72,7 +73,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     is raised then. The publications are :func:`named`, and the same in the next run, as is its moment.
     """
     now_ms = work.now_ms
-    reached = _route(work, publications)
+    reached = route(work, publications)
     fresh = without_duplicates(work, publications, reached)
     declared = _declared(work, reached)
     refusing, overfull = _judge(work, declared, fresh, reached)
@@ -90,22 +91,17 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
                 publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
-    for queue, of_queue in keys.items():
-        limits.check_capacity(work, queue, of_queue, work.routing.control(work.tr, queue))
+    if keys:
+        limits.check_capacity(work, keys)
     return Published(reached, overfull)
 
 
-def _route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
-    """The queues of each; those of one exchange and routing key are looked up once."""
-    known: dict[tuple[str, str], list[str]] = {}
-    reached, messages = [], work.effects.stamped
-    for each in publications:
-        address = each.exchange, each.routing_key
-        queues = known.get(address)
-        if queues is None:
-            queues = known[address] = work.routing.route(work.tr, *address)
-        reached.append(queues)
-        messages += len(queues)
+def route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
+    """The queues of each."""
+    addresses = [(each.exchange, each.routing_key) for each in publications]
+    routes = work.routing.routes(work.tr, dict.fromkeys(addresses))
+    reached = [routes[each] for each in addresses]
+    messages = work.effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(
             "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
@@ -115,14 +111,11 @@ def _route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
 
 def _declared(work: Work, reached: Sequence[Sequence[str]]) -> dict[str, QueueDeclaration]:
     """What each queue is declared as. The transaction fills the disk unless all of them empty themselves."""
-    declared: dict[str, QueueDeclaration] = {}
-    fills = False
-    for queue in chain.from_iterable(reached):
-        if queue not in declared:
-            declared[queue] = declaration = work.routing.queue(work.tr, queue)
-            fills = fills or not declaration.empties_itself
-    if fills:
-        work.tr.fill()
+    declared = work.routing.queues(work.tr, dict.fromkeys(chain.from_iterable(reached)))
+    for declaration in declared.values():
+        if not declaration.empties_itself:
+            work.tr.fill()
+            break
     return declared
 
 

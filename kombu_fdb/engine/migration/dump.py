@@ -78,10 +78,14 @@ def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _opener(queue: str, rows: list[_Row]) -> Callable[[Work], list[StoredMessage]]:
-    return lambda work: [_open(work, queue, row) for row in rows]
+    def verb(work: Work) -> list[StoredMessage]:
+        opened = message.read_all(work, [row.value for row in rows])
+        return [_open(queue, *each) for each in zip(rows, opened, strict=True)]
+
+    return verb
 
 
-def _open(work: Work, queue: str, row: _Row) -> StoredMessage:
+def _open(queue: str, row: _Row, opened: message.Opened | FormatError) -> StoredMessage:
     found = StoredMessage(
         queue=queue,
         state=row.state,
@@ -92,12 +96,11 @@ def _open(work: Work, queue: str, row: _Row) -> StoredMessage:
         keyed=bool(row.key),
         unreadable=True,
     )
-    try:
-        record, payload = message.read(work, row.value)
-    except FormatError:
+    if isinstance(opened, FormatError):
         if is_newer(row.value):
-            raise _newer(queue) from None
+            raise _newer(queue)
         return found
+    record, payload = opened
     return dataclasses.replace(
         found,
         payload=payload,

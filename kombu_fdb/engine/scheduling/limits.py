@@ -130,19 +130,19 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
     return dataclasses.replace(value, **changes)
 
 
-def check_capacity(work: Work, queue: str, keys: Collection[str], control: QueueControl) -> None:
+def check_capacity(work: Work, keys: Mapping[str, Collection[str]]) -> None:
     """Whether what this transaction has made ready fits. Raises ``CapacityExceeded`` for the first key that is full.
 
-    At snapshot, in one round trip: concurrent publishers may overshoot a little. A delayed message needs no room until
-    it is due, and then enters even a full key, so the retry of a running task is not lost.
+    ``keys``: those of each queue. At snapshot, in one round trip: concurrent publishers may overshoot a little. A
+    delayed message needs no room until it is due, and then enters even a full key, so the retry of a running task is
+    not lost.
     """
-    if not control.limited and control.every_key.capacity is None:
-        return
-    found = work.tr.get_many(
-        [row for key in keys for row in (work.keys.limits(queue, key), work.keys.backlog(queue, key))], snapshot=True
-    )
-    for key, own, backlog in zip(keys, found[::2], found[1::2], strict=True):
-        capacity = (control.every_key if own is None else limits_of(own)).capacity
+    controls = work.routing.controls(work.tr, keys)
+    asked = [(queue, key) for queue, control in controls.items() if _has_capacities(control) for key in keys[queue]]
+    rows = [row for each in asked for row in (work.keys.limits(*each), work.keys.backlog(*each))]
+    found = work.tr.get_many(rows, snapshot=True) if rows else []
+    for (queue, key), own, backlog in zip(asked, found[::2], found[1::2], strict=True):
+        capacity = (controls[queue].every_key if own is None else limits_of(own)).capacity
         before = decode_count(backlog)
         if capacity is not None and before + work.effects.coming(queue, key) > capacity:
             raise CapacityExceeded(
@@ -152,3 +152,7 @@ def check_capacity(work: Work, queue: str, keys: Collection[str], control: Queue
                 capacity=capacity,
                 fix="Nothing was stored: publish it again later, or raise the key's capacity.",
             )
+
+
+def _has_capacities(control: QueueControl) -> bool:
+    return control.limited or control.every_key.capacity is not None
