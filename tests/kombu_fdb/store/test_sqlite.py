@@ -173,21 +173,3 @@ def test_a_copy_that_is_not_in_wal_mode(tmp_path: Path) -> None:
     reader.cancel()
     assert read(database, b"a") == b"2"
     database.close()
-
-
-OLD_SCHEMA = "CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"
-
-
-@pytest.mark.parametrize("schema", [sqlite_files.SCHEMA.split(";")[0], OLD_SCHEMA])
-@pytest.mark.parametrize("outsider", ["ANALYZE", "PRAGMA optimize=0x10002", "VACUUM"])
-def test_no_statement_scans_the_table_whatever_an_outsider_has_done(schema: str, outsider: str) -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute(schema)
-    connection.executemany("INSERT INTO kv VALUES (?, ?)", [(b"%d" % number, b"") for number in range(3)])
-    connection.execute("ANALYZE")
-    connection.execute(outsider).fetchall()
-    statements = [each for each in vars(sqlite_transaction).values() if isinstance(each, str) and " kv " in each]
-    assert len(statements) >= 7
-    for statement in (*statements, *map(sqlite_transaction._get_so_many, (2, 16, sqlite_transaction.MOST_PARAMETERS))):
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [b"1"] * statement.count("?")).fetchall()
-        assert not any("SCAN" in step[-1] for step in plan), (statement, plan)

@@ -1,0 +1,188 @@
+"""What others do to the file with their own tools, beside a busy broker: it goes on, and its plans stay what they are.
+
+Statistics (``ANALYZE``, ``PRAGMA optimize``) that were made when the broker held little, its normal state, stay in the
+file: a plan that the planner may choose by them can be a scan of the table for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.model import KeyLimits, Publication, View
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.store.sqlite import files
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+#: Of files that are made today, and of before.
+SCHEMAS = [files.SCHEMA.split(";")[0], "CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"]
+#: Literals in what SQLite tells of a statement.
+LITERALS = re.compile(r"[xX]'[0-9A-Fa-f]*'|\b\d+\b|-1")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "broker.db")
+
+
+def live(bench: Bench) -> None:
+    """Messages of each kind come, wait, move and go; everything is looked at, and the duties run."""
+    engine = bench.engine
+    engine.queues.declare_exchange(Exchange("x", "topic"))
+    engine.queues.declare(QueueDeclaration("full", arguments={"x-max-length": 1, "x-message-ttl": 1}))
+    engine.queues.bind("q", "x", "#")
+    engine.queues.limit("fair", "a", KeyLimits(max_in_flight=1, rate=1))
+    due_ms = bench.clock.wall_ms() + 1
+    batch = [Publication("x", "k", b"a", task_id="t", dedup_id="d", dedup_window_ms=1)]
+    batch += [Publication("", queue, b"b", key=key) for queue in ("fair", "full") for key in ("", "a", "b")] * 20
+    engine.publisher.publish([*batch, Publication("", "q", b"c", due_ms=due_ms), Publication("", "q", b"d" * 300_000)])
+    held = [each.lease for each in bench.take(100, "q", "fair")]
+    engine.messages.reject(held[:1])
+    engine.messages.release(held[1:2])
+    engine.messages.ack(held[2:])
+    bench.later(1)
+    duties = bench.duties()
+    while duties.run_once() == 0:
+        pass
+    for state in ("ready", "delayed", "leased"):
+        engine.inspect.page("fair", View(state, reverse=True), 10)
+    engine.inspect.peek("fair", 10)
+    engine.messages.cancel("t")
+    engine.dead_letters.replay("q", 10)
+    engine.messages.move("fair", "q")
+    engine.queues.purge("q")
+    engine.queues.delete("full")
+    engine.sessions.close(bench.session)
+
+
+def prepared(database: SqliteDatabase, verb: Callable[[], None]) -> set[str]:
+    """Each statement on the table, with parameters for its values."""
+    told: set[str] = set()
+    for connection in database.file.connections():
+        connection.set_trace_callback(lambda sql: told.add(LITERALS.sub("?", sql)))
+    try:
+        verb()
+    finally:
+        for connection in database.file.connections():
+            connection.set_trace_callback(None)
+    return {each for each in told if re.search(r"\bkv\b", each)}
+
+
+@pytest.fixture
+def statements(path: str) -> Iterator[set[str]]:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.payloads()  # both of its connections are there
+        yield prepared(database, lambda: live(bench)) | {files.MEND_VERSION}
+
+
+def plan(connection: sqlite3.Connection, statement: str) -> list[str]:
+    values = [b"1"] * statement.count("?")
+    if "LIMIT" in statement:
+        values[-1] = 1  # type: ignore[call-overload]  # of rows
+    return [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+
+def scans(connection: sqlite3.Connection, statements: set[str]) -> dict[str, list[str]]:
+    """Plans that do not find their rows by the keys, or sort what they have found."""
+    plans = {each: plan(connection, each) for each in statements}
+    return {each: found for each, found in plans.items() if not all(map(_is_of_keys, found))}
+
+
+def _is_of_keys(step: str) -> bool:
+    return bool(
+        re.match(
+            r"SEARCH kv USING ((COVERING )?INDEX sqlite_autoindex_kv_1|PRIMARY KEY) \(k|SCAN CONSTANT ROW|SCALAR SUB",
+            step,
+        )
+    )
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=["rowid", "without rowid"])
+@pytest.mark.parametrize("rows", [3, 30, 300, 30_000])
+def test_no_statement_scans_whatever_was_analyzed(statements: set[str], schema: str, rows: int) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute(schema)
+    connection.executemany("INSERT INTO kv VALUES (?, ?)", ((b"%d" % number, b"") for number in range(rows)))
+    for outsider in ("ANALYZE", "PRAGMA optimize=0x10002", "VACUUM"):
+        connection.execute(outsider).fetchall()
+        assert scans(connection, statements) == {}
+
+
+def test_the_broker_has_said_all_that_it_says(statements: set[str]) -> None:
+    """Reads by key, by some keys and by range in both directions; stores, clears by key and by range."""
+    kinds = {re.sub(r"\?(,\?)+", "?,...", each) for each in statements}
+    assert len(kinds) >= 8, kinds
+
+
+def test_a_scan_is_noticed() -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute(SCHEMAS[0])
+    for scan in ("SELECT v FROM kv WHERE v=?", "SELECT k FROM kv", "SELECT k FROM kv WHERE k>? ORDER BY v"):
+        assert scans(connection, {scan})
+
+
+def analyze(connection: sqlite3.Connection, _copy: Path) -> None:
+    connection.execute("ANALYZE")
+
+
+def optimize(connection: sqlite3.Connection, _copy: Path) -> None:
+    connection.execute("PRAGMA optimize=0x10002").fetchall()
+
+
+def vacuum(connection: sqlite3.Connection, _copy: Path) -> None:
+    connection.execute("VACUUM")
+
+
+def backup(connection: sqlite3.Connection, copy: Path) -> None:
+    with contextlib.closing(sqlite3.connect(copy)) as target:
+        connection.backup(target)
+
+
+OUTSIDERS = [analyze, optimize, vacuum, backup]
+TIMES = 5
+
+
+@pytest.mark.parametrize("outsider", OUTSIDERS)
+def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sqlite3.Connection, Path], None]) -> None:
+    done, failed, copy = threading.Event(), list[BaseException](), tmp_path / "copy.db"
+
+    def interfere() -> None:
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
+                for _ in range(TIMES):
+                    outsider(connection, copy)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.put(*[b"first"] * 50)
+        thread = threading.Thread(target=interfere)
+        thread.start()
+        while not done.is_set():
+            bench.put(b"a", b"b", key="k")
+            bench.engine.messages.ack([each.lease for each in bench.take(2)])
+        thread.join()
+        assert failed == []
+        assert bench.counts() == (50, 0, 0)
+        bench.check()
+        said = prepared(database, lambda: live(bench))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert scans(connection, said) == {}
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    if outsider is backup:
+        with contextlib.closing(SqliteDatabase.open(str(copy))) as restored:
+            bench.database = restored
+            bench.engine = bench.another()
+            bench.check()
+            assert 50 <= bench.counts()[0] <= 52
