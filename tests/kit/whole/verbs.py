@@ -299,6 +299,7 @@ VERBS: dict[str, Verb] = {
     "queues.finish_deletion_part": _finish_deletion_parts,
     "queues.purge": lambda s: [s.engine.queues.purge(queue) for queue in ("q", "fair")],
     "queues.purge_some": _purge_in_parts,
+    "queues.last": lambda s: s.engine.queues.last("q"),
     "queues.expiring": lambda s: s.engine.queues.expiring(),
     "queues.expire": _expire,
     "queues.touch": lambda s: s.engine.queues.touch("expires"),
