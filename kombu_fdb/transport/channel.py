@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from amqp.exceptions import NotAllowed
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
@@ -178,8 +179,16 @@ class Channel(DeclaringChannel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
+        """Raises 530 for a tag that another consumer of the channel has."""
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
         check_text("consumer tag", consumer_tag, LONGEST_NAME)
+        if consumer_tag in self._subscriptions:
+            raise NotAllowed(
+                f"NOT_ALLOWED - attempt to reuse consumer tag {consumer_tag!r}. Cancel its consumer first, or leave the "
+                "tag out: then the channel makes one",
+                (60, 20),
+                "Channel.basic_consume",
+            )
         declaration = self.engine.inspect.queue(queue)
         transient = declaration is not None and declaration.can_vanish
         single = declaration is not None and declaration.single_active

@@ -50,7 +50,7 @@ def _note_attempt(arrival: Arrival) -> None:
 def _open(arrival: Arrival) -> Any:
     """The message; None if it can't be one, and has been dead-lettered."""
     subscription, delivery, tag = arrival
-    message = subscription.open(delivery, tag, subscription.tag)
+    message = subscription.open(delivery, tag, subscription.consumer_tag)
     if message is None:
         return None
     fault = fault_in(message, subscription.callback)

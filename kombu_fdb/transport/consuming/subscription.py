@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from kombu_fdb.transport.holding.settler import Settler
 __all__ = ["Arrival", "Subscription", "next_tag"]
 
 _tags = count(1)
+_numbers = count(1)
 
 
 def next_tag() -> int:
@@ -25,7 +26,8 @@ def next_tag() -> int:
 class Subscription:
     """One consumer of one queue."""
 
-    tag: str
+    #: The caller's, which is its name in its channel only.
+    consumer_tag: str
     queue: str
     #: Of its channel, as are the next two.
     credit: Credit[Subscription]
@@ -40,6 +42,11 @@ class Subscription:
     single: bool = False
     #: The session in whose name the store knows of this consumer.
     session_id: SessionId | None = None
+    #: Its name in the store: no two of a process, and so of a session, are the same.
+    tag: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tag = f"{next(_numbers)}-{self.consumer_tag}"
 
     @property
     def leaseless(self) -> bool:

@@ -62,7 +62,7 @@ class Listener:
     @property
     def active(self) -> bool:
         found = self.connection.default_channel.engine.inspect.active_consumer("q")
-        return found is not None and found[1] in self.consumer._active_tags.values()
+        return found is not None and found[1].partition("-")[2] in self.consumer._active_tags.values()
 
 
 class TestArguments:
