@@ -44,6 +44,7 @@ __all__ = [
     "Stamp",
     "StoredMessage",
     "View",
+    "Way",
 ]
 
 #: A fairness key's longest UTF-8 form, in bytes.
@@ -99,6 +100,13 @@ class Publication(NamedTuple):
     message_id: bytes = b""
 
 
+class Way(NamedTuple):
+    """By which exchange and routing key a message came to the queue where it is."""
+
+    exchange: str
+    routing_key: str
+
+
 class Lease(NamedTuple):
     """Proof of ownership: the session and the number of the claim inside it."""
 
@@ -149,6 +157,10 @@ class Delivery(NamedTuple):
     ttr_ms: int = 0
     #: Whether it is under its lease; one for a consumer without acks may have been deleted by its claim.
     leased: bool = True
+    #: None: as it was published.
+    way: Way | None = None
+    #: A consumer has had it before, whether that counted or not.
+    seen: bool = False
 
 
 class Peeked(NamedTuple):
@@ -250,7 +262,11 @@ class RoundSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One ``x-death`` entry (https://www.rabbitmq.com/docs/dlx#effects)."""
+    """One ``x-death`` entry (https://www.rabbitmq.com/docs/dlx#effects).
+
+    ``exchange``, ``routing_keys``: by which the message had come to the queue when it died there for the first time.
+    ``time_ms``: of the last time. ``first``: its first death of all was one of these.
+    """
 
     queue: str
     reason: str
@@ -259,6 +275,7 @@ class Death:
     exchange: str = ""
     routing_keys: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,3 +409,5 @@ class StoredMessage:
     #: Of a dead letter: what it had before.
     priority_before: int = NO_PRIORITY
     unreadable: bool = False
+    way: Way | None = None
+    seen: bool = False

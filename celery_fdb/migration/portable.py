@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from kombu_fdb.engine.stored.effects import DELAYED, READY
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of, way_of
 from kombu_fdb.model import (
     LONGEST_KEY,
     LONGEST_TASK_ID,
@@ -45,7 +45,8 @@ _ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, Over
 LONGEST_STORED = 8_000
 
 FORMAT = "celery-fdb-export"
-VERSION = 1
+#: 2: a message may have a way and be seen, and a death be the first.
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
     deaths = tuple(Death(**{**each, "routing_keys": tuple(each["routing_keys"])}) for each in fields["deaths"])
     payload = base64.b64decode(fields["payload"], validate=True)
     message_id = bytes.fromhex(fields["message_id"])
-    message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths})
+    way = None if fields.get("way") is None else way_of(fields["way"])
+    message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths, "way": way})
     _check(message)
     return message
 
@@ -113,7 +115,7 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
 def _check(message: StoredMessage) -> None:
     """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
     decode_record(record_of(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
-    flags = (message.keyed, message.unreadable)
+    flags = (message.keyed, message.unreadable, message.seen)
     if not (
         len(message.message_id) in (0, 16)
         and message.state in (READY, DELAYED)
@@ -245,7 +247,7 @@ def read_header(path: Path) -> Header:
         raise FormatError(
             "not an export of celery-fdb", path=str(path), fix="Name a file that `export` wrote."
         ) from None
-    if version != VERSION:
+    if version not in range(1, VERSION + 1):
         raise FormatError("an export of a newer celery-fdb", version=version, fix="Upgrade this one.")
     try:
         header = Header(**{**fields, "id": bytes.fromhex(fields["id"])})

@@ -13,6 +13,10 @@ older process counts, delays, promotes, releases, moves and deletes a message th
 to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
 number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 
+Version 2 of a record is version 1 with three facts that it has no room for: the way by which the message came to its
+queue (in the extras), which death was its first, and, as the highest bit of the redelivery count, that a consumer has
+had it. Where there is none of them, version 1 is written, which every older process reads.
+
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
 be read hands out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
@@ -43,6 +47,7 @@ from kombu_fdb.model import (
     Place,
     QueueControl,
     StoredMessage,
+    Way,
 )
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 
@@ -77,8 +82,10 @@ __all__ = [
     "published_at",
     "record_of",
     "redelivered",
+    "seen",
     "size_of",
     "traces_of",
+    "way_of",
 ]
 
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
@@ -86,7 +93,7 @@ INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.
 CHUNK_BYTES = 90_000
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 LEASE_VERSION = 1
 #: Of records and leases to come: no text begins with such a byte, so none is taken for one.
 LAST_VERSION = 31
@@ -100,7 +107,9 @@ _MOMENT = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
 _SIZE_AT = struct.calcsize(">BHHHBI")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
+#: Of version 1. Later ones have a bit less, and in it whether a consumer has had the message.
 _MOST_REDELIVERIES = 0xFFFF
+_SEEN = 0x8000
 _NO_CONTROL = QueueControl()
 _UNREADABLE = QueueControl(paused=True, limited=True)
 #: Of a control that can't be read.
@@ -134,6 +143,10 @@ class Record(NamedTuple):
     task_id: str = ""
     #: Of a dead letter, which waits in the order of the deaths: what it had, and has again when it is replayed.
     priority: int = NO_PRIORITY
+    #: None: as it was published.
+    way: Way | None = None
+    #: A consumer has had it before, whether that counted or not.
+    seen: bool = False
 
     @classmethod
     def of(
@@ -163,12 +176,15 @@ class Record(NamedTuple):
 
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
-        numbers = self.deaths or self.ttr_ms or self.priority
-        extras = _encode_extras(self.deaths, self.ttr_ms, self.priority) if numbers else b""
+        has_extras = self.deaths or self.ttr_ms or self.priority or self.way
+        extras = _encode_extras(self) if has_extras else b""
+        version, redeliveries = 1, self.redeliveries
+        if self.way is not None or self.seen or any(death.first for death in self.deaths):
+            version, redeliveries = RECORD_VERSION, min(redeliveries, _SEEN - 1) | (_SEEN if self.seen else 0)
         name, task = self.key.encode(), self.task_id.encode()
         head = _HEAD.pack(
-            RECORD_VERSION,
-            self.redeliveries,
+            version,
+            redeliveries,
             self.chunks,
             len(name),
             len(task),
@@ -201,7 +217,7 @@ def record_of(message: StoredMessage, message_id: bytes) -> Record:
         ttr_ms=message.ttr_ms,
         task_id=message.task_id,
         priority=message.priority_before,
-    )
+    )._replace(way=message.way, seen=message.seen)
 
 
 def decode_record(value: bytes) -> Record:
@@ -219,9 +235,10 @@ def decode_record(value: bytes) -> Record:
         if is_newer(value):
             raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
         raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths, ttr_ms, priority = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY)
+    deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
     key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
     task_id = _decode_text(value[end_of_key:begin]) if task else ""
+    redeliveries, was_seen = _split_count(version, redeliveries)
     return Record(
         message_id,
         published_ms,
@@ -235,7 +252,14 @@ def decode_record(value: bytes) -> Record:
         ttr_ms,
         task_id,
         priority,
+        way,
+        was_seen,
     )
+
+
+def _split_count(version: int, count: int) -> tuple[int, bool]:
+    """Redeliveries, and whether a consumer has had the message."""
+    return (count, False) if version == 1 else (count & ~_SEEN, bool(count & _SEEN))
 
 
 def is_newer(value: bytes) -> bool:
@@ -276,7 +300,7 @@ def traces_of(value: bytes) -> tuple[bytes, int, str]:
 
 def _outline(value: bytes) -> Record:
     try:
-        _version, redeliveries, chunks, name, task, _extras, size, published_ms, expires_ms, message_id = (
+        version, redeliveries, chunks, name, task, _extras, size, published_ms, expires_ms, message_id = (
             _HEAD.unpack_from(value)
         )
     except struct.error as error:
@@ -285,7 +309,9 @@ def _outline(value: bytes) -> Record:
     if name > LONGEST_KEY or task > LONGEST_TASK_ID or len(value) < end:
         raise FormatError("unreadable message record", length=len(value))
     key, task_id = _decode_text(value[_HEAD.size : end_of_key]), _decode_text(value[end_of_key:end])
-    return Record(message_id, published_ms, expires_ms, redeliveries, chunks, size, b"", (), key, task_id=task_id)
+    redeliveries, was_seen = _split_count(version, redeliveries)
+    times = (published_ms, expires_ms, redeliveries)
+    return Record(message_id, *times, chunks, size, b"", (), key, task_id=task_id, seen=was_seen)
 
 
 def _has_head(value: bytes) -> bool:
@@ -326,7 +352,19 @@ def redelivered(value: bytes) -> bytes:
     if not _has_head(value):
         return value
     (count,) = _REDELIVERIES.unpack_from(value, 1)
-    return value[:1] + _REDELIVERIES.pack(min(count + 1, _MOST_REDELIVERIES)) + value[1 + _REDELIVERIES.size :]
+    most = _MOST_REDELIVERIES if value[0] == 1 or count & _SEEN else _SEEN - 1
+    return value[:1] + _REDELIVERIES.pack(min(count + 1, most)) + value[1 + _REDELIVERIES.size :]
+
+
+def seen(value: bytes) -> bytes:
+    """The same record, which a consumer has had without an attempt; unreadable bytes stay as they are."""
+    if not _has_head(value):
+        return value
+    (count,) = _REDELIVERIES.unpack_from(value, 1)
+    if value[0] == 1:
+        count = min(count, _SEEN - 1)
+    head = bytes([max(value[0], 2)]) + _REDELIVERIES.pack(count | _SEEN)
+    return head + value[len(head) :]
 
 
 def encode_lease(queue: str, place: Place, record: bytes) -> bytes:
@@ -494,13 +532,24 @@ def _types(kind: type) -> Mapping[str, Any]:
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Death, KeyLimits, QueueControl)}
 
 
-def _encode_extras(deaths: Sequence[Death], ttr_ms: int, priority: int) -> bytes:
-    """A list of deaths; in front of them the time to run, if there is one or a priority, and the priority, if any."""
-    numbers = [ttr_ms, priority] if priority else [ttr_ms] if ttr_ms else []
-    return encode_json([*numbers, *(dataclasses.asdict(death) for death in deaths)])
+def _encode_extras(record: Record) -> bytes:
+    """A list of deaths. In front of them the time to run, if there is one or a priority; the priority, if any; the way.
+
+    Without what only version 2 has, as version 1 had it.
+    """
+    numbers = [record.ttr_ms, record.priority] if record.priority else [record.ttr_ms] if record.ttr_ms else []
+    way = [] if record.way is None else [record.way]
+    return encode_json([*numbers, *way, *(_fields_of(death) for death in record.deaths)])
 
 
-def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int]:
+def _fields_of(death: Death) -> dict[str, Any]:
+    fields = dataclasses.asdict(death)
+    if not death.first:
+        del fields["first"]
+    return fields
+
+
+def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, Way | None]:
     extras = decode_json(value)
     if not isinstance(extras, list):
         raise FormatError("unreadable death history", value=value[:80])
@@ -508,7 +557,16 @@ def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int]:
     ttr_ms, priority = (*numbers, 0, NO_PRIORITY)[:2]
     if not (0 <= ttr_ms <= MOST and NO_PRIORITY <= priority <= URGENT):
         raise FormatError("unreadable death history", value=value[:80])
-    return tuple(_death(entry) for entry in extras[len(numbers) :]), ttr_ms, priority
+    rest = extras[len(numbers) :]
+    way = way_of(rest.pop(0)) if rest and isinstance(rest[0], list) else None
+    return tuple(_death(entry) for entry in rest), ttr_ms, priority, way
+
+
+def way_of(fields: Any) -> Way:
+    """Of a list of two texts. Raises ``FormatError``."""
+    if not isinstance(fields, list) or [type(each) for each in fields] != [str, str]:
+        raise FormatError("unreadable way of a message", value=str(fields)[:80])
+    return Way(*fields)
 
 
 def _death(entry: Any) -> Death:

@@ -10,7 +10,9 @@ import json
 import struct
 from typing import Any
 
-__all__ = ["ATTEMPTS", "HEAD", "VERSION", "headers_of", "routing_key_of"]
+from kombu_fdb.model import Way
+
+__all__ = ["ATTEMPTS", "HEAD", "VERSION", "headers_of", "published_by"]
 
 #: Of a task that waits to be retried: its failed attempts, with time and error (``celery_fdb/tasks/failures.py``).
 ATTEMPTS = "fdb_attempts"
@@ -21,24 +23,27 @@ VERSION = 1
 HEAD = struct.Struct(">BI")
 #: Where it stands in meta: content type, content encoding, headers, properties, exchange, routing key.
 _HEADERS = 2
-_ROUTING_KEY = 5
+_EXCHANGE = 4
 
 
 def headers_of(payload: bytes) -> dict[str, Any]:
     """The headers of a kombu message; empty if the payload is no such message."""
-    headers = _meta(payload, _HEADERS)
+    meta = _meta(payload)
+    headers = meta[_HEADERS] if len(meta) > _HEADERS else None
     return headers if isinstance(headers, dict) else {}
 
 
-def routing_key_of(payload: bytes) -> str:
-    """With which a kombu message was published; "" if the payload is no such message."""
-    routing_key = _meta(payload, _ROUTING_KEY)
-    return routing_key if isinstance(routing_key, str) else ""
+def published_by(payload: bytes) -> Way | None:
+    """Exchange and routing key of a kombu message; None if the payload is no such message."""
+    way = _meta(payload)[_EXCHANGE:]
+    return Way(*way) if [type(each) for each in way] == [str, str] else None
 
 
-def _meta(payload: bytes, place: int) -> Any:
+def _meta(payload: bytes) -> list[Any]:
+    """Empty if the payload is no kombu message."""
     try:
         version, length = HEAD.unpack_from(payload)
-        return json.loads(payload[HEAD.size : HEAD.size + length])[place] if version == VERSION else None
-    except (struct.error, ValueError, RecursionError, LookupError, TypeError):
-        return None
+        meta = json.loads(payload[HEAD.size : HEAD.size + length]) if version == VERSION else []
+    except (struct.error, ValueError, RecursionError):
+        return []
+    return meta if isinstance(meta, list) else []

@@ -95,6 +95,8 @@ class Client:
         self._in_doubt: set[Lease] = set()
         #: Held messages at which an attempt was made: that counts, however they come back.
         self.attempted: set[Lease] = set()
+        #: Held messages that were handed to a consumer: when they come back, they are marked as redelivered.
+        self.seen: set[Lease] = set()
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
@@ -308,6 +310,7 @@ class Client:
             membership.known.difference_update(leases)
         self._overdue.forget(leases)
         self.attempted.difference_update(leases)
+        self.seen.difference_update(leases)
         gone = [] if results is None else [lease for lease, done in zip(leases, results, strict=False) if not done]
         lost = len(set(gone) - self._in_doubt)
         self._in_doubt.difference_update(leases)
@@ -332,8 +335,10 @@ class Client:
     def _release(self, leases: list[Lease], *, counted: bool = False) -> None:
         attempted = [lease for lease in leases if counted or lease in self.attempted]
         others = [lease for lease in leases if not (counted or lease in self.attempted)]
-        for part in filter(None, (attempted, others)):
-            self.engine.messages.release(part, counted=part is attempted)
+        seen = [lease for lease in others if lease in self.seen]
+        unseen = [lease for lease in others if lease not in self.seen]
+        for part in filter(None, (attempted, seen, unseen)):
+            self.engine.messages.release(part, counted=part is attempted, seen=part is seen)
             self.settled(part)
 
     def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None, *, due_ms: int = 0) -> None:
@@ -346,6 +351,12 @@ class Client:
     def reject(self, leases: list[Lease], *, reason: str = "rejected", **details: Any) -> None:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
+
+    def discard(self, leases: list[Lease]) -> int:
+        """Delete what no consumer has seen. Returns how many there were. Raises a ``StoreError``: try again."""
+        deleted = self.engine.messages.ack(leases)
+        self.settled(leases)
+        return sum(deleted)
 
     def watch(
         self,
@@ -450,15 +461,17 @@ class Client:
                 engine.messages.ack(leases)
                 membership.known.difference_update(leases)
                 leases.clear()
-            own = [lease for lease in self.attempted if lease.session == membership.session_id]
-            if own and not membership.lost:
-                engine.messages.release(own)
+            for counted, leases_ in ((True, self.attempted), (False, self.seen - self.attempted)):
+                own = [lease for lease in leases_ if lease.session == membership.session_id]
+                if own and not membership.lost:
+                    engine.messages.release(own, counted=counted, seen=True)
             membership.close()
         except KombuFDBError as error:
             # Nothing is lost: what the session still holds comes back when its TTL has passed.
             logger.warning("could not end the session: %s", error)
         finally:
             self.attempted.clear()
+            self.seen.clear()
             self.acks.extendleft(reversed(leases))  # a lease may be settled as long as its session stands
 
 

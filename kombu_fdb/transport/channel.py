@@ -253,6 +253,8 @@ class Channel(DeclaringChannel):
             self._settling.refuse(delivery, str(error) if isinstance(error, FormatError) else repr(error))
             return None
         self.credit.held.remember(tag, message)
+        if delivery.leased:
+            self._settling.note_seen(delivery.lease)
         return message
 
     # -- settle ------------------------------------------------------------------------------------------------------

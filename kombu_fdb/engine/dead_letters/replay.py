@@ -30,7 +30,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import priority_of
-from kombu_fdb.model import NO_PRIORITY
+from kombu_fdb.model import NO_PRIORITY, Way
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["Moved", "discard_part", "replay_part", "replay_row"]
@@ -123,6 +123,6 @@ def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | 
     expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
     if payload is not None:
         record = with_payload(work, record, payload)
-    alive = record._replace(expires_ms=expires_ms, redeliveries=0, priority=NO_PRIORITY)
+    alive = record._replace(expires_ms=expires_ms, redeliveries=0, seen=False, priority=NO_PRIORITY, way=Way("", queue))
     put_ready(work, Subqueue(queue, record.key, rank), alive)
     return True

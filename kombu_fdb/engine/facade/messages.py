@@ -211,14 +211,21 @@ class Messages:
         return self._settle(leases, settle.ack)
 
     def release(
-        self, leases: Sequence[Lease], *, counted: bool = True, due_ms: int = 0, details: dict[str, Any] | None = None
+        self,
+        leases: Sequence[Lease],
+        *,
+        counted: bool = True,
+        seen: bool = False,
+        due_ms: int = 0,
+        details: dict[str, Any] | None = None,
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
         ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
-        unstarted message is released uncounted. ``details`` stand in that death's entry. False for each lost lease.
+        unstarted message is released uncounted, and marked if a consumer has ``seen`` it. ``details`` stand in that
+        death's entry. False for each lost lease.
         """
-        how = settle.Release(counted, due_ms, details)
+        how = settle.Release(counted, due_ms, details, seen)
         return self._settle(leases, lambda work, part: settle.release(work, part, how))
 
     def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:

@@ -36,8 +36,8 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
 from kombu_fdb.keyspace.layout import priority_of
-from kombu_fdb.model import NO_PRIORITY, Death
-from kombu_fdb.primitives.headers import routing_key_of
+from kombu_fdb.model import NO_PRIORITY, Death, Way
+from kombu_fdb.primitives.headers import published_by
 
 __all__ = ["DEAD_SUFFIX", "Cause", "bury", "drop_expired", "fitted"]
 
@@ -86,7 +86,8 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
         return
     record = _readable(work, value)
     record = record._replace(priority=record.priority or priority_of(place))
-    way = _way(work, queue, record, payload)
+    came = _came(work, queue, record, payload)
+    way = _way(work, queue, came)
     targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, cause.reason)]
     if targets and work.rests:
         _rest(work, message, record)
@@ -99,8 +100,10 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     whereabouts.forget(work, record.task_id, place)
     most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
     details = fitted(cause.details or {}, min(DETAILS_BYTES, most_bytes // 2))
-    death = Death(queue, cause.reason, 1, work.now_ms, way.exchange, (way.routing_key,), details)
-    record = record._replace(redeliveries=0, deaths=_remember(record.deaths, death, most_bytes))
+    keys = (came.routing_key,)
+    death = Death(queue, cause.reason, 1, work.now_ms, came.exchange, keys, details, first=not record.deaths)
+    deaths = _remember(record.deaths, death, most_bytes)
+    record = record._replace(redeliveries=0, seen=False, deaths=deaths, way=Way(way.exchange, way.routing_key))
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
         _put(work, target, copy, declared=way.declared)
 
@@ -140,12 +143,12 @@ class _Way(NamedTuple):
     declared: bool = False
 
 
-def _way(work: Work, queue: str, record: Record, payload: bytes) -> _Way:
+def _way(work: Work, queue: str, came: Way) -> _Way:
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
         if routing_key is None:
-            routing_key = _own_routing_key(work, queue, record, payload)
+            routing_key = came.routing_key
         queues = _route(work, exchange, routing_key)
         if queues:
             return _Way(queues, exchange, routing_key, declared=True)
@@ -154,12 +157,12 @@ def _way(work: Work, queue: str, record: Record, payload: bytes) -> _Way:
     return _Way([queue + DEAD_SUFFIX], routing_key=queue + DEAD_SUFFIX)
 
 
-def _own_routing_key(work: Work, queue: str, record: Record, payload: bytes) -> str:
-    """That with which it came to the queue; the queue's name, for a message that was not published by kombu."""
-    if record.deaths and record.deaths[0].routing_keys:
-        return record.deaths[0].routing_keys[0]
+def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
+    """How it came to the queue where it dies; by its name, for a message that was not published by kombu."""
+    if record.way is not None:
+        return record.way
     begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
-    return routing_key_of(begin) or queue
+    return published_by(begin) or Way("", queue)
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
@@ -182,10 +185,20 @@ def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> boo
 
 
 def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:
-    """One entry per queue and reason, the newest first."""
-    others = [old for old in deaths if (old.queue, old.reason) != (death.queue, death.reason)]
-    count = sum(old.count for old in deaths if old not in others)
-    kept = (dataclasses.replace(death, count=count + 1), *others)
+    """One entry per queue and reason, the newest first; how it had come there the first time stays, as in RabbitMQ."""
+    others = []
+    for old in deaths:
+        if (old.queue, old.reason) == (death.queue, death.reason):
+            death = dataclasses.replace(
+                death,
+                count=old.count + death.count,
+                exchange=old.exchange,
+                routing_keys=old.routing_keys,
+                first=old.first,
+            )
+        else:
+            others.append(old)
+    kept = (death, *others)
     plain = tuple(dataclasses.replace(old, details={}) for old in kept[MOST_DETAILED:])
     return _within(kept[:MOST_DETAILED] + plain, most_bytes)
 

@@ -257,7 +257,18 @@ def delivery_of(lease: Lease, queue: str, opened: Opened, timeout_ms: int) -> De
     """A leased message, as its owner gets it. ``timeout_ms``: of the queue's consumers, 0 for none."""
     record, payload = opened
     ttr_ms = _shorter(record.ttr_ms, timeout_ms) if timeout_ms else record.ttr_ms
-    return Delivery(lease, queue, payload, record.message_id, record.redeliveries, record.deaths, record.key, ttr_ms)
+    return Delivery(
+        lease,
+        queue,
+        payload,
+        record.message_id,
+        record.redeliveries,
+        record.deaths,
+        record.key,
+        ttr_ms,
+        way=record.way,
+        seen=record.seen,
+    )
 
 
 def _shorter(ttr_ms: int, timeout_ms: int) -> int:

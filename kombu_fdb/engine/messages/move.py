@@ -1,7 +1,8 @@
 """Move: messages from one queue to the end of another, as they are.
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority,
-due time, end of life, redeliveries and history of deaths; what it was before it, of its key and priority, still is. The
+due time, end of life, redeliveries and history of deaths; what it was before it, of its key and priority, still is. Its
+new queue has it by the default exchange, so that a consumer which publishes it again does not send it back. The
 capacity of a key is not asked; a queue that grows over its maximum is trimmed by its own rule, so callers look at that
 before.
 """
@@ -13,8 +14,10 @@ from itertools import accumulate
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, take_out
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import Record, decode_record
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, split_place
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 
 __all__ = ["MESSAGES_PER_TRANSACTION", "move"]
@@ -33,11 +36,18 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
     _take(work, source, ready + delayed)
     for name, value in ready:
         place_key, rank = split_place(work.keys.place(source, name))
-        put_ready(work, Subqueue(target, place_key, rank), value)
+        put_ready(work, Subqueue(target, place_key, rank), _by_name(value, target))
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
-        put_delayed(work, Subqueue(target, "", rank), due_ms, value)
+        put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(value, target))
     return len(ready) + len(delayed)
+
+
+def _by_name(value: bytes, target: str) -> Record | bytes:
+    try:
+        return decode_record(value)._replace(way=Way("", target))
+    except FormatError:
+        return value
 
 
 def _take(work: Work, source: str, rows: list[KeyValue]) -> None:

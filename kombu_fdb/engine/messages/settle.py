@@ -16,7 +16,7 @@ from kombu_fdb.engine.stored.effects import ACKED, LATE, RETURNED
 from kombu_fdb.engine.stored.runs import runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered
+from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen
 from kombu_fdb.keyspace.layout import key_of, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
@@ -27,12 +27,14 @@ __all__ = ["LeaseRows", "Release", "ack", "lease_rows", "over_limit", "reject", 
 class Release(NamedTuple):
     """How messages come back: as an attempt that counts or not, and not before ``due_ms``.
 
+    ``seen``: a consumer has had them all the same, and the next one is told.
     ``details``: noted at the death of those that have come back too often.
     """
 
     counted: bool
     due_ms: int = 0
     details: dict[str, Any] | None = None
+    seen: bool = False
 
 
 def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | None = None) -> list[bool]:
@@ -71,6 +73,8 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
         if is_over:
             bury(work, message, Cause("delivery_limit", how.details))
             return
+    elif how.seen:
+        message = message._replace(value=seen(message.value))
     key, rank = split_place(message.place)
     work.effects.note(message.queue, RETURNED, key)
     if how.due_ms > work.now_ms:

@@ -114,6 +114,8 @@ def _open(queue: str, row: _Row, opened: message.Opened | FormatError) -> Stored
         deaths=record.deaths,
         priority_before=record.priority,
         unreadable=False,
+        way=record.way,
+        seen=record.seen,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
@@ -157,7 +158,9 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     for name in _PER_DELIVERY:  # from another writer
         properties.pop(name, None)
     served(headers)
-    redelivered = delivery.redeliveries > 0
+    if delivery.way is not None:
+        exchange, routing_key = delivery.way
+    redelivered = delivery.redeliveries > 0 or delivery.seen
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {
         "exchange": exchange,
@@ -167,7 +170,7 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     }
     if consumer_tag is not None:
         info["consumer_tag"] = consumer_tag
-    if redelivered:
+    if delivery.redeliveries:
         headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues
     if delivery.deaths:
         _add_deaths(headers, delivery.deaths)
@@ -223,6 +226,7 @@ def _foreign(payload: bytes, reason: str) -> FormatError:
 
 def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
     """RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects); ``time`` is in seconds there."""
+    first = next((death for death in deaths if death.first), deaths[-1])
     headers["x-death"] = [
         {
             "queue": death.queue,
@@ -235,7 +239,7 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
         }
         for death in deaths
     ]
-    for which, death in (("first", deaths[-1]), ("last", deaths[0])):
+    for which, death in (("first", first), ("last", deaths[0])):
         headers[f"x-{which}-death-queue"] = death.queue
         headers[f"x-{which}-death-reason"] = death.reason
         headers[f"x-{which}-death-exchange"] = death.exchange
@@ -254,9 +258,11 @@ def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[De
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)
     try:
-        return kept, tuple(_death(entry) for entry in headers.get("x-death") or ())
+        deaths = tuple(_death(entry) for entry in headers.get("x-death") or ())
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError):
         return kept, ()
+    first = headers.get("x-first-death-queue"), headers.get("x-first-death-reason")
+    return kept, tuple(replace(each, first=True) if (each.queue, each.reason) == first else each for each in deaths)
 
 
 def _death(entry: Mapping[str, Any]) -> Death:

@@ -128,6 +128,9 @@ class Settling:
     def note_attempt(self, lease: Lease) -> None:
         self.client.attempted.add(lease)
 
+    def note_seen(self, lease: Lease) -> None:
+        self.client.seen.add(lease)
+
     def release(self, leases: list[Lease], *, counted: bool) -> None:
         if not leases:
             return

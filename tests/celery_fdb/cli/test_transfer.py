@@ -185,7 +185,7 @@ def test_the_file_is_json_lines_for_its_owner_only(run, filled, source_url, tmp_
         os.umask(old)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[0]["celery-fdb-export"] == 1
+    assert lines[0]["celery-fdb-export"] == 2
     assert lines[-1]["end"]["messages"] == lines[0]["messages"] == 36
     payloads = [base64.b64decode(each["message"]["payload"]) for each in lines if "message" in each]
     assert b"large" * 50_000 in payloads
@@ -220,7 +220,7 @@ def test_half_an_export_is_refused_whole(run, broker, filled, source_url, tmp_pa
             "cut": text[: len(text) // 2],
             "cut at a line": b"".join(lines[:-1]),
             "changed": text.replace(b'"priority":5', b'"priority":6', 1),
-            "newer": text.replace(b'{"celery-fdb-export":1', b'{"celery-fdb-export":2', 1),
+            "newer": text.replace(b'{"celery-fdb-export":2', b'{"celery-fdb-export":3', 1),
             "another file": b"something else\n",
             "empty": b"",
         }[damage]

@@ -24,7 +24,7 @@ from kombu_fdb.store.protocol import Database, Transaction
 
 __all__ = ["NewerConformance", "make_newer", "upgraded"]
 
-NEWER = 2
+NEWER = codec.RECORD_VERSION + 1
 LARGE = b"x" * (INLINE_BYTES + 1)
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
 #: Of the rows that are messages.

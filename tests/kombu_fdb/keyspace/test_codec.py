@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 
@@ -25,10 +26,11 @@ from kombu_fdb.keyspace.codec import (
     outline_of,
     published_at,
     redelivered,
+    seen,
     size_of,
 )
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp
-from kombu_fdb.model import Death
+from kombu_fdb.model import Death, Way
 from kombu_fdb.primitives.ranges import MOST
 
 message_ids = st.binary(min_size=16, max_size=16)
@@ -43,6 +45,7 @@ deaths = st.lists(
         exchange=st.text(),
         routing_keys=st.lists(st.text(), max_size=3).map(tuple),
         details=st.dictionaries(st.text(), st.text(), max_size=3),
+        first=st.booleans(),
     ),
     max_size=3,
 ).map(tuple)
@@ -53,12 +56,14 @@ deaths = st.lists(
     st.binary(max_size=INLINE_BYTES),
     moments,
     moments,
-    st.integers(0, 0xFFFF),
+    st.integers(0, 0x7FFF),
     deaths,
     st.text(),
     st.integers(0, 10**9),
     st.text(max_size=60),
     st.integers(0, 9),
+    st.none() | st.builds(Way, st.text(), st.text()),
+    st.booleans(),
 )
 def test_records_round_trip(  # noqa: PLR0917
     message_id: bytes,
@@ -71,8 +76,10 @@ def test_records_round_trip(  # noqa: PLR0917
     ttr_ms: int,
     task_id: str,
     priority: int,
+    way: Way | None,
+    has_been_seen: bool,
 ) -> None:
-    value = Record.of(
+    written = Record.of(
         message_id,
         payload,
         published_ms=published,
@@ -83,11 +90,38 @@ def test_records_round_trip(  # noqa: PLR0917
         ttr_ms=ttr_ms,
         task_id=task_id,
         priority=priority,
-    ).encode()
+    )
+    value = written._replace(way=way, seen=has_been_seen).encode()
     record = decode_record(value)
     head = (message_id, published, expires, count, 0, len(payload), payload)
-    assert record == (*head, history, key, ttr_ms, task_id, priority)
-    assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, 0xFFFF))
+    assert record == (*head, history, key, ttr_ms, task_id, priority, way, has_been_seen)
+    most = 0xFFFF if value[0] == 1 else 0x7FFF
+    assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
+    assert decode_record(seen(value)) == record._replace(seen=True)
+    assert seen(redelivered(value)) == redelivered(seen(value))
+    assert outline_of(seen(value)).seen
+
+
+def test_golden_bytes_of_version_2() -> None:
+    """A message that died, and came to where it is by an exchange; what version 1 has room for is still version 1."""
+    record = Record.of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
+    death = Death("q", "rejected", 1, 5, "ex", ("key",), first=True)
+    value = record._replace(way=Way("dlx", "dead"), deaths=(death,)).encode()
+    extras = (
+        b'[0,7,["dlx","dead"],{"count":1,"details":{},"exchange":"ex","first":true,"queue":"q","reason":"rejected",'
+        b'"routing_keys":["key"],"time_ms":5}]'
+    )
+    assert value[:1] == b"\x02"
+    assert value.endswith(b"0123456789abcdef" + extras + b"hello")
+    assert record._replace(deaths=(dataclasses.replace(death, first=False),)).encode()[:1] == b"\x01"
+
+
+@pytest.mark.parametrize("way", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])
+def test_a_way_that_is_none(way: list[object]) -> None:
+    head = Record.of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
+    extras, at = json.dumps([way]).encode(), struct.calcsize(">BHHHB")
+    with pytest.raises(FormatError, match="unreadable way"):
+        decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
 
 
 places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12, max_size=12))
@@ -117,6 +151,8 @@ def test_golden_bytes() -> None:
     assert value.hex() == (
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
+    seen_by_one = value[:1].replace(b"\x01", b"\x02") + b"\x80" + value[2:]
+    assert seen(value) == decode_record(value)._replace(seen=True).encode() == seen_by_one
     assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"
 
 
@@ -130,9 +166,9 @@ def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(num
     assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})
 
 
-#: A record as version 2 may write it: number, redeliveries, chunks; lengths of key, task id and what follows; size,
+#: A record as version 3 may write it: number, redeliveries, chunks; lengths of key, task id and what follows; size,
 #: moments, id, key, task id; the rest is its own affair.
-HEAD = bytes.fromhex("02 0003 0001 0003 04 00000009 0001e240 0000000000000007 0000000000000008")
+HEAD = bytes.fromhex("03 0003 0001 0003 04 00000009 0001e240 0000000000000007 0000000000000008")
 NEWER = HEAD + b"i" * 16 + b"keytask?!"
 
 
@@ -163,8 +199,8 @@ def test_what_every_version_of_a_lease_keeps() -> None:
     "value",
     [
         b"",
-        b"\x02",
-        b"\x02garbage",
+        b"\x03",
+        b"\x03garbage",
         b"\x00" + NEWER[1:],
         b"\x20" + NEWER[1:],
         b'{"some": "text", "that": "is", "as": "long as the head of a record"}',
