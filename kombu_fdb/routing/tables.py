@@ -67,6 +67,12 @@ class Exchange:
     def encode(self) -> bytes:
         return encode_json([self.type, self.durable, self.auto_delete, self.arguments])
 
+    @property
+    def alternate(self) -> str | None:
+        """``alternate-exchange``: where messages go that reach no queue. "" is none, as in RabbitMQ."""
+        given = self.arguments.get("alternate-exchange")
+        return given if isinstance(given, str) else None
+
     @classmethod
     def decode(cls, name: str, value: bytes) -> Exchange:
         """Raises ``FormatError``."""
@@ -221,7 +227,10 @@ class RoutingTables:
     # -- exchanges -------------------------------------------------------------------------------------------------
 
     def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
-        """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``."""
+        """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``.
+
+        One that reaches none goes on to the alternate exchange, if that is there, and was not tried before.
+        """
         return self.routes(tr, [(exchange, routing_key)])[exchange, routing_key]
 
     def routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
@@ -229,10 +238,23 @@ class RoutingTables:
         names = list(dict.fromkeys(exchange for exchange, _ in addresses if exchange))
         epochs = tr.get_many([self._keys.epoch(name) for name in names]) if names else []
         loaded = {name: self._load(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
+        for name, each in loaded.items():
+            if each.exchange is None:
+                raise ExchangeNotFound(exchange=name, fix="Declare it before publishing to it")
         return {
-            (exchange, routing_key): loaded[exchange].route(routing_key) if exchange else [routing_key]
+            (exchange, routing_key): self._reached(tr, loaded[exchange], routing_key) if exchange else [routing_key]
             for exchange, routing_key in addresses
         }
+
+    def _reached(self, tr: Transaction, loaded: _Loaded, routing_key: str) -> list[str]:
+        tried: set[str] = set()
+        while not (queues := loaded.route(routing_key)) and loaded.exchange is not None:
+            tried.add(loaded.exchange.name)
+            alternate = loaded.exchange.alternate
+            if not alternate or alternate in tried:
+                break
+            loaded = self._load(tr, alternate, tr.get(self._keys.epoch(alternate)))
+        return queues
 
     def prepare(self, exchange: str, routing_key: str) -> None:
         """Match now, outside of any transaction, what a publish will ask; by the tables as they were read last."""
@@ -246,8 +268,6 @@ class RoutingTables:
             if len(self._loaded) >= MOST_EXCHANGES:
                 self._loaded.clear()
             loaded = self._loaded[name] = _Loaded(epoch, self.read_exchange(tr, name), self._read_bindings(tr, name))
-        if loaded.exchange is None:
-            raise ExchangeNotFound(exchange=name, fix="Declare it before publishing to it")
         return loaded
 
     def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:

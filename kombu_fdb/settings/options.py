@@ -295,14 +295,20 @@ _KOMBU = frozenset(
 #: Options of kombu's other transports: they may be left over, or meant for another broker of a failover list.
 _FOREIGN = frozenset(
     """
-    ack_emulation ack_modify_batch_size calc_queue_size client_config control_folder credential_provider
-    data_folder_in data_folder_out fanout_patterns fanout_prefix fifo_mode global_keyprefix
-    health_check_interval heartbeat is_secure login_method master_name max_connections min_other_sentinels
-    peek_lock_seconds predefined_exchanges predefined_queues priority_steps processed_folder queue_name_prefix
-    queue_order_strategy queue_tags read_timeout region retry_on_timeout sentinel_fanout_compat sentinel_kwargs
-    sep socket_connect_timeout socket_keepalive socket_keepalive_options socket_timeout ssl store_processed
-    supports_fanout unacked_index_key unacked_key unacked_mutex_expire unacked_mutex_key
-    unacked_restore_interval unacked_restore_limit unacked_restore_throttle wait_time_seconds write_timeout
+    ack_emulation ack_modify_batch_size authentication calc_queue_size channel_max client_config client_name
+    client_properties conn_string consumer_arguments control_folder credential_provider data_folder_in
+    data_folder_out fanout_patterns fanout_prefix fifo_mode frame_handler frame_max frame_writer
+    global_keyprefix health_check_interval heartbeat is_secure kafka_admin_config kafka_common_config
+    kafka_consumer_config kafka_producer_config locale login_method login_response master_name max_connections
+    max_poll_seconds min_other_sentinels num_partitions on_blocked on_open on_tune_ok on_unblocked
+    peek_lock_seconds pool_timeout predefined_exchanges predefined_queues priority_steps processed_folder
+    queue_name_prefix queue_order_strategy queue_tags read_timeout readpreference region replication_factor
+    retry_on_timeout retry_total sasl_mechanism secure security_protocol sentinel_fanout_compat
+    sentinel_kwargs sep socket_connect_timeout socket_keepalive socket_keepalive_options socket_settings
+    socket_timeout ssl ssl_certfile ssl_keyfile ssl_skip_hostname_check ssl_trustfile store_processed
+    supports_fanout topic_config unacked_index_key unacked_key unacked_mutex_expire unacked_mutex_key
+    unacked_restore_interval unacked_restore_limit unacked_restore_throttle use_notify wait_time_seconds
+    write_timeout
     """.split()  # noqa: SIM905 - fifty lines otherwise
 )
 

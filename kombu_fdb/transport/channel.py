@@ -30,7 +30,7 @@ from kombu_fdb.transport.declaring import DeclaringChannel
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.given import whole_of
-from kombu_fdb.transport.errors import not_found, raise_as_amqp
+from kombu_fdb.transport.errors import not_found, raise_as_amqp, refuse
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.estate import Estate
 from kombu_fdb.transport.holding.qos import QoS
@@ -41,6 +41,12 @@ __all__ = ["Channel", "Connecting"]
 
 #: A direct get meets at most this many expired messages.
 MOST_EXPIRED = 1000
+#: What a consumer may ask RabbitMQ for to be served before others, and what does that here.
+ONE_OF_SEVERAL = {
+    "exclusive": "Declare the queue with x-single-active-consumer",
+    "x-priority": "For one consumer before others, declare the queue with x-single-active-consumer",
+    "x-stream-offset": "There are no streams",
+}
 
 
 class Connecting(Connected, Protocol):
@@ -128,6 +134,8 @@ class Channel(DeclaringChannel):
         Raises 404 for an unknown exchange, 406 for a message over the maximum, a connection error if the store does not
         answer: the message may be stored only after ``CommitUnknown``.
         """
+        refuse(immediate, "immediate publication", "basic_publish", "Give the message an expiration, or leave it out")
+        message = self._prepared(message)
         publication = self.encode(message, exchange, routing_key)
         store = self.transport.store
         try:
@@ -140,10 +148,8 @@ class Channel(DeclaringChannel):
             self.on_unroutable(message, publication, mandatory)
 
     def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
-        if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
-            message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
         return encode(
-            message,
+            self._prepared(message),
             exchange or "",
             routing_key or "",
             now_ms=self.transport.now_ms(),
@@ -151,6 +157,11 @@ class Channel(DeclaringChannel):
             key_of=self.transport.key_of,
             dedup_window_s=self._dedup_window_s,
         )
+
+    def _prepared(self, message: Any) -> Any:
+        if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
+            return self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
+        return message
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
@@ -179,17 +190,22 @@ class Channel(DeclaringChannel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
-        """Raises 530 for a tag that another consumer of the channel has."""
+        """Raises 404 for a queue that is not there, 406 for what is not supported, 530 for a tag that is in use."""
+        for what, given in {"exclusive": kwargs.get("exclusive"), **(kwargs.get("arguments") or {})}.items():
+            if what in ONE_OF_SEVERAL:
+                refuse(given, f"{what} consumers", "basic_consume", ONE_OF_SEVERAL[what])
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
         check_text("consumer tag", consumer_tag, LONGEST_NAME)
         if consumer_tag in self._subscriptions:
             raise NotAllowed(
-                f"NOT_ALLOWED - attempt to reuse consumer tag {consumer_tag!r}. Cancel its consumer first, or leave the "
-                "tag out: then the channel makes one",
+                f"NOT_ALLOWED - attempt to reuse consumer tag {consumer_tag!r}. Cancel its consumer first, or leave "
+                "the tag out: then the channel makes one",
                 (60, 20),
                 "Channel.basic_consume",
             )
         declaration = self.engine.inspect.queue(queue)
+        if declaration is None:
+            self._require(queue, "basic_consume")
         transient = declaration is not None and declaration.can_vanish
         single = declaration is not None and declaration.single_active
         subscription = Subscription(
@@ -212,30 +228,40 @@ class Channel(DeclaringChannel):
             receiver.cancel(subscription)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim one message now; None if there is none, or the queue's one active consumer is somebody."""
+        """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404."""
         membership, tag, hand = self.client.membership(), next_tag(), list[Delivery]()
         try:
             for _ in range(MOST_EXPIRED):
                 hand.clear()
                 if membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
+                    self._begin_time_to_run(hand[0])
+                if hand:
                     message = self._hand_out(hand[0], tag, no_ack=no_ack)
                     if message is not None:
                         return message
-                elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired message
+                elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired one
                     break
         except BaseException:  # from a signal handler: nobody has seen the message
             self.credit.held.drop(tag)
             if not no_ack:
                 self.client.release_later([each.lease for each in hand])
             raise
+        self._require(queue, "basic_get")
         self.transport.used(queue)
         return None
 
     def _hand_out(self, delivery: Delivery, tag: int, *, no_ack: bool) -> Any:
         if not no_ack:
             self.credit.held.leases[tag] = delivery.lease
+        message = self.open(delivery, tag)
+        if no_ack and delivery.leased and message is not None:
+            self._settling.note_ack(delivery.lease)
+            self._settling.acknowledged()
+        return message
+
+    def _begin_time_to_run(self, delivery: Delivery) -> None:
+        if delivery.leased:
             self.client.watch(delivery, gone=weakly(self.credit.held.expire, delivery.lease, otherwise=None))
-        return self.open(delivery, tag)
 
     def _is_shut(self, queue: str) -> bool:
         """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
@@ -263,7 +289,8 @@ class Channel(DeclaringChannel):
         self.qos.ack(delivery_tag, multiple)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Only ``prefetch_count`` counts, for the whole channel; 0 is no limit. Raises ``OptionError``."""
+        """``prefetch_count`` is for the whole channel; 0 is no limit. Raises ``InvalidArgument``, and 406."""
+        refuse(prefetch_size, "prefetch_size", "basic_qos", "Set prefetch_count: messages are counted")
         self.credit.prefetch = whole_of("prefetch_count", prefetch_count)
         self._settling.on_room()
 

@@ -45,7 +45,7 @@ class DeclaringChannel(virtual.Channel):
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Raises 404 if ``passive`` and there is none, 406 if it exists with another type."""
+        """Raises 404 if ``passive`` and there is none, 406 if it exists and routes otherwise."""
         exchange = exchange or f"amq.{type or 'direct'}"
         if passive:
             if self.engine.inspect.exchange(exchange) is None:
@@ -106,9 +106,9 @@ class DeclaringChannel(virtual.Channel):
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
             with amqp_errors("queue_declare"):
                 self.declare(declaration)
-        elif not self._has_queue(queue):
-            raise not_found(f"no queue {queue!r}", "queue_declare")
-        return queue_declare_ok_t(queue, self._size(queue), 0)
+        else:
+            self._require(queue, "queue_declare")
+        return queue_declare_ok_t(queue, self._size(queue), self.engine.inspect.consumer_count(queue))
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
         """Delete it with its messages and bindings. Raises 406 if a condition forbids it."""
@@ -125,7 +125,8 @@ class DeclaringChannel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Raises 404 for an unknown exchange."""
+        """Raises 404 for an unknown exchange, or queue."""
+        self._require(queue, "queue_bind")
         with amqp_errors("queue_bind"):
             self.engine.queues.bind(queue, exchange or "amq.direct", routing_key or "")
 
@@ -140,7 +141,8 @@ class DeclaringChannel(virtual.Channel):
         self.engine.queues.unbind(queue, exchange or "amq.direct", routing_key or "")
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Delete what is ready or delayed. Returns how many; what consumers hold stays."""
+        """Delete what is ready or delayed. Returns how many; what consumers hold stays. Raises 404."""
+        self._require(queue, "queue_purge")
         return self.engine.queues.purge(queue)
 
     def after_reply_message_received(self, queue: str) -> None:
@@ -156,10 +158,12 @@ class DeclaringChannel(virtual.Channel):
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         """Declared, or made by a message to its name."""
-        if self.engine.inspect.queue(queue) is not None:
-            return True
-        counts = self.engine.inspect.counts(queue)
-        return bool(counts.ready or counts.delayed or counts.leased)
+        return self.engine.inspect.exists(queue)
+
+    def _require(self, queue: str, method: str) -> None:
+        """Raises 404."""
+        if not self._has_queue(queue):
+            raise not_found(f"no queue {queue!r}. Declare it, or publish to it", method)
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         self.queue_declare(queue, **kwargs)

@@ -40,6 +40,7 @@ __all__ = [
     "amqp_errors",
     "not_found",
     "raise_as_amqp",
+    "refuse",
     "run_all",
 ]
 
@@ -80,7 +81,7 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
     if isinstance(error, QueueNotFound | ExchangeNotFound):
         raise not_found(str(error), method) from error
     # Of an invalid argument kombu's callers know a ValueError.
-    is_refused = isinstance(error, InvalidArgument) and method == "queue_declare"
+    is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
     raise error
@@ -88,6 +89,12 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
 
 def not_found(what: str, method: str) -> NotFound:
     return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")
+
+
+def refuse(given: object, what: str, method: str, fix: str) -> None:
+    """Raises 406 for what RabbitMQ acts upon: were it accepted, it would do nothing, and nothing would say so."""
+    if given:
+        raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:

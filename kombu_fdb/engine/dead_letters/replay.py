@@ -13,8 +13,6 @@ never both and never neither, and the counts are those of the letters moved. Wha
 * the commit's answer is lost: the transaction is found to have happened or is done again (``store/retry.py``).
 * somebody else takes, replays or discards the same letter: one of the two has it, the other starts its part again.
 * the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
-
-A queue is there if it is declared or messages have come to it since it was deleted last: then its bell is there.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kombu_fdb.engine.dead_letters.scan import Letter, Walk, look_through
+from kombu_fdb.engine.inspection import inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import Message, Subqueue, delete, forget, put_ready, take_out, with_payload
 from kombu_fdb.engine.messages.publish import expires_at
@@ -98,8 +97,7 @@ def _destination(dead: str, record: Record | None, to: str | None) -> str | None
 
 
 def _require(work: Work, queue: str, dead: str) -> None:
-    declared, bell = work.tr.get_many([work.keys.queue(queue), work.keys.bell(queue)], snapshot=True)
-    if declared is None and bell is None:
+    if not inspect.exists(work, queue):
         raise QueueNotFound(
             "the queue to replay to does not exist",
             queue=queue,

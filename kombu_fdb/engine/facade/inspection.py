@@ -49,6 +49,14 @@ class Inspection:
         """Its declaration; None if there is no such queue."""
         return self._run.read(lambda work: self._run.routing.read_queue(work.tr, name))
 
+    def exists(self, name: str) -> bool:
+        """Whether there is such a queue. See :func:`kombu_fdb.engine.inspection.inspect.exists`."""
+        return self._run.read(lambda work: inspect.exists(work, name))
+
+    def consumer_count(self, queue: str) -> int:
+        """How many consumers of connections it has."""
+        return self._run.read(lambda work: inspect.consumer_count(work, queue))
+
     def queues(self) -> dict[str, QueueCounts]:
         """All queues that are declared or hold messages, with their counters."""
         return self._run.read(inspect.queues)

@@ -24,8 +24,22 @@ from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionF
 from kombu_fdb.routing.tables import Exchange, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["bindings", "counts", "exchanges", "facts", "key_page", "keys_of", "queues", "sessions"]
+__all__ = [
+    "OWNER",
+    "bindings",
+    "consumer_count",
+    "counts",
+    "exchanges",
+    "exists",
+    "facts",
+    "key_page",
+    "keys_of",
+    "queues",
+    "sessions",
+]
 
+#: With it begins the tag of what stands among a queue's consumers for the connection that it belongs to.
+OWNER = "exclusive-"
 STATES = (READY, DELAYED, LEASED, NEWER)
 #: Keys of one queue whose oldest message is looked at: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
@@ -38,6 +52,18 @@ OF_KEYS = ("backlog", "flight", "limits")
 def counts(work: Work, queue: str) -> QueueCounts:
     """The counters of one queue."""
     return _counts(work.keys, work.tr.get_range(*work.keys.counts(queue), snapshot=True)).get(queue, QueueCounts())
+
+
+def exists(work: Work, queue: str) -> bool:
+    """Whether it is declared, or messages have come to it since it was deleted last: those ring its bell, or wait."""
+    found = [work.keys.queue(queue), work.keys.bell(queue), work.keys.waiting(queue)]
+    return any(value is not None for value in work.tr.get_many(found, snapshot=True))
+
+
+def consumer_count(work: Work, queue: str) -> int:
+    """Without the connection that stands for an exclusive queue."""
+    rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=True), str, bytes, str)
+    return sum(not tag.startswith(OWNER) for (_queue, _session, tag), _ in rows)
 
 
 def queues(work: Work) -> dict[str, QueueCounts]:

@@ -18,7 +18,7 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import MOST, is_whole, shown
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["KINDS", "check", "check_flags", "for_claims"]
+__all__ = ["KINDS", "check", "check_exchange", "for_claims"]
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: Ours begin with it.
@@ -53,6 +53,11 @@ KINDS = {
     "x-max-priority": _whole("priorities from 0 to 255, of which there are 10 here", 0, 255),
     "x-single-active-consumer": _Kind("true or false", lambda value: isinstance(value, bool)),
     "x-consumer-timeout": _whole("milliseconds, at least 1", 1),
+    "x-queue-type": _Kind(
+        "classic or quorum, which are the same here. A stream, whose consumers leave the messages there, is none",
+        lambda value: value in ("classic", "quorum"),
+    ),
+    "x-max-age": _Kind("for streams only. For messages that expire set x-message-ttl", lambda _: False),
     "x-fair-ageing": _whole("milliseconds of waiting that count as one priority, at least 1", 1),
 }
 
@@ -64,6 +69,16 @@ def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
             raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))
     if not isinstance(declared.arguments, dict):
         raise InvalidArgument("arguments are a dictionary", given=shown(declared.arguments))
+
+
+def check_exchange(declared: Exchange) -> None:
+    """Raises ``InvalidArgument``."""
+    check_flags(declared, "durable", "auto_delete")
+    alternate = declared.arguments.get("alternate-exchange")
+    if not isinstance(alternate, str | None):
+        raise InvalidArgument(
+            "unusable argument", exchange=declared.name, fix="alternate-exchange is a text", given=shown(alternate)
+        )
 
 
 def check(declaration: QueueDeclaration) -> None:

@@ -190,8 +190,8 @@ def _came_by(last: bytes, key: bytes) -> bool:
 
 
 def declare_exchange(work: Work, exchange: Exchange) -> None:
-    """Create it. Raises ``NotEquivalent`` if it exists with another type, and ``InvalidArgument``."""
-    arguments.check_flags(exchange, "durable", "auto_delete")
+    """Create it. Raises ``NotEquivalent`` if it exists and routes otherwise, and ``InvalidArgument``."""
+    arguments.check_exchange(exchange)
     key = work.keys.exchange(exchange.name)
     stored = work.tr.get(key)
     existing = PREDECLARED.get(exchange.name) if stored is None else Exchange.decode(exchange.name, stored)
@@ -204,6 +204,13 @@ def declare_exchange(work: Work, exchange: Exchange) -> None:
             declared_type=existing.type,
             type=exchange.type,
             fix="Delete the exchange first, or use its type",
+        )
+    elif existing.alternate != exchange.alternate:
+        raise NotEquivalent(
+            exchange=exchange.name,
+            declared_alternate=existing.alternate,
+            alternate=exchange.alternate,
+            fix="Delete the exchange first, or use its alternate-exchange",
         )
 
 

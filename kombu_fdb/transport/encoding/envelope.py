@@ -26,14 +26,23 @@ from kombu_fdb.model import URGENT, Death, Delivery, Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import is_whole, utf8, utf8_bytes
 from kombu_fdb.transport.encoding.fairkey import KEYS, KeyOf, explicit_key
-from kombu_fdb.transport.encoding.given import DIGITS, LONG_NUMBER, MOST_PRIORITY, check, check_numbers, whole_of
+from kombu_fdb.transport.encoding.given import (
+    DIGITS,
+    LONG_NUMBER,
+    MOST_PRIORITY,
+    ROUTES,
+    check,
+    check_numbers,
+    check_routes,
+    whole_of,
+)
 from kombu_fdb.transport.encoding.identity import IDS, dedup_of, once_of, task_id_of
 from kombu_fdb.transport.encoding.timing import TIMES, due_ms, served, ttl_ms, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
 
 #: Headers and properties of ours, and of other queues: most messages have none of them.
-_STEERING = KEYS | IDS | TIMES
+_STEERING = KEYS | IDS | TIMES | ROUTES
 _MARKER = b'"__type__"'
 #: An object of these names stands for a value of another type in kombu's JSON.
 _ENCODED_TYPE = {"__type__", "__value__"}
@@ -93,6 +102,7 @@ def encode(
     if _STEERING.isdisjoint(headers) and _STEERING.isdisjoint(properties) and not headers.get("eta"):
         key = key_of(message) if key_of is not explicit_key else ""
         return Publication(exchange, routing_key, payload, priority, 0, ttl, 0, key, 0, task_id)
+    check_routes(headers)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
     once_id, once_window_ms = once_of(headers, dedup_window_s)
     return Publication(

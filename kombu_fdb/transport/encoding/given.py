@@ -19,7 +19,17 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.transport.encoding.tasks import fault_of
 
-__all__ = ["DIGITS", "LONG_NUMBER", "MOST_PRIORITY", "check", "check_numbers", "text_of", "whole_of"]
+__all__ = [
+    "DIGITS",
+    "LONG_NUMBER",
+    "MOST_PRIORITY",
+    "ROUTES",
+    "check",
+    "check_numbers",
+    "check_routes",
+    "text_of",
+    "whole_of",
+]
 
 #: AMQP's largest priority; what is above 9 counts as 9.
 MOST_PRIORITY = 255
@@ -27,6 +37,8 @@ MOST_PRIORITY = 255
 _TEXTS = frozenset({"message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"})
 #: Headers that are easily given as an option of ``publish`` or ``apply_async``, which makes properties of them.
 _HEADERS = frozenset({"fair_key", "dedup_id", "dedup_window", "once_id", "once_window"})
+#: Headers in which RabbitMQ finds further routing keys, if they are lists.
+ROUTES = frozenset({"CC", "BCC"})
 #: Django's translations, which become texts when somebody asks for them; none without Django.
 _LAZY: tuple[type, ...] = textual_types
 #: Nearly all that headers hold.
@@ -53,6 +65,17 @@ def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
                 f"{name} is a header, not a property",
                 given=shown(value),
                 fix=f"Write headers={{{name!r}: ...}}; as an option, apply_async of tasks with base=FdbTask takes it.",
+            )
+
+
+def check_routes(headers: Mapping[str, Any]) -> None:
+    """Raises ``InvalidArgument``."""
+    for name in ROUTES:
+        if isinstance(headers.get(name), list | tuple):
+            raise InvalidArgument(
+                f"the header {name} adds no routing keys here",
+                given=shown(headers[name]),
+                fix="Publish once for each key, or bind each of the queues with one key.",
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from kombu_fdb.engine.inspection.inspect import OWNER
 from kombu_fdb.errors import InvalidArgument, QueueError, SessionLost
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.client import Client
@@ -45,7 +46,7 @@ class Owned:
         queue, session_id = declaration.name, membership.session_id
         owner = self._owners.get(queue)
         if owner is None or owner[0] != session_id:
-            owner = self._owners[queue] = session_id, queue, f"exclusive-{next(_numbers)}"
+            owner = self._owners[queue] = session_id, queue, f"{OWNER}{next(_numbers)}"
         try:
             client.engine.queues.declare(declaration, owner=(session_id, owner[2]))
         except (QueueError, InvalidArgument):  # after other errors it may have been declared

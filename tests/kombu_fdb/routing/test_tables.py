@@ -231,3 +231,42 @@ def test_no_message_comes_to_a_queue_that_was_deleted_before_it() -> None:
         return queues
 
     assert bench.engine.transactions.write(publish_late) == []
+
+
+def with_alternate(name: str, alternate: str) -> Exchange:
+    return Exchange(name, "direct", arguments={"alternate-exchange": alternate})
+
+
+@pytest.mark.parametrize(
+    ("alternates", "reached"),
+    [
+        ({"e": "f", "f": "g"}, ["q"]),
+        ({"e": "f", "f": "e"}, []),
+        ({"e": "e"}, []),
+        ({"e": "not there"}, []),
+        ({"e": "f", "f": ""}, []),
+    ],
+    ids=["a chain", "a circle", "itself", "not there", "none"],
+)
+def test_what_reaches_no_queue_goes_to_the_alternate_exchange(alternates: dict[str, str], reached: list[str]) -> None:
+    """https://www.rabbitmq.com/docs/ae"""
+    bench = Bench(MemoryDatabase())
+    for name, alternate in alternates.items():
+        bench.engine.queues.declare_exchange(with_alternate(name, alternate))
+    bench.engine.queues.declare_exchange(Exchange("g", "fanout"))
+    bench.engine.queues.bind("q", "g", "")
+    assert bench.engine.publisher.publish([Publication("e", "k", b"")]) == [reached]
+    bench.engine.queues.bind("nearer", "e", "k")
+    assert bench.engine.publisher.publish([Publication("e", "k", b"")]) == [["nearer"]]
+
+
+def test_an_alternate_exchange_counts_from_its_commit_on() -> None:
+    bench = Bench(MemoryDatabase())
+    other = bench.another()
+    bench.engine.queues.declare_exchange(with_alternate("e", "late"))
+    assert bench.engine.inspect.route("e", "k") == []
+    other.queues.declare_exchange(Exchange("late", "fanout"))
+    other.queues.bind("q", "late", "")
+    assert bench.engine.inspect.route("e", "k") == ["q"]
+    other.queues.delete_exchange("late")
+    assert bench.engine.inspect.route("e", "k") == []

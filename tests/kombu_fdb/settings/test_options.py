@@ -136,6 +136,13 @@ def test_a_typo_next_to_a_foreign_name_is_still_a_typo():
         parse_options({"visibility_timeot": 3})
 
 
+@pytest.mark.parametrize(
+    "name", ["client_properties", "frame_max", "channel_max", "on_blocked", "client_name", "consumer_arguments"]
+)
+def test_options_of_other_transports_pass(name):
+    assert parse_options({name: None}) == parse_options()
+
+
 def test_no_option_takes_a_name_that_kombu_uses():
     ours = {each.name for each in dataclasses.fields(Options)}
     assert not ours & (options._KOMBU | options._FOREIGN)

@@ -1,0 +1,176 @@
+"""Everything that RabbitMQ knows of a queue, an exchange, a consumer or a message is honoured, harmless or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp.exceptions import NotFound, PreconditionFailed
+
+from kombu_fdb.engine.topology.arguments import KINDS
+from kombu_fdb.errors import InvalidArgument
+
+PAGE = (Path(__file__).parents[3] / "docs" / "queue-arguments.md").read_text()
+
+#: https://www.rabbitmq.com/docs/queues#optional-arguments, and those of quorum queues and streams.
+QUEUE_ARGUMENTS = {
+    "x-message-ttl": (1, "honoured"),
+    "x-expires": (1, "honoured"),
+    "x-max-length": (1, "honoured"),
+    "x-max-length-bytes": (1, "honoured"),
+    "x-overflow": ("reject-publish-dlx", "honoured"),
+    "x-dead-letter-exchange": ("", "honoured"),
+    "x-delivery-limit": (1, "honoured"),
+    "x-max-priority": (1, "honoured"),
+    "x-single-active-consumer": (True, "honoured"),
+    "x-consumer-timeout": (1, "honoured"),
+    "x-queue-type": ("quorum", "harmless"),
+    "x-queue-mode": ("lazy", "harmless"),
+    "x-queue-version": (2, "harmless"),
+    "x-queue-leader-locator": ("balanced", "harmless"),
+    "x-queue-master-locator": ("min-masters", "harmless"),
+    "x-quorum-initial-group-size": (3, "harmless"),
+    "x-max-in-memory-length": (1, "harmless"),
+    "x-max-in-memory-bytes": (1, "harmless"),
+    "x-dead-letter-strategy": ("at-least-once", "harmless"),
+    "x-max-age": ("7D", "refused"),
+}
+
+
+@pytest.mark.parametrize("argument", QUEUE_ARGUMENTS)
+def test_a_queue_argument(channel: Any, argument: str) -> None:
+    value, what_of_it = QUEUE_ARGUMENTS[argument]
+    if what_of_it == "refused":
+        with pytest.raises(PreconditionFailed, match=argument):
+            channel.queue_declare("q", arguments={argument: value})
+        assert channel.engine.inspect.queue("q") is None
+    else:
+        channel.queue_declare("q", arguments={argument: value})
+        assert f"`{argument}`" in PAGE
+        assert (argument in KINDS) or what_of_it == "harmless"
+
+
+def test_a_stream_is_refused(channel: Any) -> None:
+    with pytest.raises(PreconditionFailed, match="classic or quorum"):
+        channel.queue_declare("q", arguments={"x-queue-type": "stream"})
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"arguments": {"x-priority": 10}}, "x-single-active-consumer"),
+        ({"arguments": {"x-stream-offset": "first"}}, "no streams"),
+        ({"exclusive": True}, "x-single-active-consumer"),
+        ({"arguments": {"x-priority": 0}}, None),
+        ({"arguments": {"x-cancel-on-ha-failover": True}}, None),
+        ({"arguments": None, "exclusive": False}, None),
+    ],
+)
+def test_what_a_consumer_asks_for(channel: Any, options: dict[str, Any], fix: str | None) -> None:
+    channel.queue_declare("q")
+    if fix is None:
+        assert channel.basic_consume("q", False, print, **options)
+    else:
+        with pytest.raises(PreconditionFailed, match=fix):
+            channel.basic_consume("q", False, print, **options)
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "error", "fix"),
+    [
+        ({"CC": ["other"]}, {}, InvalidArgument, "Publish once for each key"),
+        ({"BCC": ("other",)}, {}, InvalidArgument, "Publish once for each key"),
+        ({}, {"immediate": True}, PreconditionFailed, "an expiration"),
+    ],
+)
+def test_what_a_publisher_asks_for(
+    channel: Any, headers: dict[str, Any], options: dict[str, Any], error: type[Exception], fix: str
+) -> None:
+    message = channel.prepare_message("x", content_type="text/plain", content_encoding="utf-8", headers=headers)
+    with pytest.raises(error, match=fix):
+        channel.basic_publish(message, "", "q", **options)
+    assert not channel.engine.inspect.exists("q")
+
+
+def test_a_header_cc_that_is_no_list_is_the_applications(channel: Any) -> None:
+    message = channel.prepare_message("x", content_type="t/p", content_encoding="utf-8", headers={"CC": "me@home"})
+    channel.basic_publish(message, "", "q")
+    assert channel.basic_get("q").headers == {"CC": "me@home"}
+
+
+def test_a_prefetch_in_bytes_is_refused(channel: Any) -> None:
+    with pytest.raises(PreconditionFailed, match="prefetch_count"):
+        channel.basic_qos(prefetch_size=1000, prefetch_count=1)
+
+
+class TestAlternateExchange:
+    def test_what_reaches_no_queue_goes_there(self, channel: Any) -> None:
+        channel.exchange_declare("rest", "fanout")
+        channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
+        for queue, exchange in (("q", "ex"), ("unrouted", "rest")):
+            channel.queue_declare(queue)
+            channel.queue_bind(queue, exchange, "key")
+        for key in ("key", "nobody's"):
+            channel.basic_publish(key, "ex", key)
+        found = [channel.basic_get(queue) for queue in ("q", "unrouted")]
+        assert [message.body for message in found] == [b"key", b"nobody's"]
+        assert found[1].delivery_info["exchange"] == "ex", "as in RabbitMQ"
+
+    def test_a_message_that_went_there_is_not_returned(self, channel: Any) -> None:
+        returned: list[Any] = []
+        channel.events["basic_return"].add(lambda *each: returned.append(each))
+        channel.exchange_declare("rest", "fanout")
+        channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
+        channel.queue_declare("unrouted")
+        channel.basic_publish("x", "ex", "key", mandatory=True)
+        assert len(returned) == 1, "no queue is bound there yet"
+        channel.queue_bind("unrouted", "rest")
+        channel.basic_publish("x", "ex", "key", mandatory=True)
+        assert len(returned) == 1
+
+    def test_it_is_a_part_of_the_declaration(self, channel: Any) -> None:
+        channel.exchange_declare("ex", "direct")
+        with pytest.raises(PreconditionFailed, match="alternate='rest'"):
+            channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
+        with pytest.raises(PreconditionFailed, match="alternate-exchange is a text"):
+            channel.exchange_declare("other", "direct", arguments={"alternate-exchange": 5})
+
+
+class TestGone:
+    """A queue that is neither declared nor has ever had a message since."""
+
+    @pytest.mark.parametrize(
+        "verb",
+        [
+            lambda channel: channel.basic_consume("q", False, print),
+            lambda channel: channel.basic_get("q"),
+            lambda channel: channel.queue_purge("q"),
+            lambda channel: channel.queue_bind("q", "amq.direct", "key"),
+            lambda channel: channel.queue_declare("q", passive=True),
+        ],
+        ids=["consume", "get", "purge", "bind", "passive"],
+    )
+    def test_what_needs_it_is_refused(self, channel: Any, verb: Any) -> None:
+        channel.queue_declare("q")
+        verb(channel)
+        for tag in list(channel._subscriptions):
+            channel.basic_cancel(tag)
+        channel.queue_delete("q")
+        with pytest.raises(NotFound, match="no queue 'q'"):
+            verb(channel)
+        channel.basic_publish("x", "", "q")
+        verb(channel)  # a message to its name has made it
+
+    def test_what_ends_it_is_not(self, channel: Any) -> None:
+        channel.queue_unbind("q", "amq.direct", "key")
+        assert channel.queue_delete("q") == 0
+
+
+def test_a_passive_declaration_counts_consumers(connection: Any) -> None:
+    channel, other = connection.default_channel, connection.channel()
+    channel.queue_declare("q", exclusive=True)
+    tags = [each.basic_consume("q", False, print) for each in (channel, other)]
+    assert channel.queue_declare("q", passive=True).consumer_count == 2
+    channel.basic_cancel(tags[0])
+    assert channel.queue_declare("q", passive=True).consumer_count == 1
