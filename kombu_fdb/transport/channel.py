@@ -6,6 +6,7 @@ its helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -228,27 +229,52 @@ class Channel(DeclaringChannel):
             receiver.cancel(subscription)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404."""
+        """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404.
+
+        What waits for a consumer of this channel comes first: it was claimed before.
+        """
         membership, tag, hand = self.client.membership(), next_tag(), list[Delivery]()
         try:
             for _ in range(MOST_EXPIRED):
                 hand.clear()
-                if membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
+                self._take_waiting(queue, hand, 1)
+                if not hand and membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
                     self._begin_time_to_run(hand[0])
                 if hand:
                     message = self._hand_out(hand[0], tag, no_ack=no_ack)
                     if message is not None:
                         return message
-                elif not self._size(queue) or self._is_shut(queue):  # an empty window may have met an expired one
+                elif not super()._size(queue) or self._is_shut(queue):  # an empty window may have met an expired one
                     break
         except BaseException:  # from a signal handler: nobody has seen the message
             self.credit.held.drop(tag)
-            if not no_ack:
-                self.client.release_later([each.lease for each in hand])
+            self.client.release_later([each.lease for each in hand if each.leased])
             raise
         self._require(queue, "basic_get")
         self.transport.used(queue)
         return None
+
+    def _take_waiting(self, queue: str, hand: list[Delivery], most: int) -> None:
+        receiver = self.transport.receiver_if_any
+        if receiver is not None:
+            receiver.reception.dispatch.take_waiting(self.credit, queue, hand, most)
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        """And what waits for a consumer of this channel: its program has not seen it."""
+        hand: list[Delivery] = []
+        try:
+            self._take_waiting(queue, hand, sys.maxsize)
+            purged = self.client.discard([each.lease for each in hand]) if hand else 0
+        except BaseException:
+            self.client.release_later([each.lease for each in hand])
+            raise
+        return purged + super().queue_purge(queue, **kwargs)
+
+    def _size(self, queue: str) -> int:
+        """With what waits for a consumer of this channel."""
+        receiver = self.transport.receiver_if_any
+        waiting = 0 if receiver is None else receiver.reception.dispatch.waiting(self.credit, queue)
+        return waiting + super()._size(queue)
 
     def _hand_out(self, delivery: Delivery, tag: int, *, no_ack: bool) -> Any:
         if not no_ack:

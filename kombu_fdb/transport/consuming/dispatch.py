@@ -337,7 +337,23 @@ class Dispatch:
 
     def is_low(self, credit: Credit[Subscription]) -> bool:
         """Whether taking a message has just made room for a claim."""
-        return not credit.prefetch and len(credit.inbox) == self._window // 2
+        return credit.is_low(self._window)
+
+    def waiting(self, credit: Credit[Subscription], queue: str) -> int:
+        """How many messages of a queue a channel has that its program has not seen, and that could go back."""
+        with self._lock:
+            return len(_of_queue(credit, queue))
+
+    def take_waiting(self, credit: Credit[Subscription], queue: str, hand: list[Delivery], most: int) -> None:
+        """Put up to so many of them into ``hand``, the first one first. Interrupted in between, they are leaving."""
+        with self._lock:
+            self._drop_leaving()
+            taken = _of_queue(credit, queue)[:most]
+            leases = [each.lease for each in taken]
+            self._leaving.update(leases)
+            self._drop_leaving()
+            hand += taken
+            self._leaving.difference_update(leases)
 
 
 def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> Arrival:
@@ -347,6 +363,10 @@ def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> 
     hand.append(arrival)
     credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
     return arrival
+
+
+def _of_queue(credit: Credit[Subscription], queue: str) -> list[Delivery]:
+    return [delivery for _, delivery in credit.inbox if delivery.queue == queue and delivery.leased]
 
 
 def _served(subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:

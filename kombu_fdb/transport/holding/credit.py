@@ -4,12 +4,13 @@ Model. A claimed message is *waiting* in the inbox until a worker loop takes it;
 Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is handed
 out (whoever counts the free ones says anew how many there are). What is claimed ahead counts, so neither is exceeded.
 
-A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it); then the inbox is
-bounded by the window.
+A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
+prefetch, only so many are claimed *ahead* as it works off in :data:`AHEAD_S` at the pace of the last one, and no more
+than the window: what a slow consumer has in its inbox, no other one of the queue can have.
 
 Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
 place has waited as long as an ack waits for company; a free slot is not kept waiting for a second one. Without a bound
-it is worth one when the inbox is half empty.
+it is worth one when the half of what it may have ahead is left.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from kombu_fdb.transport.holding.held import Held
 from kombu_fdb.transport.holding.inbox import C, Inbox
 
 __all__ = ["Credit", "Room"]
+
+
+#: For how long a consumer without a prefetch has work ahead, in seconds.
+AHEAD_S = 0.1
+MOST_AHEAD = 10_000
 
 
 class Room(NamedTuple):
@@ -53,6 +59,9 @@ class Credit(Generic[C]):
         #: The last one of those: a tag is greater than all before it.
         self._last_counted = 0
         self._most_handed: int | None = None
+        #: How many are worth having ahead, and when the last message was handed out.
+        self._ahead = 1
+        self._handed_at: float | None = None
         #: Since when less room than is worth a claim is free.
         self._free_since: float | None = None
 
@@ -87,8 +96,18 @@ class Credit(Generic[C]):
 
     def unbounded_room(self, window: int) -> int:
         """How many messages are worth claiming where nothing else bounds them."""
-        waiting = len(self.inbox)
-        return window - waiting if waiting <= window // 2 else 0
+        waiting, ahead = self._unbounded_waiting, min(self._ahead, window)
+        return ahead - waiting if waiting <= ahead // 2 else 0
+
+    def is_low(self, window: int) -> bool:
+        """Whether taking a message has just made that worth a claim."""
+        if self.is_bounded and not self.inbox.is_mixed:
+            return False
+        return self._unbounded_waiting in (0, min(self._ahead, window) // 2)
+
+    @property
+    def _unbounded_waiting(self) -> int:
+        return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
 
     def bounded_room(self, now: float, group_s: float) -> Room:
         """With acks, where something bounds them."""
@@ -126,9 +145,17 @@ class Credit(Generic[C]):
     def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
         """The next one leaves the inbox. ``lease``: None if no ack will follow."""
         self.inbox.take(now)
+        self._learn_pace(now)
         if lease is not None:
             self.held.leases[tag] = lease
             self._handed, self._last_counted = self._handed + 1, tag
+
+    def _learn_pace(self, now: float) -> None:
+        """From one to the next, waiting included. At most twice as many as before, in case it slows down."""
+        if self._handed_at is not None:
+            took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
+            self._ahead = max(1, min(2 * self._ahead, int(AHEAD_S / took_s)))
+        self._handed_at = now
 
     def reclaim(self, tag: int) -> None:
         """No callback has seen it."""

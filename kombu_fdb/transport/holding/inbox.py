@@ -28,7 +28,7 @@ class Inbox(Generic[C]):
     def __init__(self) -> None:
         self._items: deque[tuple[C, Delivery]] = deque()
         #: Whether it ever had one for a consumer without acks.
-        self._is_mixed = False
+        self.is_mixed = False
         #: When a message was last taken, or the first one came.
         self._touched = 0.0
 
@@ -41,7 +41,7 @@ class Inbox(Generic[C]):
     @property
     def with_acks(self) -> int:
         """How many of them are to be settled. Counted, not kept: a counter would not survive an interruption."""
-        return sum(not consumer.no_ack for consumer, _ in self._items) if self._is_mixed else len(self._items)
+        return sum(not consumer.no_ack for consumer, _ in self._items) if self.is_mixed else len(self._items)
 
     @property
     def head(self) -> tuple[C, Delivery]:
@@ -51,12 +51,12 @@ class Inbox(Generic[C]):
     def put(self, consumer: C, delivery: Delivery, now: float) -> None:
         if not self._items:
             self._touched = now
-        self._is_mixed = self._is_mixed or consumer.no_ack
+        self.is_mixed = self.is_mixed or consumer.no_ack
         self._items.append((consumer, delivery))
 
     def bring_forward(self) -> bool:
         """The first one for a consumer without acks becomes the head. Whether there is one."""
-        items = list(self._items) if self._is_mixed else []
+        items = list(self._items) if self.is_mixed else []
         first = next((item for item in items if item[0].no_ack), None)
         if first is not None:
             self._items = deque([first, *(item for item in items if item is not first)])

@@ -258,6 +258,7 @@ class TestPublish:
 
 class TestGet:
     def test_empty(self, channel: Any) -> None:
+        channel.queue_declare("q")
         assert channel.basic_get("q") is None
 
     def test_no_ack_leaves_no_lease(self, channel: Any) -> None:
@@ -394,6 +395,7 @@ class TestVanishing:
 
 @pytest.mark.parametrize("kind", ["topic", "direct"])
 def test_a_binding_key_has_at_most_255_bytes(channel: Any, kind: str) -> None:
+    channel.queue_declare("q")
     channel.exchange_declare(f"x-{kind}", kind)
     with pytest.raises(QueueError, match="routing key is too long"):
         channel.queue_bind("q", f"x-{kind}", "#." * 2_400)

@@ -128,7 +128,7 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     bench.put(*[b""] * 4, queue="events")
     transport.reception._lookout.hungry.discard("q")
     consumer.turn()
-    assert consumer.waiting == ["events"] * 4
+    assert consumer.waiting == ["events"]
     bench.put(b"", b"")
     transport.reception._lookout.hungry.add("q")
     consumer.turn()

@@ -106,7 +106,7 @@ def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
     """Everything that is delivered once it is left alone, the late duties included."""
     queues: list[str] = []
     consumer.transport.reception.attend_loop(registered=True)
-    for _ in range(2 * MESSAGES):
+    for _ in range(4 * MESSAGES):  # a slow consumer has one message at a time
         consumer.turn()
         consumer.transport.store.membership().watch_claims()
         consumer.transport.store.keep_house()
