@@ -14,6 +14,7 @@ import os
 import sqlite3
 import stat
 import sys
+from collections.abc import Iterator
 
 from kombu_fdb.errors import StoreUnavailable
 
@@ -31,6 +32,8 @@ MMAP_BYTES = 256 * 1024 * 1024
 PAGE_BYTES = 4096
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
+#: On the way to a file, as Linux does.
+MOST_LINKS = 40
 
 #: The row of the key 0, a number, is the version. No range of keys meets it: to SQLite a number is less than any bytes.
 #: It stands beside the bells and counters, so a commit writes one page less than with a table of its own.
@@ -75,20 +78,31 @@ def check_path(path: str) -> str:
 
 
 def _refuse_planted(path: str) -> None:
-    """What another user has put there, in a folder that every user can write to, such as ``/tmp``."""
-    try:
-        folder, status = os.stat(os.path.dirname(path)), os.lstat(path)
-    except OSError:  # what is wrong with it, SQLite tells
-        return
-    if not folder.st_mode & stat.S_IWOTH:
-        return
-    fix = f"Inspect it with `ls -ld {path}`, and keep the database in a folder of your own"
-    if stat.S_ISLNK(status.st_mode):
-        raise StoreUnavailable("this is a link, in a folder that every user can write to", path=path, fix=fix)
-    if status.st_uid not in {os.geteuid(), 0}:
-        raise StoreUnavailable(
-            "the database belongs to another user, in a folder that every user can write to", path=path, fix=fix
-        )
+    """What another user has put in its way, in a folder that every user can write to, such as ``/tmp``."""
+    with contextlib.suppress(OSError):  # what is wrong with it, SQLite tells
+        for name in _looked_up(path):
+            folder, status = os.stat(os.path.dirname(name)), os.lstat(name)
+            if folder.st_mode & stat.S_IWOTH and status.st_uid not in {os.geteuid(), 0}:
+                raise StoreUnavailable(
+                    "this belongs to another user, in a folder that every user can write to",
+                    path=name,
+                    fix=f"Inspect it with `ls -ld {name}`, and keep the database in a folder of your own",
+                )
+
+
+def _looked_up(path: str) -> Iterator[str]:
+    """Every name on the way to a file, from the root on, and where links lead. Raises ``OSError``."""
+    at, left, links = "/", path.split("/")[::-1], 0
+    while left:
+        name = os.path.normpath(os.path.join(at, left.pop()))
+        yield name
+        if os.path.islink(name) and links < MOST_LINKS:
+            links += 1
+            target = os.readlink(name)
+            left += target.split("/")[::-1]
+            at = "/" if target.startswith("/") else at
+        else:
+            at = name
 
 
 def identify(path: str) -> tuple[int, int]:

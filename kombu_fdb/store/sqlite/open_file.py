@@ -23,7 +23,7 @@ from kombu_fdb.primitives.locks import Turn, surely
 from kombu_fdb.store.sqlite import fork as sqlite_fork
 from kombu_fdb.store.sqlite.errors import explain
 from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
-from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_log
+from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_database
 from kombu_fdb.store.sqlite.snapshot import ReadingTransaction
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
@@ -142,12 +142,12 @@ class OpenFile:
                 connection.close()
 
     def _open_writer(self, deadline: float) -> sqlite3.Connection:
-        share_log(self.path, self.access)  # refuses a stranger's
+        share_database(self.path, self.access)  # refuses a stranger's
         _check(self.path, self.identity)
         connection = self.insist(lambda: connect(self.path, writer=True), deadline)
         try:
             self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
-            share_log(self.path, self.access)
+            share_database(self.path, self.access)
             self._log = _identity(self._log_path)
             # An overlay of file systems may give a file another inode when it is first opened for writing.
             self.identity = _identity(self.path) or self.identity

@@ -24,7 +24,7 @@ from typing import Self
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.store.sqlite.errors import explain_os
 
-__all__ = ["Access", "open_directory", "open_pipe", "open_sidecar", "share_log"]
+__all__ = ["Access", "open_directory", "open_pipe", "open_sidecar", "share_database"]
 
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -33,6 +33,7 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Access:
     """Who may use the database, and whom its folder keeps out."""
 
+    #: Without those who may only read: a lock takes no more than that, and theirs would stop all writers.
     mode: int
     owner: int
     group: int
@@ -44,12 +45,8 @@ class Access:
         """That of the database at ``path``. Raises ``OSError``."""
         status = os.stat(path)
         folder = os.stat(os.path.dirname(path))
-        return cls(status.st_mode & 0o666, status.st_uid, status.st_gid, bool(folder.st_mode & stat.S_IWOTH))
-
-    @property
-    def lock_mode(self) -> int:
-        """Of those who may change the database: whoever may open a file may lock it, and stop all writers."""
-        return sum(0o6 << shift for shift in (6, 3, 0) if self.mode >> shift & 0o2)
+        mode = status.st_mode & 0o600 | sum(0o6 << shift for shift in (3, 0) if status.st_mode >> shift & 0o2)
+        return cls(mode, status.st_uid, status.st_gid, bool(folder.st_mode & stat.S_IWOTH))
 
     @property
     def directory_mode(self) -> int:
@@ -72,7 +69,7 @@ class Access:
     def share(self, descriptor: int, path: str) -> None:
         """Let in whom the database lets in, if this user may. Raises ``StoreUnavailable`` if everybody is let in."""
         status = os.fstat(descriptor)
-        mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.lock_mode
+        mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.mode
         if os.geteuid() in {status.st_uid, 0}:
             if self._chown(descriptor, status) or stat.S_IMODE(status.st_mode) != mode:
                 os.chmod(descriptor, mode)
@@ -125,25 +122,34 @@ def open_pipe(name: str, flags: int, *, directory: int) -> int:
     return descriptor
 
 
-def share_log(path: str, access: Access) -> None:
-    """The same for SQLite's ``-wal`` and ``-shm``, by their names: to open and close them would cancel its locks.
+def share_database(path: str, access: Access) -> None:
+    """The same for the database and SQLite's ``-wal`` and ``-shm``, by their names.
 
-    SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file.
+    SQLite gives its files the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file.
     """
-    for log in (f"{path}-wal", f"{path}-shm"):
+    for name in (path, f"{path}-wal", f"{path}-shm"):
         with contextlib.suppress(FileNotFoundError):
-            status = os.lstat(log)
-            access.check(status, stat.S_IFREG, log)
-            if status.st_uid == os.geteuid() and access.mode & stat.S_IRWXG:
-                _share_log(log, status, access)
+            status = os.lstat(name)
+            access.check(status, stat.S_IFREG, name)
+            if os.geteuid() in {status.st_uid, 0}:
+                _share(name, status, access)
 
 
-def _share_log(log: str, status: os.stat_result, access: Access) -> None:
-    if status.st_gid != access.group:
+def _share(name: str, status: os.stat_result, access: Access) -> None:
+    if status.st_gid != access.group and access.mode & stat.S_IRWXG:
         with contextlib.suppress(PermissionError):  # not a member of the group
-            os.chown(log, -1, access.group, follow_symlinks=False)
-    if stat.S_IMODE(status.st_mode) != access.mode:
-        os.chmod(log, access.mode)
+            os.chown(name, -1, access.group, follow_symlinks=False)
+    if stat.S_IMODE(status.st_mode) == access.mode:
+        return
+    if os.chmod in os.supports_follow_symlinks:
+        os.chmod(name, access.mode, follow_symlinks=False)
+        return
+    descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing
+    try:
+        access.check(os.fstat(descriptor), stat.S_IFREG, name)
+        os.chmod(f"/proc/self/fd/{descriptor}", access.mode)
+    finally:
+        os.close(descriptor)
 
 
 def _open_or_make(name: str, directory: int | None) -> int:

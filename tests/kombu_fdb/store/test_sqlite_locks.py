@@ -399,6 +399,10 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
         ("sidecars.py", "return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)"),
         ("sidecars.py", "descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)"),
         ("sidecars.py", "descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)"),
+        (
+            "sidecars.py",
+            "descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing",
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -19,6 +20,7 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.store.sqlite.sidecars import Access, share_database
 
 SECRET = b"ssh-ed25519 AAAA"
 ALICE, BOB, MALLORY = 54321, 54322, 54666
@@ -30,10 +32,12 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as ot
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Not pytest's own, which lets nobody else in."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o755)
+    folder = root / "folder"  # tests give it to users, who would be strangers in the system's folder
+    folder.mkdir(0o755)
     yield folder
-    shutil.rmtree(folder)
+    shutil.rmtree(root)
 
 
 @pytest.fixture
@@ -192,20 +196,97 @@ def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(
 
 
 @as_root
-def test_who_may_only_read_the_database_locks_nothing(folder: Path) -> None:
-    folder.chmod(0o777)
+@pytest.mark.parametrize("planted", ["folder", "link to a folder", "link behind the user's own link"])
+def test_a_strangers_folder_on_the_way_to_the_database(folder: Path, planted: str) -> None:
+    folder.chmod(0o1777)
+    path = folder / "shop" / "b.db"
+
+    def squat() -> None:
+        real = folder / ("shop" if planted == "folder" else "mallorys")
+        real.mkdir()
+        SqliteDatabase.open(str(real / "b.db")).close()
+        (real / "b.db").chmod(0o666)
+        real.chmod(0o755)
+        if planted == "link to a folder":
+            (folder / "shop").symlink_to("mallorys")
+
+    def open_it() -> None:
+        if planted == "link behind the user's own link":
+            (folder / "shop").symlink_to(folder / "mallorys")
+        with pytest.raises(StoreUnavailable, match=r"another user.*folder that every user can write to"):
+            SqliteDatabase.open(str(path), timeout_s=1)
+
+    as_user(MALLORY, squat)
+    as_user(ALICE, open_it)
+
+
+@as_root
+def test_a_users_own_folder_and_link_where_everybody_may_write(folder: Path) -> None:
+    folder.chmod(0o1777)
+
+    def use_it() -> None:
+        (folder / "own").mkdir()
+        (folder / "link").symlink_to("own/../own")
+        use(folder / "link" / "b.db")
+
+    as_user(ALICE, use_it)
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "left"), [(0o644, "0o600"), (0o664, "0o660")])
+def test_who_may_only_read_the_database_locks_nothing(folder: Path, mode: int, left: str) -> None:
+    """SQLite's own locks as well: a lock for reading of ``-shm`` would stop all writers."""
 
     def make() -> None:
-        (folder / "b.db").touch(0o644)
-        SqliteDatabase.open(str(folder / "b.db")).close()
+        (folder / "b.db").touch()
+        (folder / "b.db").chmod(mode)
+        database = SqliteDatabase.open(str(folder / "b.db"))
+        files = [each for each in folder.iterdir() if each.is_file()]
+        assert {each.name for each in files} == {f"b.db{end}" for end in ("", "-gate", "-lock", "-shm", "-wal")}
+        assert {oct(stat.S_IMODE(each.stat().st_mode)) for each in files} == {left}
+        database.close()
 
-    def read() -> None:
-        for name in ("b.db-gate", "b.db-lock"):
-            with pytest.raises(PermissionError):
-                (folder / name).open("rb")
-
+    folder.chmod(0o777)
     as_user(ALICE, make)
-    as_user(MALLORY, read)
+
+
+def test_a_mode_that_changes_cancels_no_lock(folder: Path) -> None:
+    """To close a file that was opened would; the database is open in this process."""
+    path = folder / "b.db"
+    path.touch(0o600)
+    with path.open("r+b") as database:
+        fcntl.lockf(database, fcntl.LOCK_EX)
+        path.chmod(0o640)
+        share_database(str(path), Access.of(str(path)))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+        def lock() -> None:
+            with path.open("r+b") as other, pytest.raises(BlockingIOError):
+                fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        in_child(lock)
+
+
+@pytest.mark.parametrize("name", ["b.db", "b.db-wal"])
+def test_a_link_that_comes_between_two_looks_is_not_followed(
+    folder: Path, victim: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "b.db"
+    for each in (path, folder / name):
+        each.touch()
+        each.chmod(0o664)
+    access, check = Access.of(str(path)), Access.check
+
+    def swap(self: Access, status: os.stat_result, kind: int, at: str) -> None:
+        check(self, status, kind, at)
+        if at == str(folder / name) and not (folder / name).is_symlink():
+            (folder / name).unlink()
+            (folder / name).symlink_to(victim)
+
+    monkeypatch.setattr(Access, "check", swap)
+    with pytest.raises((StoreUnavailable, OSError)):
+        share_database(str(path), access)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
 
 
 @as_root
