@@ -117,11 +117,11 @@ class HistoryStore:
             total += lost
         return total
 
-    def trim(self, bounds: History, *, parts: int) -> int:
+    def trim(self, bounds: History, *, parts: int, now_ms: int) -> int:
         """Delete what is beyond the bounds, in at most so many transactions. Returns how many segments."""
         total = 0
         for _ in range(parts):
-            cleared = self._write(lambda tr: segments.trim(tr, self.keys, bounds, self._now()))
+            cleared = self._write(lambda tr: segments.trim(tr, self.keys, bounds, now_ms))
             total += cleared
             if cleared < segments.TRIM_SEGMENTS:
                 break

@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery
 
 from celery_fdb.brokers.address import broker_of
+from celery_fdb.brokers.clocks import common_ms
 from celery_fdb.brokers.holding import Holding
 from celery_fdb.schedules.entry import fit, told_of
 from celery_fdb.schedules.store import MOST_ENTRIES, schedule_of
@@ -69,10 +70,11 @@ class Teller:
         now_ms = self._clock.wall_ms()
         told = [told_of(name, each, now_ms, self._again_s) for name, each in entries.items()]
         try:
-            store = schedule_of(self._holding.broker(), timeout_s=TIMEOUT_S)
+            broker = self._holding.broker()
+            store = schedule_of(broker, timeout_s=TIMEOUT_S)
             store.tell(told, gone)
             if forget:
-                store.forget_old(now_ms)
+                store.forget_old(common_ms(broker.inspect.sessions(), now_ms))
         except OptionError:
             self._is_ours = False  # another kind of broker; who publishes there is told what is wrong
             return False

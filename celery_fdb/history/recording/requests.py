@@ -186,7 +186,7 @@ class Keeper(bootsteps.StartStopStep):
         self.recorder.open(
             store,
             _source(client, self.recorder.bounds),
-            Upkeep(store, self.recorder.bounds, _sessions(client), clock=CLOCK),
+            Upkeep(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
         )
         self._client = client
 
@@ -220,10 +220,3 @@ def _source(client: Client, bounds: History) -> Source:
 
 def _running() -> list[Any]:
     return [each for each in list(worker_state.active_requests) if isinstance(each, HistoryRequest)]
-
-
-def _sessions(client: Client) -> Callable[[], set[bytes]]:
-    def sessions() -> set[bytes]:
-        return {bytes(each.session_id) for each in Broker.of(client).inspect.sessions() if each.open}
-
-    return sessions

@@ -6,15 +6,19 @@ by a conflict. Trim is due when the flush has opened a segment, and as the lost 
 A worker's active runs stand under its session. A session that has ended (its process died, or was silent for longer
 than ``session_ttl``) has none: they become :data:`~celery_fdb.history.run.LOST`, and are in the history as such. If the
 process was only silent, what its runs come to is written later, as runs of their own.
+
+How old a segment is, the clocks of most workers say: one that is ahead deletes nobody's history.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
+from celery_fdb.brokers.clocks import common_ms
 from celery_fdb.history.options import History
 from celery_fdb.history.store import HistoryStore
+from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 
 __all__ = ["INTERVAL_S", "TRIM_PARTS", "Upkeep"]
@@ -31,9 +35,9 @@ class Upkeep:
     """Of one recorder. Not thread-safe."""
 
     def __init__(
-        self, store: HistoryStore, bounds: History, sessions: Callable[[], Collection[bytes]], *, clock: Clock
+        self, store: HistoryStore, bounds: History, sessions: Callable[[], Sequence[SessionFacts]], *, clock: Clock
     ) -> None:
-        """``sessions``: those that are open; raises a ``StoreError``."""
+        """``sessions``: of the broker; raises a ``StoreError``."""
         self._store = store
         self._bounds = bounds
         self._sessions = sessions
@@ -46,7 +50,8 @@ class Upkeep:
         """Do what is due. Raises a ``StoreError``."""
         due = self._clock.monotonic() >= self._next
         if opened or due:
-            self._store.trim(self._bounds, parts=TRIM_PARTS)
+            now_ms = common_ms(self._sessions(), self._clock.wall_ms())
+            self._store.trim(self._bounds, parts=TRIM_PARTS, now_ms=now_ms)
         if due:
             self.find_lost()
             self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
@@ -56,5 +61,6 @@ class Upkeep:
         holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
         if not holders:
             return 0
-        ended = holders - set(self._sessions())  # asked after the rows were read: a session opens before it has one
+        # Asked after the rows were read: a session opens before it has one.
+        ended = holders - {bytes(each.session_id) for each in self._sessions() if each.open}
         return sum(self._store.lose(session, self._bounds) for session in sorted(ended))

@@ -79,7 +79,7 @@ def open_session(
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """The beat carries the session's time to live: whoever observes it judges it by its own promise.
 
-    Its wall clock is for people to read; nothing is ever decided by it.
+    Its wall clock is for people to read, and to tell one that is wrong from the others; no session lives or dies by it.
     """
     suffix = encode_json([work.now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
     work.tr.set_versionstamped_value(work.keys.beat(session_id), suffix=suffix)

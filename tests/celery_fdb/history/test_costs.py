@@ -88,7 +88,7 @@ def test_flushes_do_not_conflict(bench: Bench, run: Make) -> None:
 def test_a_segment_is_cleared_at_one_price_however_many_rows_it_has(bench: Bench, run: Make, rows: int) -> None:
     bench.write(*[run() for _ in range(rows)], bounds=LARGE)
     bench.clock.advance(2 * LARGE.max_age)
-    cost = bench.paid(lambda: bench.store.trim(LARGE, parts=1))
+    cost = bench.paid(lambda: bench.store.trim(LARGE, parts=1, now_ms=bench.clock.wall_ms()))
     # All segments are read in one range; cleared are what is in this one, its two rows, and old slots.
     assert numbers(cost) == (0, 1, 0, 3 + len(SLOTS), 3)
     assert bench.store.kept() == 0
@@ -98,11 +98,12 @@ def test_a_trim_is_bounded_and_one_that_finds_nothing_reads_a_row(bench: Bench, 
     for _ in range(20):
         bench.write(run(), run(), bounds=BOUNDS)
     bench.clock.advance(2 * BOUNDS.max_age)
-    worst = bench.paid(lambda: bench.store.trim(BOUNDS, parts=10))
+    worst = bench.paid(lambda: bench.store.trim(BOUNDS, parts=10, now_ms=bench.clock.wall_ms()))
     assert len(bench.counted.transactions) == 20 // TRIM_SEGMENTS + 1
     assert bench.counted.worst().clear_ranges == TRIM_SEGMENTS + len(SLOTS)
     assert worst.rows == 2 * sum(range(20, 0, -TRIM_SEGMENTS))
-    assert numbers(bench.paid(lambda: bench.store.trim(BOUNDS, parts=10))) == (0, 1, 0, len(SLOTS), 3)
+    idle = bench.paid(lambda: bench.store.trim(BOUNDS, parts=10, now_ms=bench.clock.wall_ms()))
+    assert numbers(idle) == (0, 1, 0, len(SLOTS), 3)
 
 
 @pytest.mark.parametrize("groups", [1, 9])

@@ -137,7 +137,7 @@ def test_never_more_runs_than_the_bound(store: HistoryStore, keep: Keep, run: Ma
     most = 0
     for batch in range(40):
         keep(*[run(f"{batch}-{number}", ago_s=-batch) for number in range(5)], bounds=bounds)
-        store.trim(bounds, parts=1)
+        store.trim(bounds, parts=1, now_ms=clock.wall_ms())
         most = max(most, store.kept())
     assert 95 <= most <= 100
     newest = [f"{batch}-{number}" for batch in range(39, 21, -1) for number in range(4, -1, -1)]
@@ -151,12 +151,12 @@ def test_nothing_older_than_the_bound(store: HistoryStore, keep: Keep, run: Make
     keep(run("old"), bounds=bounds)
     clock.advance(60)
     keep(run("newer", ago_s=-60), bounds=bounds)
-    assert store.trim(bounds, parts=1) == 0
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == 0
     clock.advance(41)
-    assert store.trim(bounds, parts=1) == 1
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == 1
     assert all_of(store) == ["newer"]
     clock.advance(60)
-    assert store.trim(bounds, parts=1) == 1
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == 1
     assert all_of(store) == []
 
 
@@ -170,7 +170,7 @@ def test_a_worker_with_a_clock_ahead_keeps_nothing_alive(
     keep(*[run() for _ in range(bounds.segment_runs)], bounds=bounds)
     keep(run("newer"), bounds=bounds)
     clock.advance(101)
-    store.trim(bounds, parts=5)
+    store.trim(bounds, parts=5, now_ms=clock.wall_ms())
     assert all_of(store) == []
 
 
@@ -178,7 +178,7 @@ def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, 
     bounds = History(runs=1_000, max_age=100)
     keep(run("t", root="r", group="g", key="k"), run(state=FAILURE), bounds=bounds)
     clock.advance(100 * 86_400)
-    store.trim(bounds, parts=1)
+    store.trim(bounds, parts=1, now_ms=clock.wall_ms())
     left = store._read(lambda tr: tr.get_range(*store.keys.everything))
     assert {store.keys.split_total(key) for key, _ in left} == {"shop.pay"}  # counters of all time
 
@@ -189,9 +189,9 @@ def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: 
         keep(run(ago_s=-2 * batch), bounds=bounds)
         clock.advance(2)
     clock.advance(100)
-    assert store.trim(bounds, parts=1) == segments.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=1) == segments.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=5) == 12 - 2 * segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=5, now_ms=clock.wall_ms()) == 12 - 2 * segments.TRIM_SEGMENTS
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------

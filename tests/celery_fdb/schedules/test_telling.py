@@ -19,6 +19,7 @@ from celery_fdb.schedules.store import KEPT_S, schedule_of
 from celery_fdb.schedules.telling import ALL_S, LEAST_S, PAUSE_S, Teller
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, StoreUnavailable
+from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
 
 
@@ -98,6 +99,17 @@ def test_what_beat_has_no_more_is_cleared_and_what_nobody_tells_of_later(app: Ce
     clock.advance(KEPT_S)
     teller.look({"often": entry(app)})
     assert told(broker).keys() == {"often"}
+    teller.close()
+
+
+def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery, broker: Broker) -> None:
+    clock = ManualClock(wall_ms=SystemClock().wall_ms())
+    schedule_of(broker).tell([told_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
+    assert broker.queue("mails").take() is None  # as a worker does, in a session
+    clock.jump_wall(2 * KEPT_S)
+    teller = Teller(app, 300.0, clock)
+    teller.look({"often": entry(app)})
+    assert told(broker).keys() == {"often", "of another beat"}
     teller.close()
 
 

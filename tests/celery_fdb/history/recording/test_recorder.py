@@ -23,6 +23,7 @@ from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
+from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.patience import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
 
@@ -330,10 +331,35 @@ def test_active_runs_move_to_the_next_session(
 # -- upkeep ------------------------------------------------------------------------------------------------------------
 
 
+def session_facts(session_id: bytes, beat_ms: int) -> SessionFacts:
+    return SessionFacts(SessionId(session_id), {}, b"", 30.0, open=True, consumed=[], beat_ms=beat_ms)
+
+
+@pytest.mark.parametrize("wrong_s", [30 * 86_400, -30 * 86_400], ids=["ahead", "behind"])
+def test_one_clock_that_is_wrong_trims_nothing_of_the_others(
+    store: HistoryStore, run: Make, clock: ManualClock, wrong_s: int
+) -> None:
+    """Nor does it keep anything longer, where two others are right."""
+    bounds, right_ms = History(), clock.wall_ms()
+    for runs in (["old"], ["new"]):
+        for each in store.packed([run(id_) for id_ in runs]):
+            store.write(each, bounds)
+        clock.advance(bounds.segment_ms / 1000)
+    clock.jump_wall(wrong_s)
+    right = [right_ms, right_ms] if wrong_s < 0 else [right_ms]
+    sessions = [session_facts(str(at).encode(), at_ms) for at, at_ms in enumerate([*right, clock.wall_ms()])]
+    Upkeep(store, bounds, lambda: sessions, clock=clock)(opened=True)
+    assert set(kept(store)) == {"old", "new"}
+    assert sum(counters.runs for *_, counters in store.slots(3600, 0, 2**40)) == 2
+    late = [session_facts(each.session_id, each.beat_ms + int(bounds.max_age * 1000)) for each in sessions]
+    Upkeep(store, bounds, lambda: late, clock=clock)(opened=True)
+    assert kept(store) == ["new"]
+
+
 def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_ = {b"alive"}
+    open_ = [session_facts(b"alive", clock.wall_ms())]
     trims: list[int] = []
     trim = store.trim
     monkeypatch.setattr(store, "trim", lambda *given, **named: (trims.append(1), trim(*given, **named))[1])
@@ -358,7 +384,7 @@ def test_lost_runs_are_found_behind_any_number_of_others(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep_module, "MOST_ACTIVE", 2)
-    upkeep = Upkeep(store, History(), lambda: {b"alive"}, clock=clock)
+    upkeep = Upkeep(store, History(), lambda: [session_facts(b"alive", clock.wall_ms())], clock=clock)
     for session, runs in ((b"alive", 5), (b"dead", 1)):
         store.activity(session, {number: run(state="STARTED", end_ms=0) for number in range(runs)})
     assert [upkeep.find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
