@@ -21,7 +21,7 @@ from celery_fdb.cli.where import Where, check_text
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
-__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "number", "table"]
+__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "in_json", "number", "table"]
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
@@ -147,10 +147,15 @@ def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, An
 
 def _print(run: Run, answer: Answer) -> None:
     if run.as_json:
-        click.echo(json.dumps(_finite(answer.document), default=str, allow_nan=False))
+        click.echo(in_json(answer.document))
         return
     for each in answer.shown:
         run.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+
+
+def in_json(document: Any) -> str:
+    """For any program that reads JSON."""
+    return json.dumps(_finite(document), default=str, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from celery_fdb.cli.look import KEY_SPEEDS, key_speeds, queue_table, session_table, summary
-from celery_fdb.cli.terminal import Run, command, table
+from celery_fdb.cli.terminal import Run, command, in_json, table
 from celery_fdb.inspection.overview import Overview, as_json, key_rates, look, rates
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
@@ -61,7 +60,7 @@ def _watch(run: Run, looks: Iterator[Look]) -> None:
     if run.as_json:
         for overview, speeds, by_key, silent_s in looks:
             found = {**as_json(overview), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
-            click.echo(json.dumps(found))
+            click.echo(in_json(found))
         return
     with Live(console=run.console, auto_refresh=False, screen=False) as live:
         for each in looks:

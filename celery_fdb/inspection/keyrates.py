@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 
 from kombu_fdb.engine.metrics.keytotals import OTHERS, KeyTotals
 
-__all__ = ["KeyRates"]
+__all__ = ["OTHER", "KeyRates"]
+
+#: The label of all those that have no series of their own; what has that name itself is one of them.
+OTHER = "(other)"
 
 #: What a message of the scrape before weighs against one of this scrape, where the busiest keys are chosen.
 FADING = 0.9
@@ -32,7 +35,8 @@ class KeyRates:
 
     def look(self, now: KeyTotals) -> None:
         """Take what the store tells now."""
-        grown = {key: _growth(self._before.get(key, {}), events) for key, events in now.items() if key != OTHERS}
+        named = {key: events for key, events in now.items() if key not in {OTHERS, OTHER}}
+        grown = {key: _growth(self._before.get(key, {}), events) for key, events in named.items()}
         self._weights = {key: FADING * self._weights.get(key, 0.0) + by.total() for key, by in grown.items()}
         busiest = sorted(grown, key=lambda key: (-self._weights[key], -sum(now[key].values()), key))[: self._most]
         self.named = {key: now[key] for key in busiest}

@@ -26,7 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from celery_fdb.brokers.holding import Holding
-from celery_fdb.inspection.keyrates import KeyRates
+from celery_fdb.inspection.keyrates import OTHER, KeyRates
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
@@ -34,8 +34,6 @@ from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]
 
-#: The queue or key label of all those that have no series of their own. A name can't be mistaken for it by accident.
-OTHER = "(other)"
 #: Queues and, unless it is told otherwise, keys of each with series of their own.
 QUEUES, KEYS = 200, 10
 
@@ -135,8 +133,10 @@ class BrokerCollector(Collector):
 
     def _metrics(self, overview: Overview) -> Iterator[Metric]:
         queues = [each for each in overview.live_queues if not each.passing]
-        busiest = sorted(queues, key=lambda each: (-each.ready - each.delayed - each.leased - each.dead, each.name))
-        named, others = busiest[:QUEUES], busiest[QUEUES:]
+        held = {each.name: each.ready + each.delayed + each.leased + each.dead for each in queues}
+        busiest = sorted(queues, key=lambda each: (each.name == OTHER, -held[each.name], each.name))
+        named = [each for each in busiest[:QUEUES] if each.name != OTHER]
+        others = busiest[len(named) :]
         yield from _of_queues(named, others)
         yield from _totals(named, others)
         yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
@@ -152,7 +152,7 @@ class BrokerCollector(Collector):
             if not any(each.key for each in queue.keys):  # not a fair queue
                 continue
             for state in ("ready", "leased"):
-                known = [(each.key, getattr(each, state)) for each in queue.keys]
+                known = [(each.key, getattr(each, state)) for each in queue.keys if each.key != OTHER]
                 yield from (((queue.name, key, state), number) for key, number in known)
                 rest = getattr(queue, state) - sum(number for _, number in known)
                 yield (queue.name, OTHER, state), max(rest, 0)

@@ -213,7 +213,7 @@ def _finished(result_id: str, meta: dict[str, Any]) -> TaskResult[Any, Any]:
     result = _sent(result_id, meta["args"])
     try:
         return _filled(result, meta)
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise TaskResultDoesNotExist(f"{result_id}: {error!r}") from error
 
 

@@ -60,6 +60,8 @@ MOST_ATTEMPTS = 10
 BACKOFF = "1/5/30/120/600s"
 #: Of an error, in characters.
 ERROR_LENGTH = 2_000
+#: In the place of one that the database refuses.
+UNTOLD = "the text of the error can't be stored: see the relay's log"
 
 
 class Outbox:
@@ -135,11 +137,12 @@ class Outbox:
             self._unless_brokers(rows, left, error)
             attempt = row.attempts + 1
             logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
-            pause_ms = int(seconds(BACKOFF, attempt) * 1000)
+            pause_ms = int(seconds(BACKOFF, attempt) * 1000) if attempt < MOST_ATTEMPTS else None
             try:
-                rows.fail(row, _told(error), pause_ms if attempt < MOST_ATTEMPTS else None)
-            except Exception:  # it is due again after its lease, and the others go on
-                logger.exception("the failure of outbox row %s can't be noted", row.id)
+                rows.fail(row, _told(error), pause_ms)
+            except Exception:  # a character that the database does not know; if it does not answer, nor does it now
+                logger.exception("the error of outbox row %s can't be stored", row.id)
+                rows.fail(row, UNTOLD, pause_ms)
             return False
         rows.delete([row])
         return True
@@ -155,5 +158,5 @@ class Outbox:
 
 
 def _told(error: Exception) -> str:
-    """As every database takes it."""
+    """In a column's bounds, and without its secrets."""
     return masked_text(saferepr(error, ERROR_LENGTH)).replace("\0", "")

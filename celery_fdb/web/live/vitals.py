@@ -18,7 +18,7 @@ __all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of"]
 
 #: Queues that are told of in each event; the others are on their pages.
 MOST_QUEUES = 500
-#: Looks that are remembered: at two seconds each, five minutes.
+#: Points of the charts that are remembered: at two seconds each, five minutes.
 REMEMBERED = 150
 #: Rates are of the last so many milliseconds, so that they are calm.
 WINDOW_MS = 10_000
@@ -47,7 +47,8 @@ class Vitals:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._looks: deque[tuple[Overview, Runs | None]] = deque(maxlen=REMEMBERED)
+        #: Those of the last :data:`WINDOW_MS`: each holds every queue.
+        self._looks: list[tuple[Overview, Runs | None]] = []
         self._moments: deque[Moment] = deque(maxlen=REMEMBERED)
 
     def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
@@ -56,9 +57,9 @@ class Vitals:
             return self._told(look, runs)
 
     def _told(self, look: Overview, runs: Runs | None) -> dict[str, Any]:
-        recent = (each for each in self._looks if look.taken_ms - each[0].taken_ms <= WINDOW_MS)
-        before, runs_before = next(recent, (look, runs))
-        self._looks.append((look, runs))
+        recent = [each for each in self._looks if 0 <= look.taken_ms - each[0].taken_ms <= WINDOW_MS]
+        self._looks = [*recent, (look, runs)]
+        before, runs_before = self._looks[0]
         speeds = rates(before, look)
         live = look.own_queues
         summary = _summary(look, live, speeds)

@@ -130,6 +130,7 @@ def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
 def test_json_has_no_numbers_that_are_none(run, app):
     """RFC 8259, 6: a publisher's header may be infinite, and a strict reader would refuse the whole document."""
     app.send_task("t", headers={"x": float("inf"), "y": [float("nan")]})
+    assert json.loads(run("top", "--once", "--json").out, parse_constant=pytest.fail)
     printed = run("peek", "celery", "--body", "--json").out
     assert json.loads(printed, parse_constant=pytest.fail)
     assert '"inf"' in printed

@@ -164,6 +164,25 @@ def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monke
     assert value(found, "celery_fdb_queue_messages", queue=OTHER, state="ready") == 3
 
 
+def test_what_is_named_as_the_others_are_is_one_of_them(url, broker):
+    """Prometheus refuses a scrape with a series that is there twice."""
+    broker.queue("(other)").put_many("xyz", key="k")
+    broker.queue("jobs").put_many("xx", key=OTHER)
+    broker.queue("jobs").put("x", key="k")
+    broker._engine.metrics.flush()
+    with closing(make_collector(url)) as collector:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        text = generate_latest(registry).decode()
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert sorted(series) == sorted(set(series))
+    found = parsed(text)
+    assert value(found, "celery_fdb_queue_messages", queue=OTHER, state="ready") == 3
+    assert value(found, "celery_fdb_published_total", queue=OTHER) == 3
+    assert value(found, "celery_fdb_key_messages", queue="jobs", key=OTHER, state="ready") == 2
+    assert value(found, "celery_fdb_key_published_total", queue="jobs", key=OTHER) == 2
+
+
 def test_reply_queues_have_no_series(collector, broker):
     broker.declare("reply", auto_delete=True).put("a")
     broker.declare("passing", arguments={"x-expires": 60_000}).put("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from contextlib import aclosing
 from typing import Any
@@ -341,6 +342,24 @@ def test_rates_are_of_the_last_seconds_only() -> None:
     for second in range(30):
         event = vitals.told(seen(second * 1_000, acked=0 if second < 15 else 100))
     assert event["summary"]["acked"] == 0
+
+
+def test_looks_are_forgotten_with_their_queues() -> None:
+    """Those of five minutes would be gigabytes where there are ten thousand queues; the charts' points are small."""
+    vitals = Vitals()
+    looks = [seen(second * 2_000) for second in range(30)]
+    for each in looks:
+        vitals.told(each)
+    held = [each for each in looks if any(isinstance(other, tuple) for other in gc.get_referrers(each))]
+    assert held == looks[-6:]
+    assert len(vitals.points()) == 30
+
+
+def test_a_clock_that_was_set_back_costs_one_look() -> None:
+    vitals = Vitals()
+    vitals.told(seen(3_600_000))
+    vitals.told(seen(0))
+    assert vitals.told(seen(2_000, acked=20))["summary"]["acked"] == 10
 
 
 def sample(at_s: int, **queues: tuple[int, int]) -> Sample:

@@ -24,6 +24,7 @@ from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import MANAGE, VIEW, VIEW_BODY, Queue, allows
 from celery_fdb.contrib.django.pages import store
 from celery_fdb.contrib.django.pages.text import fit
+from celery_fdb.inspection.masking import masked_text
 from celery_fdb.operations.deed import Deed
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
@@ -94,7 +95,7 @@ def _answer(
 
 
 def _unreadable(request: HttpRequest, site: AdminSite, reason: str) -> HttpResponse:
-    context = {"title": "Unreadable", "reason": reason, "acted": request.method == "POST"}
+    context = {"title": "Unreadable", "reason": masked_text(reason), "acted": request.method == "POST"}
     return render(request, site, "unreadable", Queue, context, status=422)
 
 

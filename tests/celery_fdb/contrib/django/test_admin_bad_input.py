@@ -166,6 +166,22 @@ def test_rows_that_nobody_can_read_are_a_page_that_says_so(broker: Broker, viewe
     assert "be read" in answer.content.decode()
 
 
+def test_what_could_not_be_read_is_shown_without_its_secrets(
+    broker: Broker, viewer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ``UnicodeDecodeError`` holds the bytes."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise UnicodeDecodeError("utf-8", b"password=hunter2 \xff", 17, 18, "invalid start byte")
+
+    publish(broker)
+    monkeypatch.setattr("celery_fdb.inspection.overview.look", fail)
+    answer = viewer.get(at("queue_changelist"))
+    assert answer.status_code == 422
+    assert "hunter2" not in answer.content.decode()
+    assert "password=" in answer.content.decode()
+
+
 # -- the audit ---------------------------------------------------------------------------------------------------------
 
 

@@ -274,7 +274,9 @@ def test_what_a_publisher_says_of_retries_fills_no_memory(app: Any, tasks: Any) 
     assert len(backend_module._finished(sent.id, meta).worker_ids) == backend_module.MOST_ATTEMPTS
 
 
-@pytest.mark.parametrize("change", [{"result": None}, {"result": {}}, {"date_done": "x"}, {"retries": "x"}])
+@pytest.mark.parametrize(
+    "change", [{"result": None}, {"result": {}}, {"date_done": "x"}, {"retries": "x"}, {"retries": float("inf")}]
+)
 def test_a_stored_result_of_another_shape_is_none(app: Any, tasks: Any, change: Any) -> None:
     sent = tasks.add.enqueue(2, other=3)
     arguments = [tasks.add.module_path, [2], {"other": 3}, "default", sent.enqueued_at.isoformat()]
