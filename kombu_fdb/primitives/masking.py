@@ -27,7 +27,8 @@ _NAME = re.compile("|".join(_WORDS).replace("_?", "[-_ ]?"), re.IGNORECASE)
 #: The parts of each repetition are bounded: a hostile text costs no more than its length.
 _NAMED = re.compile(rf"(?P<name>{_NAME.pattern})[\w-]{{0,40}}\\?[\"']?\]?\s{{0,5}}(?:=>|[:=])\s{{0,5}}", re.IGNORECASE)
 _OF_THE_LINE = re.compile("authorization|cookie", re.IGNORECASE)
-_LINE = re.compile(r"[^\r\n\"']*")
+#: Up to the quote that ends the string around it; its own parameters are quoted as well, as in ``realm="x"``.
+_LINE = re.compile(r"(?:=\\?\"[^\"\r\n]{0,2000}\"|=\\?'[^'\r\n]{0,2000}'|[^\r\n\"'])*")
 #: A string as Python, JSON, or JSON inside of a string writes it.
 _QUOTE = re.compile(r"[bBrRuUfF]{0,2}(\\?[\"'])")
 _PEM = re.compile(r"-----BEGIN[^-]{0,100}-----(?:(?!-----END)[\s\S])*(?:-----END[^-]{0,100}-----)?")
@@ -119,8 +120,15 @@ def _masked_url(found: re.Match[str]) -> str:
         end = authority.rindex("@")
     elif colon and "@" in rest and not _PORT.fullmatch(password):  # a password with a slash
         end = rest.rindex("@")
+    elif colon and user[:1] != "[" and not _PORT.fullmatch(password) and rest == authority and _is_cut(found):
+        end = len(rest)
     else:
         return found[0]
     if found["scheme"].lower() in {"http", "https"}:  # tokens stand in the user's place there
         return f"{found['scheme']}://{MASK}{rest[end:]}"
     return f"{found['scheme']}://{user}:{MASK}{rest[end:]}" if ":" in rest[:end] else found[0]
+
+
+def _is_cut(found: re.Match[str]) -> bool:
+    """The text may go on in it: what is stored of an error or an argument has a length."""
+    return found.end() == len(found.string) or found["rest"].endswith("...")
