@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all matrix fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
+.PHONY: help demo test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
 	sim fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
@@ -30,6 +30,9 @@ test-all: $(TOX) ## the tests, on every supported Python that is installed
 
 matrix: $(TOX) ## the README's matrix of versions, or one cell of it: make matrix CELL=py312-django52
 	$(TOX) run $(if $(CELL),-e $(CELL),-m matrix) $(if $(ARGS),-- $(ARGS))
+
+floors: $(TOX) ## the dashboard, with the oldest versions that it allows
+	$(TOX) run -e floors -- $(ARGS)
 
 fdb: $(TOX) ## only the tests that need a real fdbserver
 	$(TOX) run -e fdb -- $(ARGS)

@@ -248,6 +248,16 @@ def test_a_cell_installs_the_versions_in_its_name_and_runs_tests_that_exist(name
     assert [path for path in paths.split() if not (ROOT / path).exists()] == []
 
 
+def test_the_floors_are_those_of_the_extra():
+    extra = settings()["project"]["optional-dependencies"]["web"]
+    (body,) = re.findall(r"^\[testenv:floors\]\n(.*?)(?=^\[)", (ROOT / "tox.ini").read_text(), re.MULTILINE | re.DOTALL)
+    pinned = dict(re.findall(r"^ +(\S+)==(\S+)$", body, re.MULTILINE))
+    assert pinned.keys() == {each.partition(">=")[0] for each in extra}
+    for each in extra:
+        name, _, floor = each.partition(">=")
+        assert pinned[name] in {floor, f"{floor}.0"}
+
+
 def test_one_version_of_foundationdb_is_tested_and_shown():
     installed = load(GITHUB / "actions" / "foundationdb" / "action.yml")["inputs"]["version"]["default"]
     shown = set(re.findall(r"(?<![\d.])7\.\d\.\d+", (ROOT / "docs" / "how-to" / "docker-compose.md").read_text()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 import re
@@ -20,6 +21,12 @@ from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
 
 NAMES = ["q", "", ".", "..", "/", "a/b?c#%2F&x=1", "\u00fc\x00\n", "<b>x</b>", "n" * 255, "\u202e", "%00"]
+#: Of what is not ours, as the npm packages htmx.org 2.0.11 and uplot 1.6.32 have it.
+VENDORED = {
+    "htmx-2.0.11.min.js": "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717",
+    "uPlot-1.6.32.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot-1.6.32.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+}
 SHOWN = [name for name in PATHS if name not in {"events", "login", "logout", "static"}]
 
 
@@ -238,3 +245,9 @@ def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
 
     broker._engine.transactions.write(spoil)
     assert viewer.get("/queue?queue=q").status_code in {200, 404, 422}
+
+
+def test_what_is_not_ours_is_as_its_authors_published_it() -> None:
+    folder = Path(overview.__file__).parents[1] / "web" / "static" / "vendor"
+    found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
+    assert {name: digest for name, digest in found.items() if not name.endswith(".LICENSE")} == VENDORED
