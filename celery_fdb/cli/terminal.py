@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -154,19 +153,8 @@ def _print(run: Run, answer: Answer) -> None:
 
 
 def in_json(document: Any) -> str:
-    """For any program that reads JSON."""
-    return json.dumps(_finite(document), default=str, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity, and a publisher's header may hold one."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {_finite(name): _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+    """JSON knows no infinity, and a publisher's header may hold one: it becomes a text. As deep as can be stored."""
+    return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str))
 
 
 def _complain(run: Run, error: KombuFDBError) -> int:

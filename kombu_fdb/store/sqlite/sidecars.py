@@ -123,11 +123,12 @@ def open_pipe(name: str, flags: int, *, directory: int) -> int:
 
 
 def share_database(path: str, access: Access) -> None:
-    """The same for the database and SQLite's ``-wal`` and ``-shm``, by their names.
+    """The same for the database and SQLite's own files beside it, by their names.
 
-    SQLite gives its files the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file.
+    SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file: what
+    stands in a log or a journal, SQLite takes for the database's.
     """
-    for name in (path, f"{path}-wal", f"{path}-shm"):
+    for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(name)
             access.check(status, stat.S_IFREG, name)

@@ -13,7 +13,7 @@ from kombu import Connection
 from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.look import _state
 from celery_fdb.cli.look import heard_s as heard_s_of
-from celery_fdb.cli.terminal import age, clean
+from celery_fdb.cli.terminal import age, clean, in_json
 from celery_fdb.inspection.overview import Overview, SessionView
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.model import KeyLimits
@@ -133,8 +133,13 @@ def test_json_has_no_numbers_that_are_none(run, app):
     assert json.loads(run("top", "--once", "--json").out, parse_constant=pytest.fail)
     printed = run("peek", "celery", "--body", "--json").out
     assert json.loads(printed, parse_constant=pytest.fail)
-    assert '"inf"' in printed
-    assert '["nan"]' in printed
+    assert '"Infinity"' in printed
+    assert '["NaN"]' in printed
+
+
+def test_json_may_be_as_deep_as_what_was_read():
+    text = "[" * 600 + "]" * 600
+    assert in_json(json.loads(text)) == text
 
 
 def test_peek_shows_the_body_on_request(run, app):

@@ -144,7 +144,7 @@ def test_another_folder_in_the_place_of_the_bells_gets_nothing(folder: Path, vic
 
 
 @as_root
-@pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal"])
+@pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal", "b.db-shm", "b.db-journal"])
 @pytest.mark.parametrize("mode", [0o600, 0o666], ids=oct)
 @pytest.mark.parametrize("user", [ALICE, 0], ids=["user", "root"])
 def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(
