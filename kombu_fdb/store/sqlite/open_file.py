@@ -142,14 +142,14 @@ class OpenFile:
                 connection.close()
 
     def _open_writer(self, deadline: float) -> sqlite3.Connection:
-        share_database(self.path, self.access)  # refuses a stranger's
         _check(self.path, self.identity)
+        share_database(self.path, self.access)  # refuses a stranger's
         connection = self.insist(lambda: connect(self.path, writer=True), deadline)
         try:
             self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
             share_database(self.path, self.access)
             self._log = _identity(self._log_path)
-            # An overlay of file systems may give a file another inode when it is first opened for writing.
+            # An overlay of file systems may give a file another inode when it is first changed or opened for writing.
             self.identity = _identity(self.path) or self.identity
         except BaseException:
             connection.close()
