@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery, states
 from celery.app.task import Context
-from celery.canvas import group, maybe_signature
+from celery.canvas import chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
@@ -199,14 +199,24 @@ class ChordSupport:
             ended.set()
             thread.join()
 
-    def _fail_outer(self, callback: Any, error: ChordError) -> None:
-        """The chord whose header the body stands in. A group hands that on to its members."""
-        if isinstance(callback, group):
-            for each in callback.tasks:
-                self._fail_outer(each, error)
-        options = callback.options
+    def mark_as_failure(
+        self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, **options: Any
+    ) -> None:
+        """Celery fails what the task's chain goes on with, but no members of a group, nor of a chord into one."""
+        super().mark_as_failure(task_id, exc, traceback, request, **options)  # type: ignore[misc]  # a mixin
+        for each in getattr(request, "chain", None) or ():
+            self._fail_outer(maybe_signature(each, app=self.app), exc)
+
+    def _fail_outer(self, ending: Any, error: Exception) -> None:
+        """The chord whose header a signature stands in that will not run. A part that Celery has failed counts once."""
+        options = ending.options
+        complex_parts = (
+            ending.tasks if isinstance(ending, group) else [ending.body] if isinstance(ending, chord) else []
+        )
+        for each in (*complex_parts, *(maybe_signature(each, app=self.app) for each in options.get("chain") or ())):
+            self._fail_outer(each, error)
         if options.get("chord") and options.get("task_id"):
-            # The body is a header task of another chord, which would wait for it for ever.
+            # It is a header task of another chord, which would wait for it for ever.
             request = Context(
                 id=options["task_id"],
                 chord=options["chord"],

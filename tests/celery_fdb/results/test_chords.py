@@ -252,6 +252,29 @@ def test_a_nested_chord_with_a_group_for_its_body_fails_the_outer_one(
     assert (result.state, receive(app)) == (states.FAILURE, [])
 
 
+@pytest.mark.parametrize("shape", ["group", "task and group", "chord into a group", "group, task and group"])
+def test_a_chain_that_would_end_in_a_group_fails_the_outer_chord(app: Celery, receive: Any, shape: str) -> None:
+    """Celery tells the chord of none of the group's members, which never run."""
+    add, total, fail = app.tasks["add"], app.tasks["total"], app.tasks["errback"]
+
+    def end() -> Any:
+        return group(add.s(1), add.s(2))
+
+    shapes = {
+        "group": lambda: chain(fail.si(), end()),
+        "task and group": lambda: chain(fail.si(), add.s(1), end()),
+        "chord into a group": lambda: chain(fail.si(), chord(header(app, 2), end())),
+        "group, task and group": lambda: chain(group(fail.si(), add.s(3, 3)), total.s(), end()),
+    }
+    result = chord([shapes[shape](), add.s(5, 5)])(total.s())
+    for each in receive(app):
+        if each.request.task == fail.name:
+            app.backend.mark_as_failure(each.id, ValueError("no"), request=each.request)
+        else:
+            run_all(app, [each])
+    assert (result.state, receive(app)) == (states.FAILURE, [])
+
+
 def test_who_waits_for_a_chord_gets_the_error_of_its_header(app: Celery, backend: FdbBackend, receive: Any) -> None:
     """Also if it comes between two looks: ``get`` asks for that of the parents when something has happened."""
     result = chord(header(app, 2))(app.tasks["total"].s())
