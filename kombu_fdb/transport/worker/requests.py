@@ -92,7 +92,7 @@ def _ended(method: Method) -> Method:
                 raise
             if _is_over(request, error):
                 logger.exception("task %r has ended, and raised afterwards", request.id)
-                _settle(request)
+                _settle(request, timed_out=method.__name__ == "on_timeout")
             else:
                 _give_back(request, error)
 
@@ -108,12 +108,13 @@ def _is_over(request: Any, error: Exception) -> bool:
         return False
 
 
-def _settle(request: Any) -> None:
-    """As Celery settles a failed task with late acks."""
-    if request.task.acks_on_failure_or_timeout:
+def _settle(request: Any, *, timed_out: bool) -> None:
+    """As Celery settles a failed task with late acks. Since 5.7 it has an option for each way to fail."""
+    option = "acks_on_timeout" if timed_out else "acks_on_failure"
+    if getattr(request.task, option, request.task.acks_on_failure_or_timeout):
         request.acknowledge()
     else:
-        request.reject(requeue=False)
+        request.reject(requeue=timed_out)
 
 
 def guard_pool(pool: Any) -> None:

@@ -106,6 +106,18 @@ def test_a_failure_that_is_not_acknowledged_is_rejected(channel, request_of):
     assert (places(channel), channel.engine.inspect.counts("q.dead").ready) == ((0, 0), 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "left"), [("on_failure", "acks_on_failure", 0), ("on_timeout", "acks_on_timeout", 1)]
+)
+def test_each_way_to_fail_has_an_option_of_its_own(channel, request_of, name, option, left):
+    """Since Celery 5.7, where a task that ran out of time is requeued if it is not acknowledged."""
+    request = request_of(MemoryError("Process got: too large"))
+    setattr(request.task, option, False)
+    getattr(request, name)(None)
+    counts = channel.engine.inspect.counts
+    assert (counts("q").ready + counts("q").leased, counts("q.dead").ready) == (left, 1 - left)
+
+
 @pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
 def test_what_is_settled_raises_as_ever(channel, request_of, name):
     request = request_of(UNSTORABLE)
