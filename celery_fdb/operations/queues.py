@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from celery import Celery
+from kombu.exceptions import OperationalError
+
 from celery_fdb.inspection.moments import seconds_of
 from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.operations.asked import AskedAnew
@@ -26,6 +29,8 @@ PUBLISH = (
     Field("delay", "Delay", help="90s, 10m, 2h; empty for none."),
     Field("priority", "Priority", "number", "0 to 9; 9 is the most urgent, unless the broker's option says otherwise."),
 )
+#: How long workers may take to say which tasks they know.
+ANSWER_S = 1.0
 #: Messages moved in one transaction.
 PART = 200
 #: Messages that are deleted with their queue.
@@ -97,7 +102,21 @@ def publish(broker: Broker, request: Request) -> Outcome:
     broker.queue(view.name).put(
         payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
     )
-    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
+    return Outcome(f"Published {given['task']} {task_id} to {view.name}.{_unknown(request.app, given['task'])}")
+
+
+def _unknown(app: Celery | None, task: str) -> str:
+    """What there is to say if no worker knows a task of this name; the name may be a typo."""
+    if app is None:
+        return ""
+    try:
+        answers = app.control.inspect(timeout=ANSWER_S).registered() or {}
+    except OperationalError:
+        return ""
+    known = {str(each).partition(" ")[0] for names in answers.values() for each in names}
+    if not answers or task in known:
+        return ""
+    return " No worker that answered knows a task of this name, and one that does not know it makes it a dead letter."
 
 
 def _task_id() -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -636,6 +637,22 @@ def test_publish_a_task(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
     assert (message.headers["task"], message.headers["argsrepr"]) == ("shop.charge", "(1, 2)")
     do("publish", fields={"task": "shop.charge", "delay": "1h"})
     assert broker.queue("q").stats().delayed == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [(["shop.charge [rate_limit=1/s]"], False), (["shop.charge2"], True), (None, False)],
+    ids=["known", "unknown", "no worker answers"],
+)
+def test_a_task_that_no_worker_knows_is_said(
+    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch, known: list[str] | None, said: bool
+) -> None:
+    answers = None if known is None else {"w@test": ["shop.refund"], "v@test": known}
+    monkeypatch.setattr(app.control, "inspect", lambda timeout: SimpleNamespace(registered=lambda: answers))
+    broker.declare("q")
+    outcome = do("publish", app=app, fields={"task": "shop.charge"})
+    assert ("No worker that answered knows a task of this name" in outcome.text) == said
+    assert broker.queue("q").count() == 1
 
 
 @pytest.mark.parametrize(
