@@ -10,9 +10,10 @@ from celery.utils.imports import symbol_by_name
 
 from celery_fdb.history.options import History, as_options
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.task import OPTIONS, FdbTask
+from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import shown
+from kombu_fdb.transport.worker.options import OPTIONS
 
 __all__ = ["install"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from celery_fdb.cli.terminal import NOT_DONE, Answer, Run, command, table
 from celery_fdb.history.views.checks import check_history
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.transport.worker.options import without_effect
 
 __all__ = ["doctor"]
 
@@ -17,13 +19,28 @@ __all__ = ["doctor"]
 def doctor(run: Run) -> Answer:
     """Check versions, options, files, cluster and clock, and name the next step for every problem."""
     url, options = run.where.resolve()
-    findings = list(examine(url, options, dict(os.environ)))
+    findings = [*examine(url, options, dict(os.environ)), *_tasks(run.where.app_of_broker)]
     failed = any(each.level == "fail" for each in findings)
     if not failed:
         findings += _history(run)
     rows = [(each.level, each.what, each.found, each.fix) for each in findings]
     document = [each._asdict() for each in findings]
     return Answer(document, [table("level what found fix", rows)], NOT_DONE if failed else 0)
+
+
+def _tasks(app: Any) -> Iterator[Finding]:
+    """What a worker of the app would warn of when it starts."""
+    if app is None:
+        return
+    try:
+        app.loader.import_default_modules()
+    except Exception as error:  # noqa: BLE001 - whatever a module of the user's raises
+        yield Finding("fail", "tasks", f"{error!r:.200}", "The app's tasks can't be imported: no worker of it starts.")
+        return
+    found = without_effect(app)
+    if found:
+        fix = "Call celery_fdb.install(app) right after Celery(...)."
+        yield Finding("warn", "tasks", f"options of celery-fdb without effect: {', '.join(found)}", fix)
 
 
 def _history(run: Run) -> Iterator[Finding]:

@@ -54,6 +54,7 @@ from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
 from kombu_fdb.transport.publishing.again import encode_again
+from kombu_fdb.transport.worker.options import SETTING
 
 __all__ = ["FailureRequest", "details_of", "install", "keeps_failures"]
 
@@ -63,8 +64,6 @@ MOST_ATTEMPTS = 10
 ATTEMPT_ERROR_LENGTH = 300
 ERROR_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_096
-
-SETTING = "fdb_dead_letter_failures"
 _installed: WeakSet[Celery] = WeakSet()
 
 

@@ -48,10 +48,9 @@ from celery_fdb.tasks.limiting import limit_keys
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
 from kombu_fdb.transport.encoding.given import text_of
+from kombu_fdb.transport.worker.options import OPTIONS
 
-__all__ = ["OPTIONS", "FdbTask"]
-
-OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")
+__all__ = ["FdbTask"]
 
 #: How alike a name must be to be taken for a misspelt one of ours.
 CUTOFF = 0.8

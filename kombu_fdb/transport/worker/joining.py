@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from kombu_fdb.transport.worker import options
 from kombu_fdb.transport.worker.requests import guard_pool, receive
 
 __all__ = ["join_workers"]
@@ -25,13 +26,14 @@ def join_workers(driver_type: str) -> None:
     signals = sys.modules.get("celery.signals")
     if signals is not None:
         signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker.requests")
-        signals.worker_ready.connect(see_to_the_pool, weak=False, dispatch_uid="kombu_fdb.transport.pool")
+        signals.worker_ready.connect(see_to_the_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
 
 
-def see_to_the_pool(sender: Any, **_: Any) -> None:
+def see_to_the_worker(sender: Any, **_: Any) -> None:
     """The worker is about to consume."""
     guard_pool(sender.pool)
     read_results_to_the_end(sender)
+    options.warn(sender.app)
 
 
 def read_results_to_the_end(sender: Any) -> None:

@@ -685,6 +685,26 @@ def test_doctor_reports_and_fails_with_what_is_to_mend(run, broker):
     assert [each["what"] for each in result.json if each["level"] == "fail"] == ["file"]
 
 
+def test_doctor_finds_options_that_have_no_effect(run, url):
+    """Because nobody has called ``install``; it looks at the tasks of an app, not at those of a URL."""
+    app = Celery("shop", broker=url, set_as_current=False)
+
+    @app.task(name="shop.charge", fair_key="customer")
+    def charge(customer):
+        pass
+
+    (found,) = [each for each in run("doctor", "--json", broker=None, obj=App(app)).json if each["what"] == "tasks"]
+    assert (found["level"], "shop.charge (fair_key)" in found["found"]) == ("warn", True)
+    assert "celery_fdb.install(app)" in found["fix"]
+
+
+def test_doctor_says_that_tasks_can_not_be_imported(run, url):
+    app = Celery("shop", broker=url, set_as_current=False, include=["no_such_module"])
+    result = run("doctor", "--json", broker=None, obj=App(app))
+    assert result.code == 1
+    assert [each["what"] for each in result.json if each["level"] == "fail"] == ["tasks"]
+
+
 def test_every_command_has_json_and_help_and_names_its_broker(run):
     for name in HOMES:
         command = fdb.get_command(None, name)

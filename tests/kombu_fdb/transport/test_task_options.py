@@ -1,0 +1,89 @@
+"""Options of celery-fdb that a task only seems to have (transport/worker/options.py)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, Task, signals
+
+from celery_fdb import install
+from celery_fdb.tasks import failures
+from celery_fdb.tasks.backoff import Backoff
+from kombu_fdb.transport.worker.options import OPTIONS, without_effect
+
+
+class Own(Task):
+    """A base class of the application."""
+
+    abstract = True
+
+
+class Scheduled(Backoff, Task):
+    """As docs/tasks.md has it."""
+
+    abstract = True
+
+
+@pytest.fixture
+def app(channel: Any) -> Iterator[Celery]:
+    """``channel``: a worker has one of our transport, too."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+class Worker:
+    """As far as the signal's receivers look."""
+
+    pool = None
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+
+def charge(customer: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("base", [None, Own])
+def test_an_option_without_its_task_class_is_found(app: Celery, option: str, base: Any) -> None:
+    app.task(charge, name="shop.charge", base=base, **{option: "1s"})
+    assert without_effect(app) == [f"shop.charge ({option})"]
+
+
+@pytest.mark.parametrize("base", [None, Own])
+def test_options_that_work_are_not(app: Celery, base: Any) -> None:
+    install(app)
+    app.conf.fdb_dead_letter_failures = True
+    options = {"fair_key": "customer", "max_in_flight": 1, "rate_limit_key": "1/s", "dedup_id": "customer"}
+    more = {"dedup_window": 5, "dead_letter": True, "backoff": "1s"}
+    app.task(charge, name="shop.charge", base=base, acks_late=True, **options, **more)
+    assert without_effect(app) == []
+
+
+def test_parts_of_it_work_by_themselves(app: Celery) -> None:
+    failures.install(app)
+    app.conf.fdb_dead_letter_failures = True
+    app.task(charge, name="a", base=Scheduled, backoff="1s", dead_letter=True)
+    app.task(charge, name="b", backoff=3)  # its own, whatever it means
+    assert without_effect(app) == []
+
+
+def test_a_setting_without_effect_is_found(app: Celery) -> None:
+    app.conf.fdb_dead_letter_failures = True
+    assert without_effect(app) == ["the setting fdb_dead_letter_failures"]
+
+
+def test_a_worker_that_starts_warns_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(7):
+        app.task(charge, name=f"shop.{number}", fair_key="customer")
+    with caplog.at_level(logging.WARNING):
+        signals.worker_ready.send(sender=Worker(app))
+    (record,) = [each for each in caplog.records if "without effect" in each.message]
+    assert "shop.0 (fair_key)" in record.message
+    assert "and 2 more" in record.message
+    assert "celery_fdb.install(app)" in record.message
