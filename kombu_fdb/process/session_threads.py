@@ -22,6 +22,7 @@ from pathlib import Path
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
@@ -134,4 +135,11 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
 
 
 def _describe() -> dict[str, str | int]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "program": Path(sys.argv[0] or "python").name}
+    pid = os.getpid()
+    seen = see(pid)
+    return {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "program": Path(sys.argv[0] or "python").name,
+        "process": seen.fingerprint if seen else "",
+    }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,19 @@ def hold(name: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
         time.sleep(0.01)
+    mark("end", name)
+
+
+@app.task
+def compute(name: str) -> None:
+    """Runs until the test allows it to end. Meanwhile no other thread or greenlet runs, as in one call of C."""
+    mark("start", name)
+    with (DIRECTORY / "computing").open("r+b") as shared, mmap.mmap(shared.fileno(), 1) as allowed:
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(3600)
+        while not allowed[0]:
+            pass
+        sys.setswitchinterval(interval_s)
     mark("end", name)
 
 

@@ -16,6 +16,8 @@ import pytest
 from kit.celery_versions import CELERY
 from kombu.exceptions import OperationalError
 
+from kombu_fdb.process.session_threads import BEATS
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 prefork = ("-c", "2")
@@ -336,6 +338,66 @@ def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None
     assert once(broker, "run", names)
     assert app.app.control.ping(timeout=30, destination=["w@test"]) == [{"w@test": {"ok": "pong"}}]
     worker.stop()
+
+
+# -- a task that lets nothing else run ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["solo", "threads", "gevent", "eventlet"])
+def computing(request: pytest.FixtureRequest, broker: Any, app: Any, start: Any, until: Any) -> Any:
+    """A worker whose only task computes, in a session of its own."""
+    pool: str = request.param
+    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    if pool == "eventlet" and broker.cluster is not None:
+        pytest.skip("refused there, see test_pools")
+    (broker.directory / "computing").write_bytes(b"\0")
+    worker = start("-c", "1", "--prefetch-multiplier", "1", name="computing", pool=pool)
+    app.compute.delay("long")
+    until(lambda: broker.marks("start", "long"), say=worker.log.read_text)
+    return worker
+
+
+def allow_computing(broker: Any) -> None:
+    with (broker.directory / "computing").open("r+b") as shared:  # in place: it is mapped
+        shared.write(b"\1")
+
+
+def beats(engine: Any) -> dict[bytes, bytes]:
+    return {session_id: beat for session_id, beat, _ in engine.sessions.beats()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process computes")
+def test_a_task_that_lets_nothing_else_run_runs_once(
+    computing: Any, broker: Any, start: Any, until: Any, engine: Any
+) -> None:
+    """Its worker can't beat. The others see that it computes, for six times as long as a session may be silent."""
+    ((silent, _),) = beats(engine).items()
+    start("-c", "1", name="other")
+    seen: dict[bytes, set[bytes]] = {}
+
+    def others_beat_often() -> bool:
+        for session_id, beat in beats(engine).items():
+            seen.setdefault(session_id, set()).add(beat)
+        return any(len(each) > 6 * BEATS for session_id, each in seen.items() if session_id != silent)
+
+    until(others_beat_often)
+    assert len(seen[silent]) <= BEATS, "it does let others run"
+    assert silent in beats(engine)
+    allow_computing(broker)
+    until(lambda: broker.marks("end", "long"))
+    until(lambda: engine.inspect.counts("celery").leased == 0, say=computing.log.read_text)
+    assert broker.count("start")["long"] == 1
+    assert not computing.said("declared dead")
+
+
+def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start: Any, until: Any, engine: Any) -> None:
+    start("-c", "1", name="other")
+    os.killpg(computing.process.pid, signal.SIGSTOP)
+    until(lambda: broker.count("start")["long"] == 2)
+    allow_computing(broker)
+    until(lambda: broker.marks("end", "long"))
+    until(lambda: engine.inspect.counts("celery").leased == 0)
 
 
 # -- failure ---------------------------------------------------------------------------------------------------------

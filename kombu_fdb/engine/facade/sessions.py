@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.transactions import Transactions
@@ -59,6 +60,13 @@ class Sessions:
     def neighbours(self, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
         """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""
         return self._run.read(lambda work: session.neighbours(work, session_id, most))
+
+    def describe(self, session_ids: Sequence[SessionId]) -> list[dict[str, Any]]:
+        """What each session said of itself when it was opened; nothing of one that was fenced."""
+        records = self._run.read(
+            lambda work: work.tr.get_many(list(map(work.keys.session, session_ids)), snapshot=True)
+        )
+        return [{} if record is None else session.description_of(record) for record in records]
 
     def recover(self, session_id: SessionId, first: int) -> int:
         """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.

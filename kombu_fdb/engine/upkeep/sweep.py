@@ -71,10 +71,13 @@ class Observer(Generic[K]):
         """Begin anew: what was seen so far says nothing."""
         self._sightings.clear()
 
-    def is_half_silent(self, key: K) -> bool:
-        """Whether it has not changed for half of its time to live."""
-        seen = self._sightings.get(key)
-        return seen is not None and seen.unchanged_s >= seen.ttl_s / 2
+    def half_silent(self) -> list[tuple[K, float]]:
+        """Those unchanged for half of their time to live, and that."""
+        return [(key, seen.ttl_s) for key, seen in self._sightings.items() if seen.unchanged_s >= seen.ttl_s / 2]
+
+    def note_alive(self, key: K) -> None:
+        """It has shown in another way that it lives: as if it had changed just now."""
+        self._sightings[key].unchanged_s, self._sightings[key].changed = 0.0, True
 
     def is_alive(self, key: K) -> bool:
         """Whether it was seen to change within a quarter of its time to live."""

@@ -20,6 +20,7 @@ from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.process.upkeep.computing import Computing
 
 __all__ = ["Reclaim"]
 
@@ -35,6 +36,7 @@ class Reclaim:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._observer: Observer[SessionId] = Observer()
+        self._computing = Computing()
         self._look_at = 0.0
         self._lock = threading.Lock()
 
@@ -53,6 +55,7 @@ class Reclaim:
     def _run(self, engine: Engine) -> bool:
         self._look_at = self._clock.monotonic() + PAUSE_S
         self._observer.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
+        self._computing.spare(engine, self._observer)
         budget, ended = Budget(self._clock, seconds=TURN_S), 0
         for session_id, beat in self._observer.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):

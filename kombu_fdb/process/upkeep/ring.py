@@ -16,6 +16,7 @@ from kombu_fdb.engine.stored.budget import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.process.upkeep.computing import Computing
 from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
 
 __all__ = ["LIVING", "Jitter", "Sweep"]
@@ -50,6 +51,7 @@ class Sweep:
         self._guard = guard
         self._rng = rng
         self._observer: Observer[SessionId] = Observer()
+        self._computing = Computing()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
         #: Messages brought back so far.
@@ -72,8 +74,9 @@ class Sweep:
     def _look(self) -> None:
         found = self._engine.sessions.neighbours(self._session_id, self._window)
         self._observer.look(found, self._clock.monotonic())
-        if self._observer.is_half_silent(self._session_id):
+        if self._session_id in dict(self._observer.half_silent()):
             self._observer.forget()
+        self._computing.spare(self._engine, self._observer)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._window = self._next_window(others)
 

@@ -84,8 +84,8 @@ def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.Observer[str]:
 
 
 def test_half_silent_is_half_of_the_time_to_live_and_no_less() -> None:
-    assert not observer(0, 1.5, 3).is_half_silent("a")
-    assert observer(0, 2, 4).is_half_silent("a")
+    assert not observer(0, 1.5, 3).half_silent()
+    assert observer(0, 2, 4).half_silent() == [("a", 8.0)]
 
 
 def test_of_an_outage_a_quarter_of_the_time_to_live_counts() -> None:

@@ -1,0 +1,85 @@
+"""What can be seen of a process from outside. Needs ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from kit.processes import Program, until
+
+from kombu_fdb.primitives.processes import see
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc"),
+]
+
+#: Computes without end when it is told to.
+PROGRAM = """
+import os, sys
+from kombu_fdb.primitives.processes import see
+print(see(os.getpid()).fingerprint)
+if sys.stdin.readline() == "exec\\n":
+    os.execv(sys.executable, [sys.executable, "-c", "print('another'); input()"])
+while True:
+    pass
+"""
+
+
+def cpu_s(pid: int) -> float:
+    seen = see(pid)
+    assert seen is not None
+    return seen.cpu_s
+
+
+def test_a_process_is_seen_as_it_sees_itself() -> None:
+    with Program(PROGRAM) as program:
+        own = program.hear()
+        seen = see(program.process.pid)
+        assert seen is not None
+        assert seen.fingerprint == own
+        myself = see(os.getpid())
+        assert myself is not None
+        assert myself.fingerprint != own
+
+
+def test_its_time_goes_on_while_it_computes_and_only_then() -> None:
+    with Program(PROGRAM) as program:
+        program.hear()
+        pid = program.process.pid
+        before = cpu_s(pid)
+        program.tell("compute")
+        until(lambda: cpu_s(pid) > before + 0.1)
+        program.process.send_signal(signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        stopped = cpu_s(pid)
+        mine = cpu_s(os.getpid())
+        until(lambda: cpu_s(os.getpid()) > mine + 0.1)
+        assert cpu_s(pid) == stopped
+
+
+def test_one_that_has_ended_is_not_seen_be_it_waited_for_or_not() -> None:
+    with Program(PROGRAM) as program:
+        program.hear()
+        pid = program.process.pid
+        program.process.kill()
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert see(pid) is None
+    assert see(pid) is None
+
+
+def test_a_program_that_takes_another_ones_place_is_not_taken_for_it() -> None:
+    with Program(PROGRAM) as program:
+        own = program.hear()
+        program.tell("exec")
+        assert program.hear() == "another"
+        seen = see(program.process.pid)
+        assert seen is not None
+        assert seen.fingerprint != own
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**40, 10**30])
+def test_what_is_no_process_is_not_seen(pid: int) -> None:
+    assert see(pid) is None

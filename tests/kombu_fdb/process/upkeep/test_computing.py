@@ -1,0 +1,138 @@
+"""Whose silence is that of a process that computes. What is seen of processes is told here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.model import SessionId
+from kombu_fdb.primitives.processes import Seen
+from kombu_fdb.process.upkeep import computing
+from kombu_fdb.process.upkeep.reclaim import Reclaim
+from kombu_fdb.testing.memory import MemoryDatabase
+
+PID, TTL_S = 77, 8.0
+
+
+class Host:
+    """The processes that can be seen, and how they go on."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.running = {PID: "it"}
+        #: How much of a core each has.
+        self.share = 0.0
+        self.asked = 0
+
+    def see(self, pid: int) -> Seen | None:
+        self.asked += 1
+        name = self.running.get(pid)
+        return None if name is None else Seen(name, self.share * self.bench.clock.monotonic())
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+@pytest.fixture
+def host(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host(bench)
+    monkeypatch.setattr(computing, "see", host.see)
+    return host
+
+
+def opened(bench: Bench, **description: Any) -> SessionId:
+    session = bench.engine.sessions.open({"pid": PID, "process": "it", **description}, ttl_s=TTL_S)
+    bench.put(b"a")
+    assert bench.take(1, session=session)
+    return session
+
+
+def sweep(bench: Bench, seconds: float) -> int:
+    """Messages that came back, while nobody but the sweeper beats."""
+    duties, released = bench.duties(), 0
+    for _ in range(int(2 * seconds)):
+        bench.later(0.5)
+        bench.engine.sessions.beat(bench.session)
+        released += duties.sweep()
+    return released
+
+
+def test_a_silent_process_that_computes_keeps_its_messages_for_as_long_as_that(bench: Bench, host: Host) -> None:
+    session = opened(bench)
+    host.share = 0.06
+    assert sweep(bench, 50 * TTL_S) == 0
+    assert bench.engine.sessions.beat(session, ttl_s=TTL_S)
+    host.share = 0.0
+    assert sweep(bench, 2.5 * TTL_S) == 1
+
+
+def test_one_that_computes_less_than_a_twentieth_of_the_time_is_dead(bench: Bench, host: Host) -> None:
+    """As an idle worker does: it has threads that look at the store, while its heartbeat hangs."""
+    opened(bench)
+    host.share = 0.04
+    assert sweep(bench, 2 * TTL_S) == 1
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"process": "another"},
+        {"process": ""},
+        {"process": None},
+        {"pid": None},
+        {"pid": "77"},
+        {"pid": 78},
+        {"pid": -7},
+    ],
+)
+def test_only_its_own_process_speaks_for_a_session(bench: Bench, host: Host, description: dict[str, Any]) -> None:
+    opened(bench, **description)
+    host.share = 1.0
+    assert sweep(bench, 2 * TTL_S) == 1
+
+
+def test_a_process_that_is_gone_is_dead_after_its_time_to_live_and_a_look(bench: Bench, host: Host) -> None:
+    opened(bench)
+    host.share = 1.0
+    assert sweep(bench, 3 * TTL_S) == 0
+    host.running.clear()
+    assert sweep(bench, TTL_S + 0.5) == 1
+
+
+def test_a_session_that_was_fenced_is_cleared_although_its_process_computes(bench: Bench, host: Host) -> None:
+    """What has no record any more is not to be spared: whoever fenced it has died, or its process has another one."""
+    session = opened(bench)
+    host.share = 1.0
+    assert bench.engine.sessions.fence(session, bench.beats()[session])
+    assert sweep(bench, 2 * TTL_S) == 1
+
+
+def test_of_sessions_that_beat_no_process_is_looked_at(bench: Bench, host: Host) -> None:
+    session, duties = opened(bench), bench.duties()
+    for _ in range(40):
+        bench.later(1.0)
+        bench.engine.sessions.beat(bench.session)
+        bench.engine.sessions.beat(session, ttl_s=TTL_S)
+        duties.sweep()
+    assert host.asked == 0
+
+
+def test_on_a_full_disk_too_who_computes_is_spared(bench: Bench, host: Host) -> None:
+    session = opened(bench)
+    host.share = 1.0
+    reclaim = Reclaim(bench.clock)
+    for _ in range(100):
+        bench.later(0.5)
+        bench.engine.sessions.beat(bench.session)
+        assert not reclaim.run(bench.engine)
+    host.share = 0.0
+    for _ in range(40):
+        bench.later(0.5)
+        bench.engine.sessions.beat(bench.session)
+        if reclaim.run(bench.engine):
+            break
+    assert session not in bench.beats()
