@@ -45,7 +45,7 @@ from typing import Any
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.again import Doubts
 from kombu_fdb.errors import CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process import connect
@@ -383,7 +383,15 @@ class Client:
         """These consumers end: where one was the only active one, another takes over. Raises a ``StoreError``."""
         membership = self._membership
         if membership is not None and not membership.lost:
+            membership.end_consumers(tags)
             self.engine.queues.leave(membership.session_id, tags)
+
+    def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
+        """A consumer of this queue ends; an auto-delete queue ends with its last one. Raises a ``StoreError``."""
+        membership = self._membership
+        if membership is not None and membership.session_id == session_id:
+            membership.end_consumers([tag])
+        self.engine.queues.remove_consumer(session_id, queue, tag)
 
     def release_later(self, leases: Iterable[Lease]) -> None:
         """Hand messages back from another thread. Never blocks; may be called from a finalizer."""

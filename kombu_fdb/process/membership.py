@@ -9,6 +9,9 @@ between (the answer was lost, the commit may still land, an exception came out o
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
+A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. Such
+a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
+
 A demand in a line of rivals (``standing.py``) is under way as a claim is, from its join until its owner has collected
 what it was granted, or has left; each look of the owner says that it still is. One whose owner does not look any more
 (an exception, a thread that is gone) becomes suspect like a claim that lasts too long, and with that it ends.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -59,9 +62,14 @@ class Threads(Protocol):
 
 @dataclass(slots=True)
 class _Underway:
-    """A claim or demand. To see it again changes this, so one that was given up meanwhile stays so."""
+    """A claim or demand. To see it again changes this, so one that was given up meanwhile stays so.
+
+    ``tags``: as which consumers it claims, where only one is active. ``left``: those of them that have ended meanwhile.
+    """
 
     seen_s: float
+    tags: Collection[str] = ()
+    left: set[str] = field(default_factory=set)
 
 
 class Membership:
@@ -81,7 +89,7 @@ class Membership:
         #: By the first number of its leases, each claim that is under way, and what was last seen of it.
         self._claims: dict[int, _Underway] = {}
         #: Claims that have ended without anybody knowing how.
-        self._suspects: set[int] = set()
+        self._suspects: dict[int, _Underway] = {}
         #: Demands that have ended for good: the next join clears what is left of them.
         self._over: set[int] = set()
         self._clock = clock
@@ -129,7 +137,7 @@ class Membership:
         hand = [] if hand is None else hand
         self.recover()
         first = self._engine.messages.reserve()
-        self._claims[first] = _Underway(self._clock.monotonic())
+        underway = self._claims[first] = _Underway(self._clock.monotonic(), (consumers or {}).values())
         try:
             found = self._engine.messages.claim(
                 self.session_id,
@@ -139,31 +147,33 @@ class Membership:
             )
             self.known.update([each.lease for each in found if each.queue not in no_ack])
             hand.extend(found)
-            self._conclude(first, hand)
+            self._conclude(first, hand, underway)
             return hand
         except BaseException as error:  # of the caller's too: a signal handler's, gevent's timeout
-            self._failed(first, error, hand)
+            self._failed(first, error, hand, underway)
             self._claims.pop(first, None)
             raise
 
-    def _conclude(self, first: int, hand: list[Delivery]) -> None:
-        """What it brought is known; nothing if it took so long that it was given up."""
+    def _conclude(self, first: int, hand: list[Delivery], underway: _Underway | None = None) -> None:
+        """What it brought is known; nothing if it was given up, because it took so long, or its consumer has ended."""
         if self._claims.pop(first, None) is None:
-            self.give_up(first)
+            self.give_up(first, underway)
             hand.clear()
 
-    def _failed(self, first: int, error: BaseException, hand: list[Delivery]) -> None:
+    def _failed(
+        self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
+    ) -> None:
         """If nobody knows what has happened, or if that is the end, it is not under way any more."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
         elif not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
-            self.give_up(first)
+            self.give_up(first, underway)
             hand.clear()
 
-    def give_up(self, first: int) -> None:
+    def give_up(self, first: int, underway: _Underway | None = None) -> None:
         """A claim has leased what nobody knows of, or may still. Never blocks; for finalizers, too."""
-        self._suspects.add(first)
+        self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
         self._claims.pop(first, None)  # behind it: one that ends now sees that it was given up
         self.threads.ring()
 
@@ -237,6 +247,14 @@ class Membership:
             self._failed(demand.first, error, hand)
             raise
 
+    def end_consumers(self, tags: Collection[str]) -> None:
+        """These consumers end. What is still under way for them brings nothing, and none of them stays active by it."""
+        for first, underway in [*self._claims.items(), *self._suspects.items()]:
+            ended = set(tags).intersection(underway.tags)
+            underway.left.update(ended)  # before it can be recovered
+            if ended and first in self._claims:
+                self.give_up(first, underway)
+
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
@@ -244,13 +262,13 @@ class Membership:
 
         Raises ``SessionLost``, or a ``StoreError``: it is tried again.
         """
-        for first in list(self._suspects):
+        for first, underway in list(self._suspects.items()):
             try:
-                self._engine.sessions.recover(self.session_id, first)
+                self._engine.sessions.recover(self.session_id, first, set(underway.left))
             except SessionLost:
                 self.lose()
                 raise
-            self._suspects.discard(first)
+            self._suspects.pop(first, None)
             block = range(first, first + LEASES_PER_CLAIM)
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
 
@@ -262,7 +280,7 @@ class Membership:
         longest_s = CLAIM_TIMEOUTS * self._options.operation_timeout
         for first, underway in list(self._claims.items()):
             if self._clock.monotonic() - underway.seen_s > longest_s and self._claims.pop(first, None) is not None:
-                self._suspects.add(first)
+                self._suspects[first] = underway
         self.recover()
 
     def lose(self) -> None:

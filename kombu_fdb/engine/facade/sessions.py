@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import settle
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.upkeep import sweep
@@ -68,18 +68,21 @@ class Sessions:
         )
         return [{} if record is None else session.description_of(record) for record in records]
 
-    def recover(self, session_id: SessionId, first: int) -> int:
+    def recover(self, session_id: SessionId, first: int, left: Collection[str] = ()) -> int:
         """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
 
-        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
-        the session was fenced; may be called again after any other error. The claims that this session makes meanwhile
-        start again.
+        ``first``: the number that was reserved for it. ``left``: those of the consumers for which it claimed that have
+        ended since; none of them is the active one of a queue any more. Returns how many messages came back. Raises
+        ``SessionLost`` if the session was fenced; may be called again after any other error. The claims that this
+        session makes meanwhile start again.
         """
 
         def body(work: Work) -> int:
             session.seal(work, session_id)
             line.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
+            if left:
+                single.leave_all(work, session_id, left)
             return sum(settle.release(work, held, settle.Release(counted=False)))
 
         total = 0

@@ -10,8 +10,8 @@ is wanted; the first of those is the first of the line then.
 A message for another consumer is not opened further than its record: whoever gets it reads its payload (:func:`look`),
 and rejects it as malformed if that is gone.
 
-Conflicts: with whoever takes the same messages, and with what ends a demand or a session that is served here. Not with
-those who join the line.
+Conflicts: with whoever takes the same messages, and with what ends a demand or a session that is served here, or the
+server's. Not with those who join the line.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _read(
     values, found = work.tr.get_together([*demands, *sessions, *state_keys(work, queues)], heads, snapshot=True)
     count = len(asked)
     waiting = []
+    work.tr.add_read_conflict_key(work.keys.session(mine.session))
     for (row, demand), stands, record in zip(asked, values, values[count:], strict=False):
         if record is None and demand == mine:
-            work.tr.add_read_conflict_key(work.keys.session(mine.session))
             raise SessionLost(session=mine.session.hex())
         if record is not None and line.waits(work, row, stands):
             waiting.append(row)

@@ -209,10 +209,10 @@ def holds(work: Work, leases_: Sequence[Lease]) -> list[bool]:
 
 
 def hold_role(work: Work, role: str, session_id: SessionId, observed: bytes | None) -> bool:
-    """Take a role that is free or whose record is still ``observed``, or renew it if it is ours."""
+    """Take a role that is free or whose record is still ``observed``, or renew it if it is ours; not once fenced."""
     key = work.keys.role(role)
-    record = work.tr.get(key)
-    if record is not None and not record.startswith(session_id) and record != observed:
+    record, own = work.tr.get_many([key, work.keys.session(session_id)])
+    if own is None or (record is not None and not record.startswith(session_id) and record != observed):
         return False
     work.tr.set_versionstamped_value(key, prefix=session_id)
     return True

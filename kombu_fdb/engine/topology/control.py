@@ -308,11 +308,16 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
-    """Delete an auto-delete queue that loses its last consumer by this: as :func:`delete_queue`."""
+    """Delete an auto-delete queue that loses its last consumer by this: as :func:`delete_queue`.
+
+    Not for one that has gone before, with its session: there may be a new queue of that name, not consumed yet.
+    """
     single.leave(work, queue, session_id, tag)
-    work.tr.clear(work.keys.consumer(queue, session_id, tag))
-    declaration = declared_as(queue, work.tr.get(work.keys.queue(queue)))
-    if declaration is None:
+    key = work.keys.consumer(queue, session_id, tag)
+    stood, declared = work.tr.get_many([key, work.keys.queue(queue)])
+    work.tr.clear(key)
+    declaration = declared_as(queue, declared)
+    if stood is None or declaration is None:
         return None
     if "x-expires" in declaration.arguments:
         touch(work, queue)

@@ -21,7 +21,7 @@ from kombu_fdb.primitives.processes import see
 
 __all__ = ["SHARE", "Computing"]
 
-#: A process has to compute for this part of the time to live in its second half: that is a twentieth of a core. A worker
+#: A process has to compute for this part of the time to live in its second half, a twentieth of a core. A worker
 #: that has nothing to do needs a tenth of it; one that computes gets more, unless twenty others want the same core.
 SHARE = 1 / 40
 

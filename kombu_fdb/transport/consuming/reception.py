@@ -168,7 +168,7 @@ class Reception:
         """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
         if subscription.session_id is None:
             return
-        remove = partial(_remove_consumer, self._client, subscription.session_id, subscription.queue, subscription.tag)
+        remove = partial(self._client.remove_consumer, subscription.session_id, subscription.queue, subscription.tag)
         try:
             if self._client.suspected:
                 self._client.later(remove)
@@ -451,8 +451,3 @@ class Reception:
             with suppress(ValueError):  # before the signal: then the same consumer may come back, and is to stay
                 self._cancels.remove(cancel)
             done.set()
-
-
-def _remove_consumer(client: Client, session_id: SessionId, queue: str, tag: str) -> None:
-    """Undo a registration; an auto-delete queue ends with its last consumer. Raises a ``StoreError``."""
-    client.engine.queues.remove_consumer(session_id, queue, tag)

@@ -47,4 +47,4 @@ class Estate(NamedTuple):
         client.release(self.leases)
         # Only now: where one consumer is active at a time, the next one must find what this one held.
         for session_id, queue, tag in self.consumers:
-            client.engine.queues.remove_consumer(session_id, queue, tag)
+            client.remove_consumer(session_id, queue, tag)

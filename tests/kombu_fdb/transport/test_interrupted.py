@@ -90,8 +90,7 @@ def held(broker: Broker) -> int:
     """How many messages this process holds, when all that is suspect is recovered."""
     own = broker._client.membership()
     for first in list(own._claims):  # given up by age, else
-        own._suspects.add(first)
-        own._claims.pop(first, None)
+        own.give_up(first)
     in_another_thread(own.watch_claims)
     return broker.queue("q").stats().leased
 

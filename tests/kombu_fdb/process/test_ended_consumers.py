@@ -1,0 +1,114 @@
+"""A consumer that ends, while nobody knows what has become of a claim that was made for it (``single.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.simulation.process import NoThreads
+
+from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.model import Delivery, SessionId
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.connect import Opened
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.location import MemoryLocation
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault
+from kombu_fdb.testing.memory import MemoryDatabase
+
+OPTIONS = Options()
+
+
+class Process:
+    """One with a consumer of ``q``, which serves one at a time."""
+
+    def __init__(self, bench: Bench, tag: str) -> None:
+        engine = bench.another()
+        self.tag = tag
+        self.client = Client(MemoryLocation("ended"), OPTIONS, Opened(bench.database, engine))
+        self.own = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        self.client._membership = self.own
+        engine.queues.add_consumer(self.own.session_id, "q", tag)
+
+    def take(self) -> list[bytes]:
+        hand: list[Delivery] = []
+        self.own.claim(["q"], 1, consumers={"q": self.tag}, hand=hand)
+        return [each.payload for each in hand]
+
+    def cancel(self) -> None:
+        self.client.remove_consumer(self.own.session_id, "q", self.tag)
+
+    def close(self) -> None:
+        self.client.leave([self.tag])
+
+
+ENDS: list[Callable[[Process], None]] = [Process.cancel, Process.close]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    clock = ManualClock()
+    bench = Bench(MemoryDatabase(clock=clock))
+    bench.clock = clock
+    bench.engine = bench.another()
+    bench.session = SessionId(bench.engine.sessions.open({}))
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+    bench.put(b"a", b"b")
+    return bench
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 4.0])
+def test_its_late_claim_does_not_leave_it_active(bench: Bench, end: Callable[[Process], None], lands_s: float) -> None:
+    one, two = Process(bench, "one"), Process(bench, "two")
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(Fault.COMMIT_LATE)
+    database.faults.at_landings(lands_s)
+    with pytest.raises(CommitUnknown):
+        one.take()
+    end(one)
+    bench.later(2.0)
+    one.own.recover()
+    bench.later(3.0)
+    one.own.recover()
+    assert [two.take(), two.take()] == [[b"a"], [b"b"]]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nor_does_one_that_another_thread_makes_meanwhile(bench: Bench, end: Callable[[Process], None]) -> None:
+    """It runs again after the end, and whatever has recovered it before."""
+    one, two = Process(bench, "one"), Process(bench, "two")
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+
+    def meanwhile() -> None:
+        database.before_commit = None
+        end(one)
+        one.own.recover()
+
+    database.before_commit = meanwhile
+    assert one.take() == []
+    one.own.recover()
+    assert [two.take(), two.take()] == [[b"a"], [b"b"]]
+
+
+def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
+    """A recovery says nothing of it, nor does the end of another one in its process."""
+    one, two = Process(bench, "one"), Process(bench, "two")
+    assert one.take() == [b"a"]
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(Fault.COMMIT_LATE)
+    database.faults.at_landings(1.0)
+    with pytest.raises(CommitUnknown):
+        one.take()
+    one.client.leave(["another"])
+    bench.later(2.0)
+    one.own.recover()
+    assert two.take() == []
+    assert one.take() == [b"b"]
