@@ -12,7 +12,7 @@ from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.upkeep import sweep
-from kombu_fdb.errors import StoreFull
+from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Watch
 
@@ -39,7 +39,7 @@ class Sessions:
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
         try:
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
-        except StoreFull:  # there is room for as much as there was at first
+        except (StoreFull, LimitExceeded):  # there is room for as much as there was at first
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, ()))
 
     def beats(self) -> list[tuple[SessionId, bytes, float]]:

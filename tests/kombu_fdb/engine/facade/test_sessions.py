@@ -44,6 +44,13 @@ def test_where_there_is_no_room_for_what_it_consumes_it_says_only_that_it_lives(
     assert beat != before
 
 
+def test_queues_whose_names_fit_into_no_beat_do_not_stop_it(bench: Bench) -> None:
+    """100 names of 255 bytes are allowed, and JSON takes six for each control character."""
+    before = bench.beats()[bench.session]
+    assert bench.engine.sessions.beat(bench.session, consumed=[f"{number:055}" + "\x01" * 200 for number in range(100)])
+    assert bench.beats()[bench.session] != before
+
+
 def test_a_queue_with_an_owner_ends_with_it_though_it_never_consumed(bench: Bench) -> None:
     bench.engine.queues.declare(QueueDeclaration("own", exclusive=True), owner=(bench.session, "tag"))
     bench.engine.queues.remove_consumer(bench.session, "own", "another")
