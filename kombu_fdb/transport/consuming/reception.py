@@ -188,6 +188,7 @@ class Reception:
             if self.error is not None:
                 raise self.error
         elif self.dispatch.is_low(arrival.subscription.credit):
+            self._called += 1  # a drain that must not wait finds the next one, too
             self._lookout.bell.ring()
         return arrival
 

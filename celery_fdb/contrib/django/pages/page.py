@@ -24,11 +24,11 @@ from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import MANAGE, VIEW, VIEW_BODY, Queue, allows
 from celery_fdb.contrib.django.pages import store
 from celery_fdb.contrib.django.pages.text import fit
-from celery_fdb.inspection.masking import masked_text
 from celery_fdb.operations.deed import Deed
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, QueueError
+from kombu_fdb.primitives.masking import masked_text
 
 __all__ = [
     "STATES",
