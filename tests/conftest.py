@@ -39,19 +39,24 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _skip_scale(config, items)
+    _skip_long(config, items)
     if hasattr(config, "workerinput"):  # of xdist; one process alone keeps the order
         items.sort(key=lambda item: item.get_closest_marker("scale") is None)  # the longest one is not begun at the end
         items[:] = spread(items, lambda item: item.get_closest_marker("process") is not None, lambda item: item.path)
 
 
-def _skip_scale(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A person who runs the tests is told what CI runs beside them."""
-    if config.getoption("--scale") or "scale" in config.getoption("-m"):
-        return
+def _skip_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A person who runs the tests is told what runs beside them, and where."""
+    reasons = {
+        "scale": "takes a minute to fill its store; CI runs it, and so does --scale",
+        "replay": "plays for minutes; make parity runs it",
+    }
+    if config.getoption("--scale"):
+        del reasons["scale"]
     for item in items:
-        if item.get_closest_marker("scale") is not None:
-            item.add_marker(pytest.mark.skip("takes a minute to fill its store; CI runs it, and so does --scale"))
+        for marker in reasons.keys() - set(config.getoption("-m").split()):
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reasons[marker]))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -105,6 +105,7 @@ quiet = pytest.mark.filterwarnings("ignore:task_allow_error_cb_on_chord_header")
 @quiet
 @since_celery(5, 7)
 @pytest.mark.process
+@pytest.mark.replay
 @pytest.mark.parametrize("name", ["sqlite", "installed", *PEERS])
 def test_the_situations_come_to_what_is_recorded(name: str, tmp_path: Path) -> None:
     if (reason := missing(name)) is not None:
@@ -116,6 +117,7 @@ def test_the_situations_come_to_what_is_recorded(name: str, tmp_path: Path) -> N
 @quiet
 @since_celery(5, 7)
 @pytest.mark.process
+@pytest.mark.replay
 @pytest.mark.foundationdb
 def test_the_situations_come_to_the_same_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     with broker("installed", tmp_path, f"fdb://{cluster.connection_string}/parity") as at:
