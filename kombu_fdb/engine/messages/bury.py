@@ -88,7 +88,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
     way = _way(work, queue, came)
-    targets = [target for target in way.queues if not _goes_in_circles(record.deaths, target, cause.reason)]
+    targets = [target for target in way.queues if not _goes_in_circles(record.deaths, queue, target, cause.reason)]
     if targets and work.rests:
         _rest(work, message, record)
         return
@@ -177,11 +177,10 @@ def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
     return queues if len(queues) <= MOST_LETTERS else []
 
 
-def _goes_in_circles(deaths: tuple[Death, ...], target: str, reason: str) -> bool:
+def _goes_in_circles(deaths: tuple[Death, ...], queue: str, target: str, reason: str) -> bool:
     """RabbitMQ's rule: a message that comes to a queue again without ever having been rejected is dropped."""
-    return "rejected" not in (reason, *(death.reason for death in deaths)) and any(
-        death.queue == target for death in deaths
-    )
+    is_back = target in (queue, *(death.queue for death in deaths))
+    return is_back and "rejected" not in (reason, *(death.reason for death in deaths))
 
 
 def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:

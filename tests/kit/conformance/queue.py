@@ -408,6 +408,19 @@ class QueueConformance(OnBench):
             assert bench.payloads(5, queue) == []
         assert leftovers(bench.engine) == []
 
+    def test_a_message_does_not_expire_into_its_own_queue(self, bench: Bench) -> None:
+        bench.engine.queues.declare_exchange(Exchange("all", "fanout"))
+        bench.engine.queues.declare(
+            QueueDeclaration("q", arguments={"x-message-ttl": 10, "x-dead-letter-exchange": "all"})
+        )
+        for queue in "qr":
+            bench.engine.queues.bind(queue, "all", "")
+        bench.put(b"a")
+        bench.later(1)
+        assert bench.payloads(5, "q") == []
+        assert bench.counts("q") == (0, 0, 0)
+        assert bench.payloads(5, "r") == [b"a"]
+
     def test_rejected_messages_may_go_in_circles(self, bench: Bench) -> None:
         for one, other in (("q", "r"), ("r", "q")):
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
