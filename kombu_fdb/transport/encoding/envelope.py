@@ -183,7 +183,7 @@ def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | Non
     if delivery.redeliveries:
         headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues
     if delivery.deaths:
-        _add_deaths(headers, delivery.deaths)
+        _add_deaths(headers, delivery.deaths, properties.pop("expiration", None))
     return {
         "body": body,
         "content-type": content_type,
@@ -234,8 +234,11 @@ def _foreign(payload: bytes, reason: str) -> FormatError:
     return FormatError("not a message of this transport", reason=reason, length=len(payload))
 
 
-def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
-    """RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects); ``time`` is in seconds there."""
+def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: Any) -> None:
+    """RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects); ``time`` is in seconds there.
+
+    ``expiration``: what the message was published with. It is over with the first death, of which it is a note.
+    """
     first = next((death for death in deaths if death.first), deaths[-1])
     headers["x-death"] = [
         {
@@ -249,6 +252,8 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...]) -> None:
         }
         for death in deaths
     ]
+    if expiration is not None:
+        headers["x-death"][deaths.index(first)].setdefault("original-expiration", expiration)
     for which, death in (("first", first), ("last", deaths[0])):
         headers[f"x-{which}-death-queue"] = death.queue
         headers[f"x-{which}-death-reason"] = death.reason

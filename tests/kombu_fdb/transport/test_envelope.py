@@ -94,6 +94,15 @@ def test_redelivered_and_dead() -> None:
     assert (headers["x-first-death-queue"], headers["x-last-death-queue"]) == ("a", "b")
 
 
+def test_an_expiration_is_over_with_the_first_death():
+    payload = encode({"body": "b", "properties": {"expiration": "5"}}, "e", "k", now_ms=NOW_MS).payload
+    deaths = (Death("b", "rejected", 1, NOW_MS), Death("a", "expired", 1, NOW_MS, first=True))
+    opened = open_delivery(delivery(payload, 0, deaths), 1)
+    assert "expiration" not in opened["properties"]
+    assert [entry.get("original-expiration") for entry in opened["headers"]["x-death"]] == [None, "5"]
+    assert open_delivery(delivery(payload), 1)["properties"]["expiration"] == "5"
+
+
 @given(st.binary())
 def test_foreign_bytes_are_a_format_error(payload: bytes) -> None:
     with pytest.raises(FormatError):
