@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from amqp.exceptions import NotAllowed
+from amqp import spec
+from amqp.exceptions import ChannelError, NotAllowed
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
@@ -31,7 +32,7 @@ from kombu_fdb.transport.declaring import DeclaringChannel
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.given import whole_of
-from kombu_fdb.transport.errors import not_found, raise_as_amqp, refuse
+from kombu_fdb.transport.errors import raise_as_amqp, refuse
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.estate import Estate
 from kombu_fdb.transport.holding.qos import QoS
@@ -176,7 +177,7 @@ class Channel(DeclaringChannel):
             self._return(message, exchange, routing_key)
 
     def _return(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-        error = not_found(f"NO_ROUTE (312) from exchange {exchange!r}", "basic_publish")
+        error = ChannelError("NO_ROUTE", spec.Basic.Return, reply_code=312)
         properties = {**message["properties"], "delivery_tag": None}
         returned = self.Message({**message, "properties": properties}, channel=self)
         for callback in list(self.events["basic_return"]):
