@@ -14,7 +14,7 @@ export FDB_SERIES
 ARGS ?=
 
 .PHONY: help demo test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
-	sim fuzz storm mutate docs release-check doctor clean
+	sim parity fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ types: $(TOX) ## mypy, strict
 
 sim: $(TOX) ## a range of simulation seeds: make sim SEEDS="0 500"
 	$(TOX) run -q -e sim -- $(or $(SEEDS),0 200)
+
+parity: $(TOX) ## random programs on a real rabbitmq-server and on ours: make parity SEEDS="0 500"
+	$(TOX) run -q -e parity -- $(or $(SEEDS),0 500) $(ARGS)
 
 fuzz: $(TOX) ## made-up input for minutes, from a random seed: make fuzz ROUNDS=20000 SEED=0
 	FUZZ_ROUNDS=$(or $(ROUNDS),5000) FUZZ_SEED=$(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom)) $(TOX) run -q -e fuzz -- $(ARGS)

@@ -6,7 +6,6 @@ A broker that is not installed is left out, and the table says so.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import sqlite3
@@ -111,48 +110,14 @@ def redis(appendfsync: str) -> Iterator[Broker]:
 @contextlib.contextmanager
 def rabbitmq() -> Iterator[list[Broker]]:
     """One server, with and without publisher confirms."""
-    port, folder, names_port = _free_port(), tempfile.mkdtemp(prefix="bench-rabbit-"), str(_free_port())
-    environment = dict(
-        os.environ,
-        RABBITMQ_NODENAME=f"bench{port}@localhost",
-        RABBITMQ_NODE_PORT=str(port),
-        RABBITMQ_NODE_IP_ADDRESS="127.0.0.1",
-        RABBITMQ_DIST_PORT=str(_free_port()),
-        ERL_EPMD_PORT=names_port,  # Erlang's register of names stays behind: this one is ours to end
-        RABBITMQ_MNESIA_BASE=folder,
-        RABBITMQ_LOG_BASE=folder,
-        RABBITMQ_ENABLED_PLUGINS_FILE=f"{folder}/plugins",
-        HOME=folder,
-    )
-    log = Path(folder, "start.log").open("wb")
-    # Debian's wrapper on PATH changes the user and drops the environment.
-    plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-    server = subprocess.Popen(
-        [str(plain) if plain.exists() else "rabbitmq-server"],
-        env=environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        url = f"amqp://guest:guest@127.0.0.1:{port}//"
-        try:
-            _await_connection(url, 60)
-        except OSError as error:
-            raise RuntimeError(Path(folder, "start.log").read_text()[-500:] or str(error)) from error
-        version = _rabbitmq_version(url)
+    from kit.parity.rabbitmq import Node
+
+    with Node() as node:
+        version = _rabbitmq_version(node.url)
         yield [
-            Broker("rabbitmq", url, version, "durable, unconfirmed"),
-            Broker("rabbitmq confirmed", url, version, "durable, confirmed", {"confirm_publish": True}),
+            Broker("rabbitmq", node.url, version, "durable, unconfirmed"),
+            Broker("rabbitmq confirmed", node.url, version, "durable, confirmed", {"confirm_publish": True}),
         ]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, 15)
-        server.wait()
-        with contextlib.suppress(FileNotFoundError):
-            subprocess.run(["epmd", "-port", names_port, "-kill"], stdout=subprocess.DEVNULL, check=False)
-        log.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rabbitmq_version(url: str) -> str:

@@ -1,0 +1,97 @@
+"""Our transport, as a program sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from kit.parity.broker import Broker
+from kit.parity.program import CHANNELS, QUEUES, Step
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+
+__all__ = ["Ours"]
+
+DRAIN_S = 0.005
+#: How long a consumer without acks may have a message that is counted nowhere any more.
+LAST_S = 0.03
+
+
+class Ours(Broker):
+    """Over one store, in a namespace of its own. Its duties are done whenever a program waits for what they do."""
+
+    def __init__(self, url: str, *, name: str, patience_s: float) -> None:
+        super().__init__(url, {"namespace": os.urandom(6).hex()}, patience_s=patience_s)
+        self.name = name
+
+    def has_closed(self, channel: str, error: Exception) -> bool:
+        opened = self.opened.get(channel)
+        return opened is None or bool(opened.channel.closed)
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.observer().engine
+        return engine
+
+    def settle(self) -> None:
+        """What is claimed has been delivered, and nothing is ready that a consumer has room for."""
+        self.until(self._is_calm)
+        for name, opened in self.opened.items():
+            if any(consumer.no_ack for consumer in opened.consumers.values()):
+                self._drain(CHANNELS[name], LAST_S)
+        self.standing = self.look()
+
+    def _is_calm(self) -> bool:
+        for connection in {CHANNELS[name] for name, opened in self.opened.items() if opened.consumers}:
+            self._drain(connection, DRAIN_S)
+        counts = {queue: self.engine.inspect.counts(queue) for queue in QUEUES}
+        is_moving = any(
+            self.is_moving(queue, found.ready) or found.leased > self.held_of(queue) for queue, found in counts.items()
+        )
+        # At last: what expires on its own may make a queue too long.
+        return not self._do_duties() and not is_moving
+
+    def _do_duties(self) -> int:
+        """What a consumer process does within ten seconds. Returns for how many queues and messages."""
+        upkeep = self.engine.upkeep
+        expired, _next_ms = upkeep.expired_heads([*QUEUES])
+        for queue in expired:
+            upkeep.drop_expired_part(queue)
+        return len(expired) + upkeep.trim_full()
+
+    def _drain(self, connection: str, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self.connections[connection].drain_events(timeout=timeout_s)
+
+    def look_at(self, queue: str) -> tuple[int, int] | None:
+        self.queues.add(queue)  # a look costs nothing, and a queue may come by itself
+        return super().look_at(queue)
+
+    def publish_expiring(self, step: Step, queue: str, behind: bool = False) -> bool:
+        """The duties' walk through all messages comes by."""
+        done = super().publish_expiring(step, queue, behind)
+        if behind:
+            self.engine.upkeep.drop_expired_part(queue)
+        return done
+
+    def delete_queue(self, step: Step, queue: str, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Its consumers stay. As RabbitMQ ends them, the program does."""
+        consumers = self.consumers_of(queue)
+        deleted = super().delete_queue(step, queue, if_unused, if_empty)
+        for name, tag, _ in consumers:
+            self.opened[name].channel.basic_cancel(tag)
+        return deleted
+
+    def is_empty(self, queue: str) -> bool:
+        self._do_duties()
+        return super().is_empty(queue)
+
+    def look(self) -> dict[str, tuple[int, int] | None]:
+        return super().look() | {queue + DEAD_SUFFIX: self.look_at(queue + DEAD_SUFFIX) for queue in QUEUES}
+
+    def is_gone(self, queue: str) -> bool:
+        for name, last_use, _unused_ms in self.engine.queues.expiring():
+            if name == queue:
+                self.engine.queues.expire(name, last_use)
+        return self.engine.inspect.queue(queue) is None
