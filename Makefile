@@ -50,7 +50,7 @@ types: $(TOX) ## mypy, strict
 sim: $(TOX) ## a range of simulation seeds: make sim SEEDS="0 500"
 	$(TOX) run -q -e sim -- $(or $(SEEDS),0 200)
 
-parity: $(TOX) ## random programs on a real rabbitmq-server and on ours: make parity SEEDS="0 500"
+parity: $(TOX) ## random programs, and Celery in 200 situations, on real brokers and on ours: make parity SEEDS="0 500"
 	$(TOX) run -q -e parity -- $(or $(SEEDS),0 500) $(ARGS)
 
 fuzz: $(TOX) ## made-up input for minutes, from a random seed: make fuzz ROUNDS=20000 SEED=0
