@@ -179,7 +179,7 @@ class Record(NamedTuple):
         has_extras = self.deaths or self.ttr_ms or self.priority or self.way
         extras = _encode_extras(self) if has_extras else b""
         version, redeliveries = 1, self.redeliveries
-        if self.way is not None or self.seen or any(death.first for death in self.deaths):
+        if self.way is not None or self.seen or (self.deaths and any(death.first for death in self.deaths)):
             version, redeliveries = RECORD_VERSION, min(redeliveries, _SEEN - 1) | (_SEEN if self.seen else 0)
         name, task = self.key.encode(), self.task_id.encode()
         head = _HEAD.pack(

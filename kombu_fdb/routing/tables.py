@@ -235,8 +235,10 @@ class RoutingTables:
 
     def routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
         """The same for several exchanges and routing keys. If no exchange has changed, in one round trip."""
-        names = list(dict.fromkeys(exchange for exchange, _ in addresses if exchange))
-        epochs = tr.get_many([self._keys.epoch(name) for name in names]) if names else []
+        names = list({exchange: None for exchange, _ in addresses if exchange})
+        if not names:  # the default exchange leads to the queue of the key's name
+            return {address: [address[1]] for address in addresses}
+        epochs = tr.get_many([self._keys.epoch(name) for name in names])
         loaded = {name: self._load(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
         for name, each in loaded.items():
             if each.exchange is None:
@@ -319,9 +321,15 @@ class RoutingTables:
         self, known: dict[str, tuple[float, V]], names: Collection[str], read: Callable[[list[str]], list[V]]
     ) -> dict[str, V]:
         now = self._clock.monotonic()
-        before = [(name, known.get(name)) for name in names]
-        found = {name: each[1] for name, each in before if each is not None and now - each[0] < DECLARATION_AGE_S}
-        if asked := [name for name in names if name not in found]:
+        found: dict[str, V] = {}
+        asked: list[str] = []
+        for name in names:
+            each = known.get(name)
+            if each is not None and now - each[0] < DECLARATION_AGE_S:
+                found[name] = each[1]
+            else:
+                asked.append(name)
+        if asked:
             if len(known) >= MOST_DECLARATIONS:
                 known.clear()
             for name, value in zip(asked, read(asked), strict=True):

@@ -136,8 +136,12 @@ class Channel(DeclaringChannel):
         Raises 404 for an unknown exchange, 406 for a message over the maximum, a connection error if the store does not
         answer: the message may be stored only after ``CommitUnknown``.
         """
-        refuse(immediate, "immediate publication", "basic_publish", "Give the message an expiration, or leave it out")
-        message = self._prepared(message)
+        if immediate:
+            refuse(
+                immediate, "immediate publication", "basic_publish", "Give the message an expiration, or leave it out"
+            )
+        if not isinstance(message, dict):
+            message = self._prepared(message)
         publication = self.encode(message, exchange, routing_key)
         store = self.transport.store
         try:
@@ -151,7 +155,7 @@ class Channel(DeclaringChannel):
 
     def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
         return encode(
-            self._prepared(message),
+            message if isinstance(message, dict) else self._prepared(message),
             exchange or "",
             routing_key or "",
             now_ms=self.transport.now_ms(),

@@ -14,6 +14,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import ExchangeNotFound
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.errors import amqp_errors, not_found
@@ -161,8 +162,8 @@ class DeclaringChannel(virtual.Channel):
         return self.engine.inspect.exists(queue)
 
     def _require(self, queue: str, method: str) -> None:
-        """Raises 404."""
-        if not self._has_queue(queue):
+        """Raises 404. A queue's dead letters have theirs undeclared, before the first of them comes."""
+        if not (queue.endswith(DEAD_SUFFIX) or self._has_queue(queue)):
             raise not_found(f"no queue {queue!r}. Declare it, or publish to it", method)
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:

@@ -100,7 +100,7 @@ def route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
     """The queues of each."""
     addresses = [(each.exchange, each.routing_key) for each in publications]
     routes = work.routing.routes(work.tr, dict.fromkeys(addresses))
-    reached = [routes[each] for each in addresses]
+    reached = [*map(routes.__getitem__, addresses)]
     messages = work.effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(

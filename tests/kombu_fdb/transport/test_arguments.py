@@ -162,6 +162,10 @@ class TestGone:
         channel.basic_publish("x", "", "q")
         verb(channel)  # a message to its name has made it
 
+    def test_the_queue_of_its_dead_letters_needs_no_declaration(self, channel: Any) -> None:
+        assert channel.basic_get("q.dead") is None
+        assert channel.queue_purge("q.dead") == 0
+
     def test_what_ends_it_is_not(self, channel: Any) -> None:
         channel.queue_unbind("q", "amq.direct", "key")
         assert channel.queue_delete("q") == 0

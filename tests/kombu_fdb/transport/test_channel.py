@@ -347,6 +347,7 @@ class TestVanishing:
         assert sessions.fence(session, beat)
         sessions.release(session)
         assert not channel._has_queue("q")
+        channel.engine.queues.finish_deletion("q")  # as the duties do
         assert channel.engine.inspect.counts("q").ready == 0
 
     def test_exclusive_is_declared_by_a_process_that_was_taken_for_dead(self, connect: Any, channel: Any) -> None:
