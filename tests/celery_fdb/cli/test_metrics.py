@@ -241,15 +241,22 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
     class Server:
         server_port = 9808
 
-        def shutdown(self):
+        def __init__(self, address, _handler):
+            bound.append(address[0])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
             pass
 
-        server_close = join = shutdown
+        def set_app(self, _app):
+            pass
+
+        serve_forever = shutdown = __exit__
 
     bound = []
-    monkeypatch.setattr(
-        "prometheus_client.start_http_server", lambda _, address, __: bound.append(address) or (Server(), Server())
-    )
+    monkeypatch.setattr("celery_fdb.cli.serving.metrics._Server", Server)
     monkeypatch.setattr("celery_fdb.cli.serving.metrics._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])

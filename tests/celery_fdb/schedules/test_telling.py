@@ -105,7 +105,7 @@ def test_what_beat_has_no_more_is_cleared_and_what_nobody_tells_of_later(app: Ce
 def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery, broker: Broker) -> None:
     clock = ManualClock(wall_ms=SystemClock().wall_ms())
     schedule_of(broker).tell([told_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
-    assert broker.queue("mails").take() is None  # as a worker does, in a session
+    assert broker.queue("mails").take(0) is None  # as a worker does, in a session
     clock.jump_wall(2 * KEPT_S)
     teller = Teller(app, 300.0, clock)
     teller.look({"often": entry(app)})
