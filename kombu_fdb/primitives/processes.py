@@ -1,4 +1,4 @@
-"""The processes of this host: which one has a number, and how long it has computed.
+"""The processes of this host: which one has a number, and how long it has been busy.
 
 Model. A number alone names no process: it is given again, other machines and containers have it too, and a program that
 takes another one's place (``exec``) keeps it. So a process is told by its *fingerprint*: a digest of the boot, the
@@ -6,8 +6,9 @@ namespace of the numbers, the number, when the process started, and where its pr
 fingerprint is the same program in the same process. From another container, as another user, or on a system without
 ``/proc``, a process can't be seen.
 
-Its time is what the kernel charged to all its threads. It stands still in a process that is stopped or frozen, waits or
-hangs; in one that computes it goes on, whether or not any of its Python code can run.
+It is *busy* while one of its threads computes, or would if it had a core: so it does not matter how many others want
+the cores. A process that is stopped or frozen, waits or hangs is not; one that computes is, whether or not any of its
+Python code can run. (A kernel that does not tell how long threads wait for a core tells how long they have had one.)
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ __all__ = ["Seen", "see"]
 
 #: In ``/proc/<pid>/stat``, behind the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
 _USER, _SYSTEM, _START, _STACK = 11, 12, 19, 25
+#: In ``schedstat`` of a thread, in nanoseconds: with a core, waiting for one.
+_BUSY = slice(0, 2)
 _DIGEST_BYTES = 16
 
 
 class Seen(NamedTuple):
-    """A process that runs. ``cpu_s``: how long it has computed so far, in seconds."""
+    """A process that runs. ``busy_s``: for how long it was busy, in seconds; of two threads, for as long as both."""
 
     fingerprint: str
-    cpu_s: float
+    busy_s: float
 
 
 def see(pid: int) -> Seen | None:
@@ -38,10 +41,19 @@ def see(pid: int) -> Seen | None:
         namespace = str(Path("/proc/self/ns/pid").readlink())
         fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].decode().split()
         start, stack = fields[_START], fields[_STACK]
-        ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+        computed_s = (int(fields[_USER]) + int(fields[_SYSTEM])) / os.sysconf("SC_CLK_TCK")
+        busy_s = sum(map(_busy_s, Path(f"/proc/{pid:d}/task").iterdir()))
     except (OSError, LookupError, ValueError):
         return None
     if stack == "0":  # another user's, or a process that has ended
         return None
     told = " ".join([boot, namespace, str(pid), start, stack]).encode()
-    return Seen(blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), ticks / os.sysconf("SC_CLK_TCK"))
+    return Seen(blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), max(computed_s, busy_s))
+
+
+def _busy_s(thread: Path) -> float:
+    """0 of one that has ended, or where the kernel does not tell."""
+    try:
+        return sum(map(int, (thread / "schedstat").read_text().split()[_BUSY])) / 1e9
+    except (OSError, ValueError):
+        return 0.0

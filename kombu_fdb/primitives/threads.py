@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
+from collections.abc import Callable
 
-__all__ = ["in_hub", "start"]
+__all__ = ["in_hub", "instead_of_threads", "start", "start_native"]
 
 
 def start(thread: threading.Thread) -> None:
@@ -20,6 +22,19 @@ def start(thread: threading.Thread) -> None:
         if error.__context__ is None:
             raise
         raise error.__context__ from None
+
+
+def instead_of_threads() -> str:
+    """``"gevent"`` or ``"eventlet"`` where that has put greenlets in the place of threads, else nothing."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return "gevent"
+    return "eventlet" if eventlet is not None and eventlet.is_monkey_patched("thread") else ""
+
+
+def start_native(run: Callable[[], object]) -> None:
+    """Run it in a thread that is one, where gevent has replaced them. It keeps no process alive."""
+    importlib.import_module("gevent.monkey").get_original("_thread", "start_new_thread")(run, ())
 
 
 def in_hub() -> bool:

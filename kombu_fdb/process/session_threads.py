@@ -1,7 +1,9 @@
-"""The two threads that keep a session.
+"""The threads that keep a session.
 
 * The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
   nor a consumer that works for an hour makes a live process look dead.
+* With gevent that is a greenlet, which does not run while a task computes. So a native thread beats in its stead when
+  it is late. It does nothing else, and nothing as long as greenlets run. (Eventlet's locks are for one thread only.)
 * The duties thread sweeps, promotes, expires (``duty_cycle.py``), and does the client's deferred calls.
 
 Both outlive every store error: they say so once, try again, and say once that it is over. They end when they are told
@@ -10,6 +12,7 @@ to, or when the session is lost. Neither keeps the process alive.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import random
@@ -17,13 +20,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.processes import see
-from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.threads import instead_of_threads, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.turns import Turns
@@ -36,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
 BEATS = 6
+#: A heartbeat thread that has not run for so many of its beats is late.
+LATE = 2
 #: Longest pause after an error, in seconds.
 RETRY_S = 1.0
 #: Shortest pause between two looks, however often the alarm rings, in seconds.
@@ -71,6 +78,8 @@ class SessionThreads:
         self._bell = Bell()
         self._clock = SystemClock()
         self._threads: list[threading.Thread] = []
+        #: When the heartbeat thread ran last.
+        self._ran_s = self._clock.monotonic()
 
     def start(self, turns: Turns) -> None:
         self._threads = [
@@ -79,6 +88,8 @@ class SessionThreads:
         ]
         for thread in self._threads:
             start(thread)
+        if instead_of_threads() == "gevent":
+            start_native(partial(self._stand_in, turns))
 
     def ring(self) -> None:
         self._bell.ring()
@@ -100,12 +111,25 @@ class SessionThreads:
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self.stopped.wait(interval_s):
+            self._ran_s = self._clock.monotonic()
             try:
                 if not turns.beat():
                     break
                 trouble.ends()
             except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
                 trouble.begins(error)
+            self._ran_s = self._clock.monotonic()
+
+    def _stand_in(self, turns: Turns) -> None:
+        """In a native thread."""
+        interval_s = self._options.session_ttl / BEATS
+        pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
+        while not self.stopped.is_set():
+            pause(interval_s)
+            if self._clock.monotonic() - self._ran_s > LATE * interval_s and not self.stopped.is_set():
+                with suppress(Exception):  # the heartbeat itself tells of it, when it can
+                    turns.beat()
+        importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
     def _serve(self, turns: Turns) -> None:
         trouble = Trouble("the duties")

@@ -1,10 +1,10 @@
 """Computing: a process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE.
 
-Model. The heartbeat comes from a thread, or from a greenlet. A task can keep it from running for as long as it likes: C
-code that does not let go of the interpreter, and with gevent or eventlet any computation. But what computes can be seen
-from outside: the kernel charges its time to the process. So an observer that is about to take a session for dead looks
-for its process (``primitives/processes.py``). If that is one of this host, and has computed for :data:`SHARE` of the
-session's time to live since the session had been silent for half of it, this counts as a beat.
+Model. The heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does
+not let go of the interpreter, and with eventlet, where it is a greenlet, any computation. But what computes can be seen
+from outside: the kernel counts how long its threads run, or wait for a core. So an observer that is about to take a
+session for dead looks for its process (``primitives/processes.py``). If that is one of this host, and was busy for
+:data:`SHARE` of the session's time to live since the session had been silent for half of it, this counts as a beat.
 
 A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its
 time is over (BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end.
@@ -21,8 +21,8 @@ from kombu_fdb.primitives.processes import see
 
 __all__ = ["SHARE", "Computing"]
 
-#: A process has to compute for this part of the time to live in its second half, a twentieth of a core. A worker
-#: that has nothing to do needs a tenth of it; one that computes gets more, unless twenty others want the same core.
+#: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. A worker that
+#: has nothing to do needs a tenth of that; one that computes is busy all the time.
 SHARE = 1 / 40
 
 
@@ -30,7 +30,7 @@ class Computing:
     """Of one observer."""
 
     def __init__(self) -> None:
-        #: How long the process of each session that is half silent had computed when that was first seen.
+        #: How long the process of each session that is half silent had been busy when that was first seen.
         self._before: dict[SessionId, float] = {}
 
     def spare(self, engine: Engine, observer: Observer[SessionId]) -> None:
@@ -39,18 +39,18 @@ class Computing:
         described = engine.sessions.describe(list(silent)) if silent else []
         before, self._before = self._before, {}
         for (session_id, ttl_s), description in zip(silent.items(), described, strict=True):
-            cpu_s = _cpu_s(description)
-            if cpu_s is None:
+            busy_s = _busy_s(description)
+            if busy_s is None:
                 continue
-            began_s = before.get(session_id, cpu_s)
-            if cpu_s - began_s >= ttl_s * SHARE:
+            began_s = before.get(session_id, busy_s)
+            if busy_s - began_s >= ttl_s * SHARE:
                 observer.note_alive(session_id)
             else:
                 self._before[session_id] = began_s
 
 
-def _cpu_s(description: dict[str, object]) -> float | None:
+def _busy_s(description: dict[str, object]) -> float | None:
     """None of a process that is not there any more, or not here."""
     pid = description.get("pid")
     seen = see(pid) if isinstance(pid, int) and pid > 0 else None
-    return seen.cpu_s if seen is not None and seen.fingerprint == description.get("process") else None
+    return seen.busy_s if seen is not None and seen.fingerprint == description.get("process") else None

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives.threads import instead_of_threads, start_native
 
 __all__ = ["adapt"]
 
 
 def adapt(impl: Any) -> None:
     """Make the module ``fdb.impl`` fit the process: nothing to do where threads are threads."""
-    if _is_patched("eventlet.patcher", "is_monkey_patched", "thread"):
+    replaced_by = instead_of_threads()
+    if replaced_by == "eventlet":
         raise StoreUnavailable(
             "FoundationDB can't be used in a process patched by eventlet",
             fix="Use another pool (`--pool gevent`, `threads` or `prefork`)",
         )
-    if _is_patched("gevent.monkey", "is_module_patched", "threading"):
+    if replaced_by == "gevent":
         _wait_in_greenlets(impl)
         impl.init = lambda **_: _start_network(impl)
-
-
-def _is_patched(module: str, question: str, name: str) -> bool:
-    loaded = sys.modules.get(module)
-    return bool(loaded and getattr(loaded, question)(name))
 
 
 def _wait_in_greenlets(impl: Any) -> None:
@@ -74,12 +70,11 @@ class _NetworkThread:
     daemon = True
 
     def __init__(self, run: Callable[[], object]) -> None:
-        get_original = importlib.import_module("gevent.monkey").get_original
         self._run = run
-        self._ended = get_original("_thread", "allocate_lock")()
+        self._ended = importlib.import_module("gevent.monkey").get_original("_thread", "allocate_lock")()
         self._ended.acquire()
         self._pid = os.getpid()
-        get_original("_thread", "start_new_thread")(self._work, ())
+        start_native(self._work)
 
     def is_alive(self) -> bool:
         return bool(self._pid == os.getpid() and self._ended.locked())

@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 import threading
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
-from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.threads import instead_of_threads, start
 
 __all__ = ["WriterLock"]
 
@@ -60,14 +59,6 @@ def _try_for_a_turn(fd: int) -> bool:
             return True
         os.sched_yield()
     return False
-
-
-def _threads_are_greenlets() -> bool:
-    """Under gevent or eventlet a blocking flock in a 'thread' would stop the whole process."""
-    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    return bool(
-        (gevent and gevent.is_module_patched("threading")) or (eventlet and eventlet.is_monkey_patched("thread"))
-    )
 
 
 class WriterLock:
@@ -159,7 +150,7 @@ class WriterLock:
         self._at_gate = False
 
     def _wait(self, turn: Turn, deadline: float) -> None:
-        if _threads_are_greenlets():
+        if instead_of_threads():  # a blocking flock in a "thread" would stop the whole process
             self._poll(deadline)
             return
         signal = turn.listen()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from kit.processes import Program, until
@@ -28,10 +29,10 @@ while True:
 """
 
 
-def cpu_s(pid: int) -> float:
+def busy_s(pid: int) -> float:
     seen = see(pid)
     assert seen is not None
-    return seen.cpu_s
+    return seen.busy_s
 
 
 def test_a_process_is_seen_as_it_sees_itself() -> None:
@@ -49,15 +50,31 @@ def test_its_time_goes_on_while_it_computes_and_only_then() -> None:
     with Program(PROGRAM) as program:
         program.hear()
         pid = program.process.pid
-        before = cpu_s(pid)
+        before = busy_s(pid)
         program.tell("compute")
-        until(lambda: cpu_s(pid) > before + 0.1)
+        until(lambda: busy_s(pid) > before + 0.1)
         program.process.send_signal(signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)
-        stopped = cpu_s(pid)
-        mine = cpu_s(os.getpid())
-        until(lambda: cpu_s(os.getpid()) > mine + 0.1)
-        assert cpu_s(pid) == stopped
+        stopped = busy_s(pid)
+        mine = busy_s(os.getpid())
+        until(lambda: busy_s(os.getpid()) > mine + 0.1)
+        assert busy_s(pid) == stopped
+
+
+def test_to_wait_for_a_core_is_to_be_busy() -> None:
+    """So that it does not matter how many others want it."""
+    one_core = {min(os.sched_getaffinity(0))}
+    with Program(PROGRAM) as program, Program(PROGRAM) as other:
+        for each in (program, other):
+            each.hear()
+            os.sched_setaffinity(each.process.pid, one_core)
+            each.tell("compute")
+
+        def computed_s() -> float:
+            fields = Path(f"/proc/{program.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        until(lambda: busy_s(program.process.pid) > computed_s() + 0.5)
 
 
 def test_one_that_has_ended_is_not_seen_be_it_waited_for_or_not() -> None:
