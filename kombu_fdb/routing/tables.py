@@ -16,7 +16,7 @@ the most frequent publish, to a queue through the default exchange, is to read n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -214,6 +214,19 @@ class _Loaded:
         return [*queues]
 
 
+def _go_on(
+    loaded: Mapping[str, _Loaded], tried: Mapping[tuple[str, str], list[str]]
+) -> dict[tuple[str, str], list[str]]:
+    """Where what has reached no queue is tried next: by its address the exchanges so far, and the next one."""
+    following = {}
+    for address, names in tried.items():
+        exchange = loaded[names[-1]].exchange
+        alternate = None if exchange is None else exchange.alternate
+        if alternate and alternate not in names:
+            following[address] = [*names, alternate]
+    return following
+
+
 class RoutingTables:
     """One process's view. Thread-safe: entries are replaced whole."""
 
@@ -234,29 +247,27 @@ class RoutingTables:
         return self.routes(tr, [(exchange, routing_key)])[exchange, routing_key]
 
     def routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
-        """The same for several exchanges and routing keys. If no exchange has changed, in one round trip."""
-        names = list({exchange: None for exchange, _ in addresses if exchange})
+        """The same for several exchanges and routing keys.
+
+        If no exchange has changed, in one round trip, and one for each alternate exchange in a row.
+        """
+        names = {exchange: None for exchange, _ in addresses if exchange}
         if not names:  # the default exchange leads to the queue of the key's name
             return {address: [address[1]] for address in addresses}
-        epochs = tr.get_many([self._keys.epoch(name) for name in names])
-        loaded = {name: self._load(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
+        loaded = self._load(tr, names)
         for name, each in loaded.items():
             if each.exchange is None:
                 raise ExchangeNotFound(exchange=name, fix="Declare it before publishing to it")
-        return {
-            (exchange, routing_key): self._reached(tr, loaded[exchange], routing_key) if exchange else [routing_key]
+        reached = {
+            (exchange, routing_key): loaded[exchange].route(routing_key) if exchange else [routing_key]
             for exchange, routing_key in addresses
         }
-
-    def _reached(self, tr: Transaction, loaded: _Loaded, routing_key: str) -> list[str]:
-        tried: set[str] = set()
-        while not (queues := loaded.route(routing_key)) and loaded.exchange is not None:
-            tried.add(loaded.exchange.name)
-            alternate = loaded.exchange.alternate
-            if not alternate or alternate in tried:
-                break
-            loaded = self._load(tr, alternate, tr.get(self._keys.epoch(alternate)))
-        return queues
+        tried = {address: [address[0]] for address, queues in reached.items() if not queues}
+        while tried := _go_on(loaded, tried):
+            loaded = self._load(tr, [names[-1] for names in tried.values()])
+            reached |= {address: loaded[names[-1]].route(address[1]) for address, names in tried.items()}
+            tried = {address: names for address, names in tried.items() if not reached[address]}
+        return reached
 
     def prepare(self, exchange: str, routing_key: str) -> None:
         """Match now, outside of any transaction, what a publish will ask; by the tables as they were read last."""
@@ -264,7 +275,12 @@ class RoutingTables:
         if loaded is not None:
             loaded.route(routing_key)
 
-    def _load(self, tr: Transaction, name: str, epoch: bytes | None) -> _Loaded:
+    def _load(self, tr: Transaction, names: Iterable[str]) -> dict[str, _Loaded]:
+        names = list(dict.fromkeys(names))
+        epochs = tr.get_many([self._keys.epoch(name) for name in names]) if names else []
+        return {name: self._load_one(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
+
+    def _load_one(self, tr: Transaction, name: str, epoch: bytes | None) -> _Loaded:
         loaded = self._loaded.get(name)
         if loaded is None or loaded.epoch != epoch:
             if len(self._loaded) >= MOST_EXCHANGES:

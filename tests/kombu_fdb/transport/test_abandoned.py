@@ -101,6 +101,7 @@ def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool
 
 def let_the_receiver_turn(connection: Connection) -> None:
     """It carries out cancels between two claims, and whoever cancels waits for it."""
+    connection.default_channel.queue_declare("other")
     connection.default_channel.basic_cancel(connection.default_channel.basic_consume("other", False, print))
 
 
@@ -135,7 +136,9 @@ class TestAnAttempt:
 
         consume()
         until(lambda: collect() is None and placed(engine) == (3, 0))  # the receiver's thread may be in a turn
-        assert everything(watcher) == [(0, False), (1, True), (2, False)]
+        deliveries = [watcher.default_channel.basic_get("q") for _ in range(3)]
+        assert [message.delivery_info["redelivered"] for message in deliveries] == [True, True, False]
+        assert [message.headers.get("x-delivery-count") for message in deliveries] == [None, 1, None]
 
     def test_that_always_fails_ends(self, connect: Any, watcher: Connection, engine: Engine) -> None:
         queue = Queue("q", queue_arguments={"x-delivery-limit": 2})
@@ -170,7 +173,7 @@ class TestBeforeTheFirstDrain:
         fill(connection, 10)
         hub = Hub()
         connection.register_with_event_loop(hub)
-        with connection.Consumer([Queue("q")], on_message=print):
+        with connection.Consumer([Queue("q")], on_message=print, prefetch_count=10):
             until(lambda: placed(engine) == (0, 10))
             connection.transport._leave_loop()
         hub.close()
@@ -204,13 +207,13 @@ class TestCollected:
 
         def forget() -> None:
             connection, held = abandoned(), []
-            connection.Consumer([Queue("q")], on_message=held.append).consume()
+            connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=10).consume()
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (0, 10))
 
         forget()
         until(lambda: collect() is None and placed(engine) == (10, 0))
-        assert everything(watcher) == [(number, False) for number in range(10)]
+        assert everything(watcher) == [(0, True), *((number, False) for number in range(1, 10))]
 
     @pytest.mark.parametrize("drained", [False, True], ids=["not drained", "drained"])
     def test_nothing_refers_to_it(self, abandoned: Any, watcher: Connection, until: Any, drained: bool) -> None:
@@ -473,7 +476,7 @@ class TestUndrained:
     ) -> None:
         connection, held = connect(undrained_timeout=SOON_S), []
         fill(watcher, 5)
-        with connection.Consumer([Queue("q")], on_message=held.append):
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=5):
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (0, 5))
             own = connection.default_channel.engine

@@ -254,7 +254,7 @@ class TestCancel:
         fill(connection, 10)
         held: list[Any] = []
         engine = connection.default_channel.engine
-        with connection.Consumer([Queue("q")], on_message=held.append):
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=10):
             connection.drain_events(timeout=60)
             until(lambda: engine.inspect.counts("q").leased == 10)
         counts = engine.inspect.counts("q")
@@ -385,7 +385,7 @@ def test_cancel_from_a_signal_handler(connection: Connection, until: Any) -> Non
     """Celery's cold shutdown cancels in the main thread, wherever a signal has interrupted it."""
     fill(connection, 3)
     engine = connection.default_channel.engine
-    consumer = connection.Consumer([Queue("q")], on_message=lambda _: None)
+    consumer = connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=3)
     consumer.consume()
     connection.drain_events(timeout=60)
     until(lambda: engine.inspect.counts("q").leased == 3)

@@ -275,6 +275,8 @@ def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None
     url = f"fdb+memory://{random_id().hex()}"
     with MemoryStores(), Connection(url) as connection:
         channel, received = connection.default_channel, queue.SimpleQueue[Any]()
+        for name in ("q", "other"):
+            channel.queue_declare(name)
         channel.basic_consume("q", True, received.put, "stays")
         for number in range(1, 4):
             channel.basic_consume("other", True, print, "goes")

@@ -134,15 +134,16 @@ def test_errors_of_the_connection_are_celerys(channel, request_of, name):
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_task_that_was_begun_comes_back_as_redelivered(channel, request_of, begun):
-    """At a cold shutdown, for ``worker_deduplicate_successful_tasks``; one that only waited in the worker does not."""
+def test_a_task_that_was_begun_counts_when_it_comes_back(channel, request_of, begun):
+    """At a cold shutdown; one that only waited in the worker comes back as redelivered as well, but uncounted."""
     request = request_of(UNSTORABLE)
     if begun:
         with pytest.raises(LimitExceeded):
             request.on_accepted(1, 2)
     channel.qos.restore_unacked_once()
     message = channel.basic_get("q")
-    assert message.delivery_info["redelivered"] is begun
+    assert message.delivery_info["redelivered"]
+    assert message.headers.get("x-delivery-count") == (1 if begun else None)
     message.ack()
 
 

@@ -62,7 +62,7 @@ def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None
     assert raised.value.queue == "q"
 
 
-@pytest.mark.parametrize("name", ["x-priority", "x-queue-type", "x-queue-mode", "my-argument", "x"])
+@pytest.mark.parametrize("name", ["x-priority", "x-queue-mode", "my-argument", "x"])
 def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
     declared(**{name: object()})
 
