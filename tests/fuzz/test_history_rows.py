@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -131,7 +132,7 @@ def go_on(broker: Broker, store: HistoryStore, *, is_counted: bool) -> None:
     assert "begun" in [each.id for _, each in store.active()]
     assert store.lose(b"z" * 16, BOUNDS) == 1
     store.lose(b"s" * 16, BOUNDS)
-    store.trim(BOUNDS, parts=5)
+    store.trim(BOUNDS, parts=5, now_ms=time.time_ns() // 1_000_000)
     assert [each.id for each in store.runs_of_task("new")] == ["new"] or not is_counted
     counted = look_at_tasks(broker, task="shop.pay")
     assert counted.slot_s in SLOTS

@@ -90,7 +90,6 @@ def test_other_arguments_of_rabbitmq_are_kept(broker):
         "x-max-in-memory-length": 5,
         "x-priority": 1,
         "x-dead-letter-strategy": "at-least-once",
-        "x-max-age": "1D",
     }
     assert broker.declare("jobs", arguments=others).declaration().arguments == others
 

@@ -154,7 +154,9 @@ def serving(url: str, *options: str) -> Iterator[tuple[str, Any]]:
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            yield re.search(r"http://\S+", process.stderr.readline())[0].rstrip("/"), process  # type: ignore[index]
+            lines = iter(process.stderr.readline, "")  # a note comes first where there is no login
+            found = next(match for line in lines if (match := re.search(r"serving (http://\S+)", line)))
+            yield found[1].rstrip("/"), process
         finally:
             process.kill()
 

@@ -154,8 +154,8 @@ IN_NAME = {
 #: These only look, or are called for a session that has ended, or begin one.
 OTHERS = {
     "messages": {"arm", "arm_empty", "holds"},
-    "queues": {"drop_consumers"},
-    "sessions": {"describe", "fence", "forget", "neighbours", "release", "release_part", "skip_lease"},
+    "queues": {"drop_consumers_part"},
+    "sessions": {"describe", "fence", "forget_part", "neighbours", "release", "release_part", "skip_lease"},
 }
 
 
