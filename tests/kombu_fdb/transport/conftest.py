@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from kombu_fdb.process.upkeep import computing
+
 DEADLINE_S = 60.0
 
 
@@ -19,6 +21,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"fdb+sqlite:///{tmp_path}/broker.db"
     cluster = request.getfixturevalue("cluster")
     return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection stands for a process of its own, so the test's own process speaks for none that is silent."""
+    monkeypatch.setattr(computing, "see", lambda _pid: None)
 
 
 @pytest.fixture

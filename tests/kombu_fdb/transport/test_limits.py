@@ -158,6 +158,7 @@ class TestSingleActiveConsumer:
         until(lambda: two.bodies and two.bodies[-1] == 3)
         assert two.bodies == ([3] if how == "cancel" else [1, 2, 3])
 
+    @pytest.mark.usefixtures("apart")
     def test_a_dead_process_is_replaced_by_who_stands_by(self, connect: Any, queue: Queue, until: Any) -> None:
         """Its messages come first, in their order."""
         short = {"session_ttl": 1.0, "sweep_interval": 0.1}

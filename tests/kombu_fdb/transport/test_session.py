@@ -58,6 +58,7 @@ def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> N
     assert connection.default_channel.client.lost_acks == 0
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session is swept by another process, the late ack changes nothing, and it consumes again by itself."""
     options = {"session_ttl": 1.0, "sweep_interval": 0.1}
@@ -67,7 +68,9 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     lost = client.membership()
     beat = client.engine.sessions.beat
     monkeypatch.setattr(
-        client.engine.sessions, "beat", lambda session: True if session == lost.session_id else beat(session)
+        client.engine.sessions,
+        "beat",
+        lambda session, **told: True if session == lost.session_id else beat(session, **told),
     )
     again: list[Any] = []
     other.Consumer([Queue("q")], on_message=again.append).consume()
