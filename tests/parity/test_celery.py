@@ -22,7 +22,6 @@ MIGRATING = Path(__file__).parents[2] / "docs" / "migrating.md"
 
 #: The differences that docs/migrating.md lists, and which situations show them.
 DIFFERENCES: dict[str, tuple[str, ...]] = {
-    "redelivered": ("warm-ok-*", "warm-link-*", "warm-chord-*", "cold-ok-*", "cold-link-*", "cold-chord-*"),
     "waiting": (
         *("warm-delayed-*", "cold-delayed-*", "lost-delayed-*"),
         *("warm-retry_later-*", "cold-retry_later-*", "lost-retry_later-*"),
