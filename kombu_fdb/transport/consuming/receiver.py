@@ -3,8 +3,8 @@
 Model. One thread at a time has the *turns*; it repeats the reception's turn, and sleeps in between for as long as that
 says, or until the reception's bell rings. It is
 
-* a *drain*, on a store whose writers take turns: a thread that drains and finds nothing to deliver claims by itself,
-  as long as it waits. So no message passes from one thread to another.
+* a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
+  to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
 * the receiver's own *thread*, started with the first consumer: whenever no drain has the turns. On a store whose
   writers don't take turns it always has them.
 
@@ -33,7 +33,7 @@ from time import monotonic
 
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.locks import Turn, surely
-from kombu_fdb.primitives.threads import in_hub, start
+from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.lookout import Lookout
@@ -144,7 +144,12 @@ class Receiver:
             self.reception.arrived.wait(timeout_s)
 
     def _may_drive(self) -> bool:
-        return self.running and self._client.engine.writers_take_turns and monotonic() >= self._spared_until
+        return (
+            self.running
+            and self._client.engine.writers_take_turns
+            and monotonic() >= self._spared_until
+            and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
+        )
 
     def _drive(self, turn: Turn, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread has the turns."""
