@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -119,7 +120,14 @@ def test_a_cold_shutdown_ends_a_worker_of_greenlets(broker: Any, app: Any, start
     worker = begin(start, app, broker, until, pool=pool)
     watch = Stopwatch(worker.process.pid)
     worker.process.send_signal(signal.SIGQUIT)
-    assert watch.seconds_to_end(worker) < LONGEST_S
+    # Once more: Python ignores what a signal handler raises out of a finalizer.
+    again = threading.Timer(LONGEST_S / 2, worker.process.send_signal, [signal.SIGQUIT])
+    again.start()
+    try:
+        assert watch.seconds_to_end(worker) < LONGEST_S
+    finally:
+        again.cancel()
+        again.join()
 
 
 @pytest.mark.parametrize("events", [(), ("-E",)], ids=["quiet", "events"])
