@@ -116,12 +116,21 @@ class TestADrain:
     def test_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """While drains follow each other the thread stands by; here, for ever."""
         monkeypatch.setattr(receiver, "SHORTEST_LOOK_S", 1000.0)
+        drivers: list[threading.Thread] = []
+        turn = Receiver.turn
+
+        def note(self: Receiver) -> float | None:
+            drivers.append(threading.current_thread())
+            return turn(self)
+
+        monkeypatch.setattr(Receiver, "turn", note)
         with consumer(tmp_path) as (connection, seen):
             producer = connection.Producer()
             for number in range(100):
                 connection.drain_events(timeout=30)
                 producer.publish(number, routing_key="q")
             assert seen == [1, *range(99)]
+            assert set(drivers[-50:]) == {threading.current_thread()}
 
     def test_that_works_for_long_leaves_its_acks_to_the_thread(self, tmp_path: Path) -> None:
         """Also if the drain before had slept, as the thread did."""
