@@ -29,7 +29,8 @@ class Patience:
     def __init__(self) -> None:
         #: Whether the program was told to stop.
         self.stopping: Callable[[], bool] = lambda: False
-        self._left_s = ENDING_S
+        #: What may still be wasted.
+        self.left_s = ENDING_S
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -43,18 +44,18 @@ class Patience:
     def allow(self, timeout_s: float) -> float:
         """How long a call that wants so many seconds may take."""
         if _ending.get() or self.stopping():
-            return min(timeout_s, max(self._left_s, LEAST_S))
+            return min(timeout_s, max(self.left_s, LEAST_S))
         return timeout_s
 
     def wasted(self, seconds: float) -> None:
         """A call has waited for so long in vain."""
         if _ending.get() or self.stopping():
-            self._left_s = max(0.0, self._left_s - seconds)
+            self.left_s = max(0.0, self.left_s - seconds)
 
     @property
     def is_over(self) -> bool:
-        return self._left_s <= 0
+        return self.left_s <= 0
 
     def answered(self) -> None:
         """The store took a commit."""
-        self._left_s = ENDING_S
+        self.left_s = ENDING_S

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.patience import Patience
+from kombu_fdb.store.patience import ENDING_S, Patience
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.tokens import CommitTokens, Doubt, Token
 
@@ -176,29 +176,29 @@ class Retry:
         attempt: int,
         read_only: bool,
     ) -> T:
-        timeout_s = max(deadline - self.clock.monotonic(), 0.001)
-        tr = self.database.begin(timeout_s=timeout_s, read_only=read_only)
+        tr = self.database.begin(timeout_s=max(deadline - self.clock.monotonic(), 0.001), read_only=read_only)
         try:
             try:
                 if doubt is not None and doubt.results:
                     landed = self._landed(tr, doubt)
                     if landed is not None:
                         doubt.settle(landed)
+                        tr.cancel()
                         return doubt.results[landed]
                 result = body(tr)
-                writes = not tr.read_only
-                if writes and doubt is not None:
+                if doubt is not None and not tr.read_only:
                     self._commit(tr, doubt, attempt, result)
                 else:
                     tr.commit()  # one that only reads has nothing to conflict with, and arms its watches
-                if writes:
+                if self.patience.left_s < ENDING_S and not tr.read_only:
                     self.patience.answered()
-                return result
-            finally:
+            except BaseException:
                 tr.cancel()
+                raise
         except BaseException:  # out of a signal handler it may have cut the first cancel short
             tr.cancel()
             raise
+        return result
 
     def _commit(self, tr: Transaction, doubt: Doubt[T], attempt: int, result: T) -> None:
         token = _token(doubt)

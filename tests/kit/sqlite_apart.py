@@ -7,6 +7,7 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import OpenFile
+from kombu_fdb.store.sqlite.registry import read_values
 
 __all__ = ["open_apart"]
 
@@ -15,7 +16,7 @@ def open_apart(path: str) -> SqliteDatabase:
     """The file exists, and ``path`` is a real one. SQLite keeps count of its own openings in one process."""
     database = SqliteDatabase(path, "normal", SystemClock())
     try:
-        database.file = OpenFile(path, identify(path), database.clock)
+        database.file = OpenFile(path, identify(path), database.clock, read_values)
     except OSError as error:
         raise explain_os(error, path) from error
     database.file.handles.add(database)

@@ -39,8 +39,7 @@ from kombu_fdb.store.sqlite import fork as sqlite_fork
 from kombu_fdb.store.sqlite.files import check_library, check_path
 from kombu_fdb.store.sqlite.open_file import OpenFile
 from kombu_fdb.store.sqlite.registry import attach, detach
-from kombu_fdb.store.sqlite.snapshot import ReadingTransaction
-from kombu_fdb.store.sqlite.transaction import SqliteTransaction
+from kombu_fdb.store.sqlite.transaction import ReadingTransaction, SqliteTransaction
 
 __all__ = ["SqliteDatabase"]
 

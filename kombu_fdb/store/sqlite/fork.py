@@ -37,42 +37,43 @@ class Users:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._inside: set[Turn] = set()
-        self._stopped = False
+        self.inside: set[Turn] = set()
+        self.stopped = False
 
     def __len__(self) -> int:
-        return len(self._inside)
+        return len(self.inside)
 
-    def enter(self, user: Turn, timeout_s: float) -> None:
+    def enter(self, user: Turn, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
-        self._inside.add(user)
-        if self._stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
-            self._wait(user, self._clock.monotonic() + timeout_s)
+        self.inside.add(user)
+        if self.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+            self.wait(user, deadline)
 
     def leave(self, user: Turn) -> None:
         """Also if it never entered."""
-        self._inside.discard(user)
+        self.inside.discard(user)
 
     def stop(self, timeout_s: float) -> bool:
         """Keep new ones out, and wait for the others; False if some did not end in time."""
-        self._stopped = True
+        self.stopped = True
         deadline = self._clock.monotonic() + timeout_s
-        while self._inside:
+        while self.inside:
             if self._clock.monotonic() > deadline:
                 return False
             self._clock.sleep(PAUSE_S)
         return True
 
     def go_on(self) -> None:
-        self._stopped = False
+        self.stopped = False
 
-    def _wait(self, user: Turn, deadline: float) -> None:
-        while self._stopped:
-            self._inside.discard(user)
+    def wait(self, user: Turn, deadline: float) -> None:
+        """Until the barrier is gone. Raises as :meth:`enter`."""
+        while self.stopped:
+            self.inside.discard(user)
             if self._clock.monotonic() > deadline:
                 raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
             self._clock.sleep(PAUSE_S)
-            self._inside.add(user)
+            self.inside.add(user)
 
 
 class Guarded(Protocol):

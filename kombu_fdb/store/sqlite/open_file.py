@@ -15,16 +15,16 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import Turn, surely
+from kombu_fdb.primitives.locks import Turn
 from kombu_fdb.store.sqlite import fork as sqlite_fork
 from kombu_fdb.store.sqlite.errors import explain
 from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
 from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_database
-from kombu_fdb.store.sqlite.snapshot import ReadingTransaction
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups.listener import Listener
 from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
@@ -45,7 +45,16 @@ CLOSE_S = 1.0
 class OpenFile:
     """Connections, locks and bells of one file. Thread-safe. Get it from ``registry.attach``."""
 
-    def __init__(self, path: str, identity: tuple[int, int], clock: Clock) -> None:
+    #: Of its own transactions, which only read.
+    synchronous = "normal"
+
+    def __init__(
+        self,
+        path: str,
+        identity: tuple[int, int],
+        clock: Clock,
+        read_values: Callable[[OpenFile, Sequence[bytes]], list[bytes | None]],
+    ) -> None:
         """Opens what stands beside the file; the connections come when they are needed. Raises ``StoreUnavailable``."""
         self.path = path
         self.identity = identity
@@ -59,10 +68,10 @@ class OpenFile:
         self._synchronous = ""
         self._log: tuple[int, int] | None = None
         self._log_path = f"{path}-wal"
-        self._space = Space(path)
+        self.space = Space(path)
         self.access = Access.of(path)
         bells = BellDirectory(f"{path}-bells", self.access)
-        self.listener = Listener(bells, self.read_values, clock)
+        self.listener = Listener(bells, partial(read_values, self), clock)
         self.ringer = Ringer(bells, self.listener)
         try:
             gate = open_sidecar(f"{path}-gate", self.access)
@@ -101,9 +110,11 @@ class OpenFile:
 
     def take_writer(self, turn: Turn, synchronous: str, deadline: float) -> sqlite3.Connection:
         """The right to write, and the connection to do it with. Raises ``StoreUnavailable`` at the deadline."""
-        now = self.clock.monotonic()
-        self.lock.acquire(turn, deadline - now)
-        self.users.enter(turn, deadline - now)
+        self.lock.acquire(turn, deadline)
+        users = self.users
+        users.inside.add(turn)
+        if users.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+            users.wait(turn, deadline)
         writer = self._writer
         if writer is None:
             writer = self._writer = self._open_writer(deadline)
@@ -111,28 +122,31 @@ class OpenFile:
             self._synchronous = ""
             set_synchronous(writer, synchronous)
             self._synchronous = synchronous
-        if self._space.due(now):
-            self.insist(lambda: self._space.bound(writer, now), deadline)
+        now = self.clock.monotonic()
+        if now >= self.space.look_at:
+            self.insist(lambda: self.space.bound(writer, now), deadline)
         return writer
 
     def return_writer(self, turn: Turn, *, sound: bool = True) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
-        if self.lock.held_by(turn):
+        try:
+            is_head = self.lock.queue[0] is turn
+        except IndexError:
+            is_head = False
+        if is_head:
             if self._writer is not None and (self._writer.in_transaction or not sound):
                 self._roll_back(sound)
             if self.closed:
                 self.discard_writer()
         self.lock.release(turn)
-        self.leave(turn)
+        self.users.inside.discard(turn)
+        if self.closed:
+            self.leave(turn)
 
     def grant(self, share: float) -> None:
         """The writer gets this share of the reserve. Raises ``sqlite3.Error``."""
         if self._writer is not None:
-            self._space.grant(self._writer, share)
-
-    def look_again(self) -> None:
-        """The disk was full: after the next look at it, it may be so no more."""
-        self._space.forget()
+            self.space.grant(self._writer, share)
 
     def discard_writer(self) -> None:
         """It is no longer needed, or its state is in doubt."""
@@ -155,7 +169,7 @@ class OpenFile:
             connection.close()
             raise
         self._synchronous = ""
-        self._space.forget()
+        self.space.forget()
         return connection
 
     def _roll_back(self, sound: bool) -> None:
@@ -170,14 +184,24 @@ class OpenFile:
 
     def check_place(self) -> None:
         """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
-        _check(self.path, self.identity)
-        if self._log is not None:
-            _check(self._log_path, self._log)
+        log = self._log
+        try:
+            status = os.stat(self.path)
+            is_there = (status.st_dev, status.st_ino) == self.identity
+            if is_there and log is not None:
+                status = os.stat(self._log_path)
+                is_there = (status.st_dev, status.st_ino) == log
+        except OSError:
+            is_there = False
+        if not is_there:  # or it can't be told
+            _check(self.path, self.identity)
+            if log is not None:
+                _check(self._log_path, log)
 
     # Readers
 
     def take_reader(self, turn: Turn, deadline: float) -> sqlite3.Connection:
-        self.users.enter(turn, deadline - self.clock.monotonic())
+        self.users.enter(turn, deadline)
         _check(self.path, self.identity)
         try:
             return self._readers.pop()
@@ -214,14 +238,6 @@ class OpenFile:
         self.lock.close_files()
         self.listener.close_files()
         self.ringer.close_files()
-
-    # Bells
-
-    def read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        transaction = ReadingTransaction(self, self, timeout_s=CLOSE_S)
-        return surely(lambda: transaction.get_many(keys), transaction.cancel)
-
-    synchronous = "normal"  # of its own transactions, which only read
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import FairLock, Turn
+from kombu_fdb.primitives.locks import FairLock, Turn, surely
 from kombu_fdb.store.sqlite import fork as sqlite_fork
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
+from kombu_fdb.store.sqlite.transaction import ReadingTransaction
 
-__all__ = ["attach", "detach"]
+__all__ = ["attach", "detach", "read_values"]
 
 # The process's state, because POSIX locks are: what it has open.
 _open: set[OpenFile] = set()
@@ -37,7 +38,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenF
         identity = identify(path)
         file = next((file for file in _open if file.identity == identity), None)
         if file is None:
-            file = OpenFile(path, identity, clock)
+            file = OpenFile(path, identity, clock, read_values)
         file.handles.add(handle)
         _open.add(file)
         return file
@@ -59,6 +60,12 @@ def detach(handle: Hashable, file: OpenFile) -> None:
 
     if os.getpid() == file.pid and _changing.run(work, CLOSE_S):
         file.close()
+
+
+def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
+    """What is stored of these keys."""
+    transaction = ReadingTransaction(file, file, timeout_s=CLOSE_S)
+    return surely(lambda: transaction.get_many(keys), transaction.cancel)
 
 
 def _before_fork() -> None:

@@ -84,18 +84,17 @@ class Space:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._look_at = 0.0
+        #: By the monotonic clock: when it is time to look, before a transaction.
+        self.look_at = 0.0
+        #: Nothing is limited but the log, or it is not known yet.
+        self.plenty = True
         self._limits: Limits | None = None
         #: What is set is the share of one transaction.
         self._granted = False
 
     def forget(self) -> None:
         """Another connection, or a disk that was full: look before the next transaction."""
-        self._look_at, self._limits = 0.0, None
-
-    def due(self, now: float) -> bool:
-        """Whether it is time to look."""
-        return now >= self._look_at
+        self.look_at, self._limits, self.plenty = 0.0, None, True
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
         """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreFull`` if a reader is in the way."""
@@ -110,12 +109,12 @@ class Space:
         if limits.short:
             self._copy_log(connection, limits)
         # On a small disk before each transaction: space that was freed a moment ago is used.
-        self._look_at, self._limits = now + (LOOK_S if limits.plenty else 0), limits
+        self.look_at, self._limits, self.plenty = now + (LOOK_S if limits.plenty else 0), limits, limits.plenty
 
     def grant(self, connection: sqlite3.Connection, share: float) -> None:
         """The transaction under way gets this share of the reserve, from here on. Raises ``sqlite3.Error``."""
         limits = self._limits
-        if limits is None or limits.plenty:
+        if limits is None or self.plenty:
             return
         self._granted = True
         connection.execute(f"PRAGMA max_page_count={limits.most(share)}").fetchall()

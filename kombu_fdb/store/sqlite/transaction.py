@@ -1,33 +1,34 @@
 """One transaction of the SQLite store, operation by operation.
 
-Model. It begins with its first read, or when it writes what it has noted so far
-(:mod:`~kombu_fdb.store.sqlite.write_set`), and ends with ``commit`` or ``cancel``. Its *turn* is made before anything
-is taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by that turn: so
-``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut short itself. A
-write that an exception cut short ends the transaction: half of what was noted is never committed. A commit that one cut
-short has happened, or has not; its bells are rung in both cases.
+Model. A writing transaction *notes* what it changes. Each key stands in one of three places, by what was last done
+to it: a *row*, its new value, or None if it is cleared; a *sum*, to be added to what is stored; a *stamp*, a value that
+the versionstamp completes. Keys that the versionstamp completes have no name yet, so they are a list. All of it is
+*written* at the commit, or before a read that might have to see it, by few statements, each prepared once. So a row
+that changes twice is written once, and a transaction that only writes needs the right to write only when it commits.
+
+It begins with its first read, or when it writes what it has noted, and ends with ``commit`` or ``cancel``. Its *turn*
+is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and everything is undone by
+that turn: so ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut short
+itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A commit
+that one cut short has happened, or has not; its bells are rung in both cases.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Hashable, Sequence
+import struct
+from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import Turn
-from kombu_fdb.store.limits import check_key
+from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.store.sqlite.errors import explain, explain_os
+from kombu_fdb.store.sqlite.open_file import OpenFile
 from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
-from kombu_fdb.store.sqlite.wakeups.listener import Listener
-from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
-from kombu_fdb.store.sqlite.write_set import WriteSet, blob
 from kombu_fdb.store.watch import OneShotWatch
-
-__all__ = ["SqliteTransaction"]
 
 #: Keys asked for in one statement.
 MOST_PARAMETERS = 500
@@ -42,10 +43,27 @@ CLEAR = f"DELETE FROM {KV} WHERE k=?"
 CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"
 BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
 
+#: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
+MUTATION_BYTES = 64
+STAMP_BYTES = 10
+#: The key of the row that holds the version; see ``files.SCHEMA``.
+VERSION = 0
+#: What keys and values are given to SQLite as: of ``bytes`` Python looks up first whether they are to be adapted to it
+#: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
+blob = bytearray
+
+_pack_stamp = struct.Struct(">QH").pack
+
 
 @lru_cache
 def _get_so_many(number: int) -> str:
     return f"SELECT k, v FROM {KV} WHERE k IN ({','.join('?' * number)})"
+
+
+def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
+    """Of so many bytes, with wrap-around, as FoundationDB adds; None for a sum of 0."""
+    total = (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
+    return total.to_bytes(width, "little") if total else None
 
 
 class Owner(Hashable, Protocol):
@@ -57,43 +75,54 @@ class Owner(Hashable, Protocol):
     def synchronous(self) -> str: ...
 
 
-class File(Protocol):
-    """What a transaction asks of its file, which this process holds open: see ``open_file.py``."""
-
-    path: str
-    clock: Clock
-    listener: Listener
-    ringer: Ringer
-
-    def insist(self, step: Callable[[], sqlite3.Cursor], deadline: float) -> sqlite3.Cursor: ...
-    def take_writer(self, turn: Turn, synchronous: str, deadline: float) -> sqlite3.Connection: ...
-    def return_writer(self, turn: Turn) -> None: ...
-    def take_reader(self, turn: Turn, deadline: float) -> sqlite3.Connection: ...
-    def return_reader(self, connection: sqlite3.Connection, *, sound: bool) -> None: ...
-    def leave(self, turn: Turn) -> None: ...
-    def grant(self, share: float) -> None: ...
-    def look_again(self) -> None: ...
-    def check_place(self) -> None: ...
-
-
-class SqliteTransaction(WriteSet):
+class SqliteTransaction:
     """One that may write: alone from its first read, or from its commit, to its end."""
 
-    __slots__ = ("_connection", "_cursor", "_deadline", "_ended", "_file", "_owner", "_sent", "_turn", "_watches")
+    __slots__ = (
+        "_bells",
+        "_clears",
+        "_cursor",
+        "_deadline",
+        "_ended",
+        "_file",
+        "_fills",
+        "_most",
+        "_moves",
+        "_owner",
+        "_rows",
+        "_sent",
+        "_size",
+        "_stamp",
+        "_stamped",
+        "_stamps",
+        "_sums",
+        "_turn",
+        "_watches",
+    )
 
-    _begin = "BEGIN IMMEDIATE"
-
-    def __init__(self, file: File, owner: Owner, timeout_s: float) -> None:
-        super().__init__()
+    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
         self._file = file
         self._owner = owner
         self._deadline = file.clock.monotonic() + timeout_s
         self._turn: Turn | None = None
         self._cursor: sqlite3.Cursor | None = None
-        self._connection: sqlite3.Connection | None = None
         self._ended = False
         self._sent = False
         self._watches: list[OneShotWatch] = []
+        self._rows: dict[bytes, bytes | None] = {}
+        self._sums: dict[bytes, tuple[int, int]] = {}
+        self._stamps: dict[bytes, tuple[bytes, bytes]] = {}
+        self._stamped: list[tuple[bytes, bytes, bytes]] = []
+        self._stamp = b""
+        self._bells: list[bytes] = []
+        #: Something is cleared.
+        self._clears = False
+        #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
+        self._fills = False
+        self._moves = False
+        #: Of all that was noted, as FoundationDB counts it.
+        self._size = 0
+        self._most = TRANSACTION_BYTES
 
     # Reads
 
@@ -114,14 +143,11 @@ class SqliteTransaction(WriteSet):
         """Of these rows those that are there."""
         found: dict[Any, Any] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
-            found.update(self._get_some(keys[first : first + MOST_PARAMETERS]))
+            some = keys[first : first + MOST_PARAMETERS]
+            # Few different statements, so that they stay prepared: the last key fills up to a power of two.
+            size = 1 << (len(some) - 1).bit_length()
+            found.update(self._run(_get_so_many(size), [*some, *[some[-1]] * (size - len(some))]).fetchall())
         return found
-
-    def _get_some(self, keys: Sequence[bytearray | int]) -> list[Any]:
-        # Few different statements, so that they stay prepared: the last key fills up to a power of two.
-        size = 1 << (len(keys) - 1).bit_length()
-        padded = [*keys, *[keys[-1]] * (size - len(keys))]
-        return self._run(_get_so_many(size), padded).fetchall()
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
@@ -139,31 +165,139 @@ class SqliteTransaction(WriteSet):
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         return self.get_many(keys), self.get_ranges(ranges)
 
+    # Blind writes: noted
+
+    @property
+    def read_only(self) -> bool:
+        return not self._size
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._size = size = self._size + 3 * len(key) + len(value) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(key, value)
+        self._rows[key] = value
+        if self._sums or self._stamps:
+            self._sums.pop(key, None)
+            self._stamps.pop(key, None)
+
+    def clear(self, key: bytes) -> None:
+        self._size = size = self._size + 3 * len(key) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES:
+            self._refuse(key)
+        self._clears = True
+        self._rows[key] = None
+        if self._sums or self._stamps:
+            self._sums.pop(key, None)
+            self._stamps.pop(key, None)
+
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.clear(key)
+
+    def fill(self, *, moving: bool = False) -> None:
+        if moving:
+            self._moves = True
+        else:
+            self._fills = True
+
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
+        self._size = size = self._size + 3 * len(key) + width + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES:
+            self._refuse(key)
+        before = self._sums.get(key)
+        if key in self._rows:
+            self._rows[key] = _sum(self._rows[key], delta, width)
+        elif key in self._stamps or (before is not None and before[1] != width):
+            self._write()
+            self._sums[key] = delta, width
+        else:
+            self._sums[key] = (delta if before is None else before[0] + delta), width
+
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        length = len(prefix) + STAMP_BYTES + len(suffix)
+        self._size = size = self._size + 3 * length + len(value) + MUTATION_BYTES
+        if size > self._most or length > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(bytes(length), value)
+        self._stamped.append((prefix, suffix, value))
+
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        length = len(prefix) + STAMP_BYTES + len(suffix)
+        self._size = size = self._size + 3 * len(key) + length + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or length > VALUE_BYTES:
+            self._refuse(key, bytes(length))
+        self._rows.pop(key, None)
+        self._sums.pop(key, None)
+        self._stamps[key] = prefix, suffix
+        self._bells.append(key)
+
+    def _refuse(self, key: bytes, value: bytes = b"") -> None:
+        """Raises: a key, a value or all of it is too large."""
+        check_key(key)
+        check_value(value)
+        check_size(self._size)
+
     # Writes that are more than noted
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
         check_key(begin)
         check_key(end)
-        self._grow(0, 2 * (len(begin) + len(end)))
+        self._size = size = self._size + 6 * (len(begin) + len(end)) + MUTATION_BYTES
+        if size > self._most:
+            self._refuse(begin)
         self._write()
         self._clears = True
         self._bound()
         self._run(CLEAR_RANGE, (begin, end))
 
     def byte_max(self, key: bytes, value: bytes) -> None:
-        self._grow(len(key), len(value))
+        self._size = size = self._size + 3 * len(key) + len(value) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(key, value)
         self._write()
         self._run(BYTE_MAX, (key, value))
 
     def _write(self) -> None:
+        """What was noted, with what is stored of the sums and of the version, which is read at once."""
         if not (self._rows or self._stamped or self._sums or self._stamps):
             return
         cursor = self._cursor or self._start()
         self._ended = True  # until all of it is written
-        gone, kept = self._rows_with(self._stored(self._asked()))
-        self._clears = self._clears or bool(gone)
-        self._bound()
+        rows, sums, stamped, stamps = self._rows, self._sums, self._stamped, self._stamps
+        self._rows, self._sums, self._stamped, self._stamps = {}, {}, [], {}
+        asked: list[bytearray | int] = [*map(blob, sums)]
+        if not self._stamp and (stamped or stamps):
+            asked.append(VERSION)
         try:
+            if not asked:
+                stored: dict[Any, Any] = {}
+            elif len(asked) < 3:  # a power of two: most messages ask for one counter and the version
+                stored = dict(cursor.execute(_get_so_many(len(asked)), asked).fetchall())
+            else:
+                stored = self._stored(asked)
+            kept: list[tuple[bytearray | int, bytearray | int]] = []
+            if (version := stored.get(VERSION)) is not None:
+                kept.append((VERSION, version + 1))
+                self._stamp = _pack_stamp(version + 1, 0)
+            stamp = self._stamp
+            for prefix, suffix, value in stamped:
+                kept.append((blob(prefix + stamp + suffix), blob(value)))
+            for key, (prefix, suffix) in stamps.items():
+                kept.append((blob(key), blob(prefix + stamp + suffix)))
+            for key, (delta, width) in sums.items():
+                total = _sum(stored.get(key), delta, width)
+                if total is not None:
+                    kept.append((blob(key), blob(total)))
+                elif key in stored:
+                    rows[key] = None
+            gone = []
+            for key, new in rows.items():
+                if new is None:
+                    gone.append((blob(key),))
+                else:
+                    kept.append((blob(key), blob(new)))
+            self._clears = self._clears or bool(gone)
+            if not self._file.space.plenty:
+                self._bound()
             if gone:
                 cursor.executemany(CLEAR, gone)
             if kept:
@@ -209,11 +343,22 @@ class SqliteTransaction(WriteSet):
             raise StoreError("the transaction has ended")
         self._write()
         if self._cursor is not None:
-            self._send()
-            self._release()
+            try:
+                self._file.check_place()
+            except StoreUnavailable:
+                self.cancel()
+                raise
+            self._sent = True
+            try:
+                self._cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+            self._file.return_writer(self._turn)  # type: ignore[arg-type]  # a cursor has a turn
+            self._turn = self._cursor = None
         self._ended = True
         if self._bells:
-            self._ring()
+            self._file.ringer.ring(self._bells)
+            self._bells = []
         if self._watches:
             self._arm()
 
@@ -222,20 +367,8 @@ class SqliteTransaction(WriteSet):
         if self._turn is not None:
             self._release()
         if self._sent and self._bells:
-            self._ring()
-
-    def _send(self) -> None:
-        try:
-            self._file.check_place()
-        except StoreUnavailable:
-            self.cancel()
-            raise
-        self._sent = True
-        self._run("COMMIT", ())
-
-    def _ring(self) -> None:
-        self._file.ringer.ring(self._bells)
-        self._bells = []
+            self._file.ringer.ring(self._bells)
+            self._bells = []
 
     def _arm(self) -> None:
         """Register, then compare with what this transaction saw: nothing can fall between. Never raises."""
@@ -259,32 +392,88 @@ class SqliteTransaction(WriteSet):
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
-        self._turn = turn = Turn()
+        self._turn = Turn()
         try:
-            self._connection = self._take(turn)
-            cursor = self._connection.cursor()
-            self._file.insist(partial(cursor.execute, self._begin), self._deadline)
+            cursor = self._begin()
         except BaseException:
             self.cancel()
             raise
         self._cursor = cursor
         return cursor
 
+    def _begin(self) -> sqlite3.Cursor:
+        assert self._turn is not None
+        file, deadline = self._file, self._deadline
+        cursor = file.take_writer(self._turn, self._owner.synchronous, deadline).cursor()
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            file.insist(partial(cursor.execute, "BEGIN IMMEDIATE"), deadline)
+        return cursor
+
     def _failed(self, error: sqlite3.Error) -> StoreError:
         explained = explain(error, self._file.path)
         if isinstance(explained, StoreFull):
-            self._file.look_again()
+            self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves
             # Who moves something has used up a share, which no reader that ends gives back.
             explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained
 
-    def _take(self, turn: Turn) -> sqlite3.Connection:
-        return self._file.take_writer(turn, self._owner.synchronous, self._deadline)
-
     def _release(self) -> None:
         """Idempotent, so nothing is forgotten before it is returned."""
         assert self._turn is not None
         self._file.return_writer(self._turn)
-        self._turn = self._cursor = self._connection = None
+        self._turn = self._cursor = None
+
+
+class ReadingTransaction(SqliteTransaction):
+    """One that promised not to write: a snapshot beside the writer, on a connection of its own."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
+        super().__init__(file, owner, timeout_s)
+        self._connection: sqlite3.Connection | None = None
+        self._most = -1
+
+    def commit(self) -> None:
+        if self._ended:
+            raise StoreError("the transaction has ended")
+        if self._cursor is not None:
+            self._run("COMMIT", ())
+            self._release()
+        self._ended = True
+        if self._watches:
+            self._arm()
+
+    def _begin(self) -> sqlite3.Cursor:
+        assert self._turn is not None
+        self._connection = self._file.take_reader(self._turn, self._deadline)
+        cursor = self._connection.cursor()
+        self._file.insist(partial(cursor.execute, "BEGIN"), self._deadline)
+        return cursor
+
+    def _refuse(self, key: bytes, value: bytes = b"") -> None:
+        raise StoreError("write in a transaction that was begun read-only")
+
+    def _release(self) -> None:
+        assert self._turn is not None
+        connection = self._connection
+        sound = connection is None or self._rolled_back(connection)
+        # Forgotten first: a connection that is returned twice would serve two threads.
+        self._cursor = self._connection = None
+        if connection is not None:
+            self._file.return_reader(connection, sound=sound)
+        self._file.leave(self._turn)
+        self._turn = None
+
+    @staticmethod
+    def _rolled_back(connection: sqlite3.Connection) -> bool:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            return False
+        return True

@@ -30,6 +30,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from fcntl import flock
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
@@ -45,19 +46,17 @@ LONGEST_POLL_S = 0.002
 CLOSE_S = 1.0
 
 
-def _try(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 def _try_for_a_turn(fd: int) -> bool:
     for _ in range(SPINS):
-        if _try(fd):
-            return True
         os.sched_yield()
+        try:
+            flock(fd, AT_ONCE)
+        except BlockingIOError:
+            continue
+        return True
     return False
 
 
@@ -70,6 +69,8 @@ class WriterLock:
         self._files = [gate, main]
         self._clock = clock
         self._turns = FairLock(clock)
+        #: Of the threads of this process: its head may write, or is next to.
+        self.queue = self._turns.queue
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
@@ -81,29 +82,36 @@ class WriterLock:
         self._error: OSError | None = None
         self._closed = False
 
-    def acquire(self, turn: Turn, timeout_s: float) -> None:
-        """Raises ``StoreUnavailable`` when nobody let go within ``timeout_s``."""
-        deadline = self._clock.monotonic() + timeout_s
-        try:
-            self._take(turn, timeout_s, deadline)
-        except BaseException:
-            self.release(turn)
-            raise
-
-    def held_by(self, turn: Turn) -> bool:
-        """Whether ``turn`` is the one that may write; it is for its owner to ask."""
-        return self._turns.head is turn
+    def acquire(self, turn: Turn, deadline: float) -> None:
+        """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then."""
+        queue = self.queue
+        queue.append(turn)
+        if queue[0] is not turn and not self._turns.wait(turn, deadline):
+            raise self._too_late()
+        if self._closed:
+            raise StoreUnavailable("the database was closed")
+        if self._busy or not (self._taken or self._take_at_once()):
+            self._wait(turn, deadline)
 
     def release(self, turn: Turn) -> None:
         """End ``turn``, however far it came. Idempotent."""
-        if self._turns.head is turn:
-            turn.over = True  # before the look at _busy, see _give_back
-            if not (self._busy or self._closed):
-                self._taken = False
-                fcntl.flock(self._main, fcntl.LOCK_UN)
-                if self._at_gate:
-                    self._open_gate()
-        self._turns.release(turn)
+        queue = self.queue
+        try:
+            is_head = queue[0] is turn
+        except IndexError:
+            is_head = False
+        turn.over = True  # before the look at _busy, see _give_back
+        if is_head and not (self._busy or self._closed):
+            self._taken = False
+            flock(self._main, fcntl.LOCK_UN)
+            if self._at_gate:
+                self._open_gate()
+        try:  # noqa: SIM105 - suppress takes longer than all of this
+            queue.remove(turn)
+        except ValueError:
+            pass
+        if queue:
+            self._turns.wake_head()
 
     def close(self) -> bool:
         """Nobody writes from now on. False if a thread still does: call it again when that has ended. Idempotent."""
@@ -125,28 +133,26 @@ class WriterLock:
         while self._files:
             os.close(self._files.pop())
 
-    def _take(self, turn: Turn, timeout_s: float, deadline: float) -> None:
-        if not self._turns.acquire(turn, timeout_s):
-            raise self._too_late()
-        if self._closed:
-            raise StoreUnavailable("the database was closed")
-        if self._busy or not (self._taken or self._take_at_once()):
-            self._wait(turn, deadline)
-
     def _take_at_once(self) -> bool:
         if not self._files:
             raise StoreUnavailable("the database was closed")
         self._at_gate = True
-        if not _try(self._gate):
+        try:
+            flock(self._gate, AT_ONCE)
+        except BlockingIOError:
             self._at_gate = False
             return False
-        if not (_try(self._main) or _try_for_a_turn(self._main)):
-            return False
-        self._open_gate()
+        try:
+            flock(self._main, AT_ONCE)
+        except BlockingIOError:
+            if not _try_for_a_turn(self._main):
+                return False
+        flock(self._gate, fcntl.LOCK_UN)
+        self._at_gate = False
         return True
 
     def _open_gate(self) -> None:
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        flock(self._gate, fcntl.LOCK_UN)
         self._at_gate = False
 
     def _wait(self, turn: Turn, deadline: float) -> None:
@@ -202,8 +208,8 @@ class WriterLock:
 
     def _take_blocking(self) -> None:
         try:
-            fcntl.flock(self._gate, fcntl.LOCK_EX)
-            fcntl.flock(self._main, fcntl.LOCK_EX)
+            flock(self._gate, fcntl.LOCK_EX)
+            flock(self._main, fcntl.LOCK_EX)
             self._taken = True
             self._open_gate()
         except OSError as error:
@@ -216,6 +222,6 @@ class WriterLock:
             if self._turns.acquire(turn, LONGEST_POLL_S):
                 self._taken = False
                 if not self._closed:
-                    fcntl.flock(self._main, fcntl.LOCK_UN)
+                    flock(self._main, fcntl.LOCK_UN)
                 self._turns.release(turn)
                 return

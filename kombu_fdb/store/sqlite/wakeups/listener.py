@@ -96,7 +96,8 @@ class Listener:
         #: Also of the ringer and of the directory.
         self.lock = FairLock(clock)
         self._changed = Signal()
-        self._armed: dict[bytes, dict[OneShotWatch, Hashable]] = {}
+        #: Those that wait, by their keys.
+        self.watches: dict[bytes, dict[OneShotWatch, Hashable]] = {}
         #: File name of the FIFO, "" as long as there is none.
         self.name = ""
         self._read_fd = self._write_fd = -1
@@ -106,12 +107,7 @@ class Listener:
     @property
     def armed(self) -> int:
         """How many watches wait."""
-        return sum(map(len, list(self._armed.values())))
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether any watch waits."""
-        return bool(self._armed)
+        return sum(map(len, list(self.watches.values())))
 
     def open(self) -> None:
         """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
@@ -136,13 +132,13 @@ class Listener:
 
     def hear(self, digests: list[bytes]) -> None:
         """News from this very process, with the lock: costs nothing when nobody waits for it."""
-        if any(each in self._armed for each in digests):
+        if any(each in self.watches for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
     def close(self) -> None:
         """Remove the FIFO and end the thread. Armed watches never fire. Idempotent."""
         self._closed = True
-        self._armed.clear()
+        self.watches.clear()
         self._changed.set()
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(self._leave, LOCK_S)
@@ -199,16 +195,16 @@ class Listener:
     def _arm(self, watch: OneShotWatch, owner: Hashable) -> None:
         if self._closed or watch.done:
             return
-        if not self._armed:
+        if not self.watches:
             self._drain()
-        self._armed.setdefault(digest(watch.key), {})[watch] = owner
+        self.watches.setdefault(digest(watch.key), {})[watch] = owner
 
     def _disarm(self, watch: OneShotWatch) -> None:
         bell = digest(watch.key)
-        waiting = self._armed.get(bell, {})
+        waiting = self.watches.get(bell, {})
         waiting.pop(watch, None)
         if not waiting:
-            self._armed.pop(bell, None)
+            self.watches.pop(bell, None)
 
     def _knock(self, news: bytes) -> None:
         if self._write_fd >= 0:
@@ -224,8 +220,8 @@ class Listener:
         """Take the watches that this news is about out of the register."""
         digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
         if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
-            digests = set(self._armed)
-        return [watch for each in digests for watch in self._armed.pop(each, ())]
+            digests = set(self.watches)
+        return [watch for each in digests for watch in self.watches.pop(each, ())]
 
     # The thread
 
@@ -256,11 +252,11 @@ class Listener:
         self.compare([watch for watch, _ in self._all_armed()])
 
     def _all_armed(self) -> list[tuple[OneShotWatch, Hashable]]:
-        return [each for waiting in list(self._armed.values()) for each in list(waiting.items())]
+        return [each for waiting in list(self.watches.values()) for each in list(waiting.items())]
 
     def _wait_until_armed(self) -> bool:
         while not self._closed:
-            if self._armed:
+            if self.watches:
                 return True
             self._changed.wait(None)
         return False

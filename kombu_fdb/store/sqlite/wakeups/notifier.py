@@ -34,8 +34,12 @@ class Ringer:
 
     def ring(self, keys: Sequence[bytes]) -> None:
         """After the commit. Never raises: a bell that fails is made good by ``CHECK_S``."""
-        if self._nobody_listens():
-            return
+        if not self._fds and not self._listener.watches:
+            # Asked without the lock: a process that begins to listen from now on reads the values afterwards.
+            with contextlib.suppress(OSError):  # it is being closed
+                size = self._bells.size()
+                if size is not None and size == self._listed:
+                    return
         digests = [digest(key) for key in keys]
         lock, turn = self._listener.lock, Turn()
         try:  # as FairLock.run does, in half the time
@@ -49,16 +53,6 @@ class Ringer:
         except BaseException:
             lock.release(turn)
             raise
-
-    def _nobody_listens(self) -> bool:
-        """Asked without the lock: whoever begins to listen from now on reads the values afterwards."""
-        if self._fds or self._listener.is_armed:
-            return False
-        try:
-            size = self._bells.size()
-        except OSError:  # somebody closes it
-            return False
-        return size is not None and size == self._listed
 
     def close(self) -> None:
         """When nobody rings; what still does then leaves the descriptors open."""
