@@ -54,10 +54,6 @@ def imported(path: Path) -> set[str]:
     return names & modules().keys()
 
 
-def folders() -> list[Path]:
-    return sorted({path.parent for path in modules().values()})
-
-
 def test_no_circle_of_files() -> None:
     graph = {name: imported(path) - {name} for name, path in modules().items()}
     try:
@@ -93,17 +89,6 @@ def test_the_tests_mirror_the_packages(package: str) -> None:
     root = ROOT / "tests" / package
     for folder in {path.parent.relative_to(root) for path in root.rglob("test_*.py")}:
         assert (ROOT / package / folder).is_dir(), f"{folder} tests no folder of {package}"
-
-
-def test_each_folder_has_its_layers() -> None:
-    """Import-linter has a contract for each package with more than one module in it."""
-    contracts = (ROOT / "pyproject.toml").read_text()
-    packages = [folder for folder in folders() if folder.is_relative_to(ROOT / "kombu_fdb")]
-    packages += [folder for folder in folders() if folder.is_relative_to(ROOT / "celery_fdb")]
-    for folder in packages:
-        if len([path for path in folder.glob("*.py") if path.stem not in {"__init__", "__main__"}]) > 1:
-            name = ".".join(folder.relative_to(ROOT).parts)
-            assert f'containers = ["{name}"]' in contracts, f"no contract for {name}"
 
 
 def functions(folder: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -47,7 +47,7 @@ from celery_fdb.tasks.backoff import Backoff
 from celery_fdb.tasks.limiting import limit_keys
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
-from kombu_fdb.transport.encoding.given import text_of
+from kombu_fdb.transport.encoding.properties import text_of
 from kombu_fdb.transport.worker.options import OPTIONS
 
 __all__ = ["FdbTask"]

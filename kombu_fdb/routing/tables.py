@@ -16,9 +16,9 @@ the most frequent publish, to a queue through the default exchange, is to read n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
@@ -244,16 +244,22 @@ class RoutingTables:
 
         One that reaches none goes on to the alternate exchange, if that is there, and was not tried before.
         """
-        return self.routes(tr, [(exchange, routing_key)])[exchange, routing_key]
+        return self.routes(tr, [(exchange, routing_key)])[0]
 
-    def routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
-        """The same for several exchanges and routing keys.
+    def routes(self, tr: Transaction, addresses: Sequence[tuple[str, str]]) -> list[list[str]]:
+        """The same for several exchanges and routing keys, in their order.
 
         If no exchange has changed, in one round trip, and one for each alternate exchange in a row.
         """
+        by_default = []
+        for exchange, routing_key in addresses:
+            if exchange:
+                return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
+            by_default.append([routing_key])  # the default exchange leads to the queue of the key's name
+        return by_default
+
+    def _routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
         names = {exchange: None for exchange, _ in addresses if exchange}
-        if not names:  # the default exchange leads to the queue of the key's name
-            return {address: [address[1]] for address in addresses}
         loaded = self._load(tr, names)
         for name, each in loaded.items():
             if each.exchange is None:
@@ -318,12 +324,18 @@ class RoutingTables:
 
     def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
         """The same of several, in one round trip."""
+        now = self._clock.monotonic()
+        found: dict[str, QueueDeclaration] = {}
+        for name in names:
+            known = self._declarations.get(name)
+            if known is None or now - known[0] >= DECLARATION_AGE_S:
+                return self._believed(self._declarations, names, partial(self._read_queues, tr))
+            found[name] = known[1]
+        return found
 
-        def read(asked: list[str]) -> list[QueueDeclaration]:
-            values = tr.get_many([self._keys.queue(name) for name in asked], snapshot=True)
-            return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(asked, values, strict=True)]
-
-        return self._believed(self._declarations, names, read)
+    def _read_queues(self, tr: Transaction, names: list[str]) -> list[QueueDeclaration]:
+        values = tr.get_many([self._keys.queue(name) for name in names], snapshot=True)
+        return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(names, values, strict=True)]
 
     def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
         """How these queues are worked on; believed as long as a declaration, and read in one round trip."""

@@ -31,7 +31,7 @@ from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
-from kombu_fdb.transport.encoding.given import whole_of
+from kombu_fdb.transport.encoding.properties import whole_of
 from kombu_fdb.transport.errors import raise_as_amqp, refuse
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.estate import Estate

@@ -169,35 +169,31 @@ def delete_rest(work: Work, record: Record, place: bytes) -> None:
 def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
     """Put a message at the end of its sub-queue: a record, or the bytes of one that stays as it is."""
     queue, key, rank = to
-    value, task_id, size = _stored(work, message)
-    _put(work, work.keys.items(queue, key, rank) + STAMP_CODE, value, task_id)
-    work.effects.ready(queue, size)
+    work.effects.ready(queue, _put(work, work.keys.items(queue, key, rank) + STAMP_CODE, message))
     if key:
         work.effects.came(queue, key, rank)
 
 
 def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) -> None:
     """Keep a message out of the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
-    value, task_id, _ = _stored(work, message)
-    _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), value, task_id)
+    _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), message)
     work.tr.set(work.keys.waiting(to.queue), b"")
     work.effects.delayed(to.queue)
 
 
-def _put(work: Work, prefix: bytes, value: bytes, task_id: str) -> None:
+def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
+    """Store it behind ``prefix`` and a new stamp, by which its task finds it. Returns the size of its payload."""
+    if isinstance(message, bytes):
+        value, task_id, size = message, names_of(message)[1], size_of(message)
+    else:
+        if message.size > INLINE_BYTES:
+            message = _write_chunks(work, message)
+        value, task_id, size = message.encode(), message.task_id, message.size
     user_version = work.effects.next_user_version()
     work.tr.set_versionstamped_key(prefix, user_version, value)
     if task_id:
         whereabouts.note(work, task_id, prefix, user_version)
-
-
-def _stored(work: Work, message: Record | bytes) -> tuple[bytes, str, int]:
-    """What is stored of it, the id of its task, and the size of its payload."""
-    if isinstance(message, bytes):
-        return message, names_of(message)[1], size_of(message)
-    if message.size > INLINE_BYTES:
-        message = _write_chunks(work, message)
-    return message.encode(), message.task_id, message.size
+    return size
 
 
 def with_payload(work: Work, record: Record, payload: bytes) -> Record:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
@@ -45,6 +46,8 @@ BATCH_MESSAGES = 2_000
 #: Copies of messages in one transaction at most; the user version of a stamp has 2 bytes.
 MOST_STAMPED = 65_000
 
+_ADDRESS = itemgetter(0, 1)
+
 
 class Published(NamedTuple):
     """The queues each message reached, and those that the oldest must give way in now, with what came to them."""
@@ -75,22 +78,29 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     now_ms = work.now_ms
     reached = route(work, publications)
     fresh = without_duplicates(work, publications, reached)
-    declared = _declared(work, reached)
-    refusing, overfull = _judge(work, declared, fresh, reached)
+    declared = work.routing.queues(work.tr, dict.fromkeys(chain.from_iterable(reached)))
+    fills = has_maximum = False
+    for queue in declared.values():
+        fills = fills or not queue.empties_itself
+        has_maximum = has_maximum or queue.max_load != NO_LIMIT
+    if fills:  # the disk, unless all of them empty themselves
+        work.tr.fill()
+    # Of queues without a maximum nothing is reckoned.
+    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else NO_VERDICT
     keys: dict[str, set[str]] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
         copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
-        for queue, one in zip(queues, copies, strict=False):
-            work.effects.note(queue, PUBLISHED, one.key)
-            if one.due_ms > now_ms or queue not in refusing:
-                _store(work, declared[queue], one)
+        for name, one in zip(queues, copies, strict=False):
+            work.effects.note(name, PUBLISHED, one.key)
+            if one.due_ms > now_ms or name not in refusing:
+                _store(work, declared[name], one)
                 if one.key and one.due_ms <= now_ms:
-                    keys.setdefault(queue, set()).add(one.key)
+                    keys.setdefault(name, set()).add(one.key)
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
-                publish_dead(work, DeadCopy(queue, refused), Cause("maxlen"), beforehand=beforehand)
+                publish_dead(work, DeadCopy(name, refused), Cause("maxlen"), beforehand=beforehand)
     if keys:
         limits.check_capacity(work, keys)
     return Published(reached, overfull)
@@ -98,9 +108,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
 
 def route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
     """The queues of each."""
-    addresses = [(each.exchange, each.routing_key) for each in publications]
-    routes = work.routing.routes(work.tr, dict.fromkeys(addresses))
-    reached = [*map(routes.__getitem__, addresses)]
+    reached = work.routing.routes(work.tr, [*map(_ADDRESS, publications)])
     messages = work.effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(
@@ -109,28 +117,13 @@ def route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
     return reached
 
 
-def _declared(work: Work, reached: Sequence[Sequence[str]]) -> dict[str, QueueDeclaration]:
-    """What each queue is declared as. The transaction fills the disk unless all of them empty themselves."""
-    declared = work.routing.queues(work.tr, dict.fromkeys(chain.from_iterable(reached)))
-    for declaration in declared.values():
-        if not declaration.empties_itself:
-            work.tr.fill()
-            break
-    return declared
-
-
 def _judge(
     work: Work,
     declared: Mapping[str, QueueDeclaration],
     fresh: Sequence[Publication | None],
     reached: Sequence[Sequence[str]],
 ) -> Verdict:
-    """What becomes of what is ready now in queues that are full; of queues without a maximum nothing is reckoned."""
-    for each in declared.values():
-        if each.max_load != NO_LIMIT:
-            break
-    else:
-        return NO_VERDICT
+    """What becomes of what is ready now in queues that are full."""
     coming: dict[str, Load] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is not None and publication.due_ms <= work.now_ms:

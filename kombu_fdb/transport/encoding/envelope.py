@@ -25,24 +25,23 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
 from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import is_whole, utf8, utf8_bytes
-from kombu_fdb.transport.encoding.fairkey import KEYS, KeyOf, explicit_key
-from kombu_fdb.transport.encoding.given import (
+from kombu_fdb.transport.encoding.fairkey import KeyOf, explicit_key
+from kombu_fdb.transport.encoding.properties import (
     DIGITS,
     LONG_NUMBER,
     MOST_PRIORITY,
-    ROUTES,
     check,
     check_numbers,
     check_routes,
+    dedup_of,
+    once_of,
+    task_id_of,
     whole_of,
 )
-from kombu_fdb.transport.encoding.identity import IDS, dedup_of, once_of, task_id_of
-from kombu_fdb.transport.encoding.timing import TIMES, due_ms, served, ttl_ms, ttr_ms
+from kombu_fdb.transport.encoding.timing import due_ms, served, ttl_ms, ttr_ms
 
 __all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
 
-#: Headers and properties of ours, and of other queues: most messages have none of them.
-_STEERING = KEYS | IDS | TIMES | ROUTES
 _MARKER = b'"__type__"'
 #: An object of these names stands for a value of another type in kombu's JSON.
 _ENCODED_TYPE = {"__type__", "__value__"}
@@ -87,20 +86,24 @@ def encode(
     """A message as ``Channel.prepare_message`` made it.
 
     Raises ``TypeError`` for what JSON or bytes can't hold, and ``InvalidArgument`` for what makes no sense in a field
-    that somebody reads (``given.py``), a text without a UTF-8 form, and headers too deep for JSON.
+    that is read (``properties.py``), a text without a UTF-8 form, and headers too deep for JSON.
     """
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
-    check(headers, properties)
-    meta = _meta(message, exchange, routing_key)
+    steers = check(headers, properties)
+    meta, payload = _payload(message, headers, properties, exchange, routing_key)
     if LONG_NUMBER in meta.translate(DIGITS):  # rarely
         check_numbers(headers, properties)
-    priority, ttl = _priority(properties, most_urgent_is_zero), None
+    priority, ttl = properties.get("priority"), None
+    if type(priority) is not int or not 0 <= priority <= URGENT:  # AMQP has 256 of them: those above 9 count as 9
+        priority = min(whole_of("priority", priority, MOST_PRIORITY), URGENT)
+    if most_urgent_is_zero:
+        priority = URGENT - priority
     if "expiration" in properties:
         ttl = ttl_ms(headers, properties)
-    task_id, payload = task_id_of(headers, properties), _payload(meta, message)
-    if _STEERING.isdisjoint(headers) and _STEERING.isdisjoint(properties) and not headers.get("eta"):
-        key = key_of(message) if key_of is not explicit_key else ""
+    task_id = task_id_of(headers, properties)
+    if not (steers or headers.get("eta")):
+        key = "" if key_of is explicit_key else key_of(message)
         return Publication(exchange, routing_key, payload, priority, 0, ttl, 0, key, 0, task_id)
     check_routes(headers)
     dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
@@ -124,20 +127,18 @@ def encode(
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
     """As it is stored, whatever it says: of a message that is somebody else's. Raises as :func:`encode` does."""
-    return _payload(_meta(message, exchange, routing_key), message)
+    return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key)[1]
 
 
-def _payload(meta: bytes, message: Mapping[str, Any]) -> bytes:
-    body = message.get("body")
-    if isinstance(body, str):
-        body = utf8("body", body)
-    elif type(body) is not bytes:
-        body = b"" if body is None else bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists
-    return HEAD.pack(VERSION, len(meta)) + meta + body
-
-
-def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    headers, kept = message.get("headers") or {}, dict(message.get("properties") or {})
+def _payload(
+    message: Mapping[str, Any],
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    exchange: str,
+    routing_key: str,
+) -> tuple[bytes, bytes]:
+    """Its meta, and all of it."""
+    kept = dict(properties)
     for name in _PER_DELIVERY:
         kept.pop(name, None)
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
@@ -147,19 +148,17 @@ def _meta(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
         if text is not None and not (type(text) is str and text.isascii()):
             utf8_bytes(name, text)
     try:
-        return "".join(_encoded([content_type, content_encoding, headers, kept, exchange, routing_key], 0)).encode()
+        meta = "".join(_encoded([content_type, content_encoding, headers, kept, exchange, routing_key], 0)).encode()
     except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
         raise InvalidArgument(
             "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
         ) from error
-
-
-def _priority(properties: Mapping[str, Any], most_urgent_is_zero: bool) -> int:
-    """0 to 9, 9 the most urgent. AMQP has 256 of them: those above 9 count as 9."""
-    priority = properties.get("priority")
-    if type(priority) is not int or not 0 <= priority <= URGENT:
-        priority = min(whole_of("priority", priority, MOST_PRIORITY), URGENT)
-    return URGENT - priority if most_urgent_is_zero else priority
+    body = message.get("body")
+    if isinstance(body, str):
+        body = body.encode() if body.isascii() else utf8("body", body)
+    elif type(body) is not bytes:
+        body = b"" if body is None else bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists
+    return meta, HEAD.pack(VERSION, len(meta)) + meta + body
 
 
 def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:

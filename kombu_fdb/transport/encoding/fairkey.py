@@ -26,15 +26,13 @@ from uuid import UUID
 from kombu.serialization import loads
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.transport.encoding.given import text_of
+from kombu_fdb.transport.encoding.properties import KEYS, text_of
 
-__all__ = ["KEYS", "KeyOf", "explicit_key", "key_reader"]
+__all__ = ["KeyOf", "explicit_key", "key_reader"]
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
-#: Headers and properties that name a key.
-KEYS = frozenset({"fair_key", "MessageGroupId"})
 
 KeyOf = Callable[[Mapping[str, Any]], str]
 KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]

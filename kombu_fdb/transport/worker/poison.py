@@ -29,7 +29,7 @@ from typing import Any
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import last_lines
-from kombu_fdb.transport.encoding.tasks import body_fault, fault_of, is_timelimit
+from kombu_fdb.transport.encoding.properties import body_fault, fault_of, is_timelimit
 
 __all__ = ["fault_in", "give_back", "is_workers", "mend", "survive"]
 

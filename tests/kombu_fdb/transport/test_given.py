@@ -1,4 +1,4 @@
-"""What a publisher can write that makes no sense: refused, with nothing stored (transport/encoding/given.py)."""
+"""What a publisher can write that makes no sense: refused, with nothing stored (transport/encoding/properties.py)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kombu import Producer, Queue
 
 from kombu_fdb import Broker
 from kombu_fdb.transport import batched
-from kombu_fdb.transport.encoding.identity import dedup_of, task_id_of
+from kombu_fdb.transport.encoding.properties import dedup_of, task_id_of
 
 
 @pytest.fixture

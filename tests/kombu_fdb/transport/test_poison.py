@@ -19,7 +19,7 @@ from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavai
 from kombu_fdb.model import Publication
 from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.encoding.envelope import payload_of
-from kombu_fdb.transport.encoding.tasks import body_fault, fault_of
+from kombu_fdb.transport.encoding.properties import body_fault, fault_of
 from kombu_fdb.transport.worker import poison
 
 LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})

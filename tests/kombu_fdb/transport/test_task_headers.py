@@ -1,4 +1,4 @@
-"""What Celery takes for granted of a task's headers (transport/encoding/tasks.py)."""
+"""What Celery takes for granted of a task's headers (transport/encoding/properties.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.transport.encoding import tasks
-from kombu_fdb.transport.encoding.tasks import fault_of, is_timelimit
+from kombu_fdb.transport.encoding import properties as tasks
+from kombu_fdb.transport.encoding.properties import fault_of, is_timelimit
 
 
 @pytest.mark.parametrize("limits", [None, [None, None], [1, None], (0.5, 300), [10**300, 1e308]])
@@ -37,7 +37,7 @@ def test_headers_that_look_like_good_ones_are_looked_at_all_the_same(odd: dict[s
 
 def test_few_good_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "MOST_GOOD", 3)
-    monkeypatch.setattr(tasks, "_good", set())
+    monkeypatch.setattr(tasks, "_good", {})
     for number in range(10):
         assert fault_of({**GOOD, f"header-{number}": 1}) is None
         assert len(tasks._good) <= 3
