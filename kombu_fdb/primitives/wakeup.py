@@ -7,6 +7,11 @@ native threads in which stores report changes.
 Protocol of the sleeper: ``clear``, look whether there is work, and only if there is none ``wait``. Protocol of the
 others: make the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is
 lost; a second ring before the next ``clear`` costs nothing.
+
+A ringer sets the flag first, and only then sends a byte; ``clear`` takes the bytes first, and then the flag. So a bell
+that is rung has its byte, or gets it in a moment. The opposite happens: a ring that was cleared before it had sent
+leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out, or each of its sleeps would end at
+once, until the next ring.
 """
 
 from __future__ import annotations
@@ -68,27 +73,44 @@ class Bell:
 
     def clear(self) -> None:
         """Forget earlier rings."""
-        if not self._rung:
+        watched = None in self._sleepers
+        if not (self._rung or watched):
             return
         # In this order: a ring in between does not send, but its work is seen by the look that follows.
         try:
-            if self._sent:
-                with contextlib.suppress(OSError):
-                    self._listening.recv(16)
+            if self._sent or watched:
+                self._take_bytes()
                 self._sent = False
             self._rung = False
         except BaseException:  # out of a signal handler: no look follows
             self._ring()
             raise
 
+    def _take_bytes(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.recv(16)
+
+    def _take_stale_bytes(self) -> None:
+        if not self._rung:
+            try:
+                self._take_bytes()
+            finally:
+                if self._rung:  # meanwhile: that byte may have been taken as well
+                    self._ring()
+
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until rung, at most ``timeout_s`` seconds. False if it was not. Does not clear."""
         return self._rung or wait_for((self,), timeout_s)
 
     def close(self) -> None:
-        """Idempotent. A sleeper wakes."""
-        self._ring()
-        _close(self._ringing, self._listening)
+        """Idempotent. From now on every wait ends at once.
+
+        The descriptor stays until the bell is collected: a sleeper may be about to sleep on its number, which another
+        file would get.
+        """
+        self._rung = True
+        with contextlib.suppress(OSError):
+            self._ringing.shutdown(socket.SHUT_WR)
 
 
 def _close(*sockets: socket.socket) -> None:
@@ -106,7 +128,12 @@ def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> bool:
             return True
         if timeout_s is not None and timeout_s <= 0:
             return False
-        return readable(timeout_s, *(bell._listening.fileno() for bell in bells)) or any(bell._rung for bell in bells)
+        woken = readable(timeout_s, *(bell._listening.fileno() for bell in bells))
+        rung = any(bell._rung for bell in bells)
+        if woken and not rung:
+            for bell in bells:
+                bell._take_stale_bytes()
+        return woken or rung
     finally:
         for bell in bells:
             bell._sleepers.discard(sleeper)

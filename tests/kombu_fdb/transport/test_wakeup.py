@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import select
+import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -77,3 +80,75 @@ def test_closed(bell: Bell) -> None:
     bell.clear()
     assert not waiting.join(5)
     bell.close()
+
+
+class Slow:
+    """Sends when something else has happened."""
+
+    def __init__(self, ringing: socket.socket, meanwhile: Any) -> None:
+        self._ringing, self._meanwhile = ringing, meanwhile
+
+    def send(self, data: bytes) -> int:
+        self._meanwhile()
+        return self._ringing.send(data)
+
+
+def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell: Bell) -> None:
+    descriptor = bell.fileno()
+    bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
+    bell.ring()
+    assert select.select([descriptor], [], [], 0)[0]
+    bell.clear()
+    assert not select.select([descriptor], [], [], 0)[0]
+
+
+def test_a_ring_that_is_cleared_before_it_has_sent_wakes_a_thread_once(bell: Bell) -> None:
+    sleeper = object()
+    bell._sleepers.add(sleeper)
+    bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
+    bell.ring()
+    bell._sleepers.discard(sleeper)
+    assert bell.wait(10)
+    assert not bell.wait(0.01)
+
+
+def test_a_ring_while_stale_bytes_are_taken_is_not_lost(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be another sleeper."""
+    descriptor = bell._listening.fileno()
+    bell._sleepers.add(object())
+    bell._ringing.send(b"!")
+    take = Bell._take_bytes
+
+    def ring_and_take(self: Bell) -> None:
+        self.ring()
+        take(self)
+
+    monkeypatch.setattr(Bell, "_take_bytes", ring_and_take)
+    bell.wait(10)
+    assert select.select([descriptor], [], [], 0)[0]
+
+
+def test_a_bell_that_is_closed_wakes_a_sleeper_who_has_only_its_number(
+    bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file would get the number, and it would sleep on that."""
+    poll, files = select.poll, list[int]()
+
+    class Late:
+        def __init__(self) -> None:
+            self._poll = poll()
+            self.register = self._poll.register
+
+        def poll(self, timeout: float | None) -> Any:
+            bell.close()
+            bell.clear()
+            files.extend(os.pipe() + os.pipe())
+            return self._poll.poll(timeout)
+
+    monkeypatch.setattr(select, "poll", Late)
+    try:
+        assert bell.wait(10)
+    finally:
+        for each in files:
+            os.close(each)
+    assert bell.wait(10), "for good"
