@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from math import inf
+from time import monotonic
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
@@ -18,9 +20,6 @@ from kombu_fdb.store.protocol import Watch
 
 __all__ = ["Lookout"]
 
-#: How long a thread rests at most while a drain sleeps.
-LONGEST_REST_S = 5.0
-
 
 class Lookout:
     """For the receiver's thread, but for :meth:`stop` and ``bell.ring``."""
@@ -28,16 +27,14 @@ class Lookout:
     def __init__(self, bell: Bell) -> None:
         self.bell = bell
         self.stopped = False
-        #: Its holder takes the reception's turns; how many drains have had it, and how many the thread knows of.
+        #: Its holder takes a turn of the reception's.
         self.turns = FairLock()
-        self.driven = self._seen = 0
-        #: A drain has the turns, and sleeps.
-        self.drain_sleeps = False
+        #: Until when the thread rests (``monotonic``), as drains take the turns; for ever while one does.
+        self.rest_until = -inf
         #: Wakes the thread alone.
         self.relief = Bell()
-        #: The thread stands by, and looks for itself soon.
-        self.stands_by = False
-        self._called = False
+        #: The thread rests; and it does so until it is relieved.
+        self._rests = self._rests_for_ever = False
         #: Queues that may have messages.
         self.hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
@@ -82,35 +79,37 @@ class Lookout:
 
     def sleep(self, pause_s: float | None) -> None:
         """The thread's, between two turns of its own."""
-        wait_for((self.bell, self.relief), pause_s)
+        if self.rest_until < monotonic():  # a drain that begins from here on rings, as the thread does not rest
+            wait_for((self.bell, self.relief), pause_s)
 
-    def stand_by(self, look_s: float) -> bool:
-        """Wait, while drains take the turns; for ``look_s`` seconds before the next look. False if none has since."""
+    def rest(self) -> bool:
+        """The thread's, while drains take the turns. False if it shall take them."""
         self.relief.clear()
-        called, self._called = self._called, False
-        if self.stopped or called or not (len(self.turns) or self.driven != self._seen):
-            return False
-        self._seen = self.driven
-        self.stands_by = True
-        self.relief.wait(LONGEST_REST_S if self.drain_sleeps and len(self.turns) else look_s)
-        self.stands_by = False
-        return True
+        self._rests = self._rests_for_ever = True  # before the look: a drain that ends after it rings
+        left_s = self.rest_until - monotonic()
+        self._rests_for_ever = left_s == inf
+        rests = not self.stopped and left_s > 0
+        if rests:
+            self.relief.wait(None if self._rests_for_ever else left_s)
+        self._rests = self._rests_for_ever = False
+        return rests
 
     def begin_drive(self) -> None:
-        """A drain takes a turn. The thread stands by from now on: the drain may be the last one."""
-        self.driven += 1
-        if not self.stands_by:
+        """A drain takes a turn, and sleeps until the next one. The thread rests, or it would sleep for too long."""
+        self.rest_until = inf
+        if not self._rests:
+            self.relief.ring()
+
+    def end_drive(self, patience_s: float) -> None:
+        """It does so no more. If no drain follows soon, the thread takes the turns. May be repeated."""
+        self.rest_until = monotonic() + patience_s
+        if self._rests_for_ever:
             self.relief.ring()
 
     def call_thread(self) -> None:
-        """It shall not stand by: there is something that no drain does."""
-        self._called = True
+        """It shall take a turn now: there is something that no drain may do."""
+        self.rest_until = -inf
         self.relief.ring()
-
-    @property
-    def sees_acks(self) -> bool:
-        """Whether acks are settled soon although the bell does not ring: the thread looks, or the next drain."""
-        return self.stands_by and not len(self.turns)
 
     def stop(self) -> None:
         """Have the thread end. Takes no lock: a finalizer may call it."""
@@ -124,7 +123,6 @@ class Lookout:
         self.relief.close()
 
     def leave(self) -> None:
-        """The thread ends: take back what others have."""
-        self.stands_by = False
+        """There are no turns for now: take back what others have."""
         self.disarm()
         self._withdraw_report()

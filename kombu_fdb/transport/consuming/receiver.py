@@ -1,25 +1,34 @@
 """Which thread takes the turns of a connection's reception (``reception.py``), and how it sleeps between them.
 
-Model. One thread at a time has the *turns*; it repeats the reception's turn, and sleeps in between for as long as that
-says, or until the reception's bell rings. It is
+Model. One thread at a time takes a turn of the reception's, with a lock; between two turns it sleeps, without the lock,
+for as long as the turn said, or until the reception's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
   to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
-* the receiver's own *thread*, started with the first consumer: whenever no drain has the turns. On a store whose
-  writers don't take turns it always has them.
+* the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
+  Elsewhere while no drain does it.
 
-While drains follow each other quickly, the thread *stands by*: it looks every now and then whether one has had the
-turns since, and takes them itself if none has, as a callback works for long: acks are settled, and messages claimed,
-meanwhile. While a drain sleeps, the thread does, too, until it is *relieved*: the drain wakes.
+The thread is in one of three states. It *works*: takes turns, and sleeps between them. A drain that takes a turn sends
+it to *rest*, for as long as that drain waits; and for a moment longer, as the next drain mostly follows soon. If none
+does, since a callback works for long, it works again: acks are settled, and messages claimed, meanwhile. Or it has
+*ended*, as it was told to by :meth:`Receiver.stop` or :meth:`Receiver.abandon`.
 
-The thread ends when it is told to, or when the reception has failed; ``restart``, when the connection is established
-again, begins another one.
+Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
 
-* an exception out of a signal handler ends a drain in the middle of a turn: the next turn goes on with what that had in
-  hand, whichever thread takes it.
-* a turn fails in a drain: the drain raises the error, and the thread ends.
-* the connection is dropped: :meth:`Receiver.stop` returns what was waiting; what is being claimed goes back when it
-  arrives.
+What happens at each failure:
+
+* the store fails in a turn, or anything else does in one of the thread's: the reception has *failed*. The next drain
+  raises the error, and the thread sleeps until the connection is established again (:meth:`Receiver.restart`).
+* an exception out of a signal handler, or one that is not the store's, ends a drain in the middle of a turn: it comes
+  out of the drain as it is. The next turn goes on with what that one had in hand, in any thread. Should it fail in
+  the same way, the thread meets that, too.
+* an exception ends the thread (a signal handler's, where threads are greenlets): the reception has failed, and
+  ``restart`` begins another thread.
+* a turn of a drain's takes long, as another process has the write lock: the drain is late, by ``operation_timeout`` at
+  most, and for :data:`SPARED_S` the turns are the thread's.
+* the connection is closed by another thread: that waits for the turn that is under way, and no other one begins.
+* the connection is dropped: :meth:`Receiver.stop` waits for nothing, and returns what was waiting; what is being
+  claimed goes back when it arrives.
 * the connection is collected without having been closed: between two turns the thread refers to the receiver weakly, so
   it does not keep it alive; it ends when the finalizer calls :meth:`Receiver.abandon`.
 """
@@ -31,6 +40,7 @@ import threading
 import weakref
 from time import monotonic
 
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.locks import Turn, surely
 from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
@@ -39,14 +49,14 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
 
 __all__ = ["Receiver"]
 
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
-#: How often a thread that stands by looks, as a part of the time that an ack may wait, and in seconds at least.
-LOOKS_PER_ACK = 2
-SHORTEST_LOOK_S = 0.001
+#: How long the thread rests at least when a drain has ended, in seconds; as long as an ack waits, if that is longer.
+SHORTEST_REST_S = 0.001
 #: A drain whose turn takes longer than this leaves the turns to the thread for a while: the store's writers are slow
 #: just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
@@ -63,8 +73,8 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._cancels_wait = True
-        self._look_s = max(client.options.ack_delay_ms / 1000 / LOOKS_PER_ACK, SHORTEST_LOOK_S)
-        #: The thread whose drain has the turns, and until when none may take them.
+        self._rest_s = max(client.options.ack_delay_ms / 1000, SHORTEST_REST_S)
+        #: The thread whose drain takes a turn, and until when none may.
         self._driver = 0
         self._spared_until = float("-inf")
 
@@ -75,7 +85,8 @@ class Receiver:
 
     @property
     def running(self) -> bool:
-        return self.alive and not self._lookout.stopped
+        """Whether turns are taken."""
+        return self.alive and not (self._lookout.stopped or self.failed)
 
     @property
     def failed(self) -> bool:
@@ -110,18 +121,24 @@ class Receiver:
         """Go on after an error."""
         if self.failed and not self._lookout.stopped:
             self.reception.recover()
-            self._start()
+            if not self.alive:
+                self._start()
+            self._lookout.bell.ring()
 
     def stop(self, timeout_s: float) -> list[Lease]:
-        """End the thread, waiting for it at most ``timeout_s`` seconds. Returns what was waiting. Final."""
-        self._lookout.stop()
+        """End the thread and the turns, waiting for at most ``timeout_s`` seconds. Returns what was waiting. Final."""
+        lookout, deadline = self._lookout, monotonic() + timeout_s
+        first = not lookout.stopped
+        lookout.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
+        if first and self._driver != threading.get_ident():
+            lookout.turns.acquire(Turn(), deadline - monotonic())  # for good
         leases = self.reception.close()
         self.reception.arrived.close()
         if thread is None or not thread.is_alive():
-            self._lookout.close()
+            lookout.close()
         return leases
 
     def abandon(self) -> None:
@@ -148,95 +165,91 @@ class Receiver:
             self.running
             and self._client.engine.writers_take_turns
             and monotonic() >= self._spared_until
+            and not len(self._lookout.turns)
             and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
         )
 
     def _drive(self, turn: Turn, timeout_s: float | None) -> bool:
-        """Take one turn, and sleep for as long as it says. False if another thread has the turns."""
+        """Take one turn, and sleep for as long as it says. False if another thread was faster."""
         lookout, began = self._lookout, monotonic()
         if not lookout.turns.acquire(turn, 0):
             return False
         self._driver = threading.get_ident()
         lookout.begin_drive()
-        try:
-            pause_s = self.turn()
-        except _Ended:  # the next look raises the error, and the thread finds it
-            lookout.call_thread()
-            return True
+        # What else is raised, a signal handler may have: it is not the thread's business.
+        pause_s = self.turn((KombuFDBError, *CONNECTION_ERRORS))
+        self._pass_on(turn)
         took_s = monotonic() - began
         if took_s > SLOW_S:
             self._spared_until = began + took_s + SPARED_S
-        elif pause_s != 0:
+        elif pause_s != 0 and not self.failed:
             pauses = [each for each in (pause_s, None if timeout_s is None else timeout_s - took_s) if each is not None]
-            lookout.drain_sleeps = True
             wait_for((lookout.bell, self.reception.arrived), max(min(pauses), 0) if pauses else None)
         return True
 
-    def _end_drive(self, turn: Turn) -> None:
-        lookout = self._lookout
-        if lookout.turns.head is turn:
+    def _pass_on(self, turn: Turn) -> None:
+        if self._lookout.turns.head is turn:
             self._driver = 0
-            if lookout.drain_sleeps:
-                lookout.drain_sleeps = False
-                lookout.relief.ring()
-        lookout.turns.release(turn)
+        self._lookout.turns.release(turn)
+
+    def _end_drive(self, turn: Turn) -> None:
+        self._pass_on(turn)
+        self._lookout.end_drive(self._rest_s)
 
     def _start(self) -> None:
         self._thread = threading.Thread(
-            target=_serve, args=(weakref.ref(self), self._lookout, self._look_s), name="kombu-fdb-receiver", daemon=True
+            target=_serve, args=(weakref.ref(self), self._lookout), name="kombu-fdb-receiver", daemon=True
         )
         start(self._thread)
 
     def step(self) -> float | None:
-        """A turn of the thread's, unless a drain has the turns. Returns as :meth:`turn`, and raises ``_Ended``."""
-        if self.failed or self._thread is not threading.current_thread():
-            raise _Ended
+        """The thread's: a turn, unless a drain takes one. Returns for how long to sleep, None for ever."""
+        if self.failed:
+            self._lookout.bell.clear()  # as no turn does
+            return 0 if self.reception.error is None else None  # asked once more: ``restart`` may have rung just then
         turn, turns = Turn(), self._lookout.turns
-        return surely(lambda: self.turn() if turns.acquire(turn, 0) else 0, lambda: turns.release(turn))
+        return surely(lambda: self.turn() if turns.acquire(turn, self._rest_s) else 0, lambda: turns.release(turn))
 
-    def turn(self) -> float | None:
-        """Returns for how long to sleep, None for ever. Raises ``_Ended`` after an error."""
+    def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
         self._cancels_wait = True
         try:
             return self.reception.turn()
-        except Exception as error:  # the consumer's next drain raises it
+        except failures as error:  # the next drain raises it
+            self._lookout.leave()
             self.reception.fail(error)
-            raise _Ended from error
+            return None
+
+    def die(self, error: BaseException) -> None:
+        """The thread ends, though it was not told to."""
+        self._thread = None  # before: from then on it may be restarted
+        self.reception.fail(error)
 
 
-class _Ended(Exception):
-    """The thread has met an error."""
-
-
-def _serve(reference: weakref.ref[Receiver], lookout: Lookout, look_s: float) -> None:
+def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
     """The thread: holds the receiver during a step only, so that a connection nobody refers to is collected."""
     try:
         while not lookout.stopped:
-            if lookout.stand_by(look_s):
+            if lookout.rest():
                 continue
-            pause_s = _step(reference)
+            pause_s = _step(reference, lookout)
             # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
             if pause_s != 0 and not lookout.stopped:
                 lookout.sleep(pause_s)
-    except _Ended:
-        return  # its bell stays: the receiver may be restarted
     except BaseException as error:  # out of a signal handler, where threads are greenlets; or no memory is left
-        _fail(reference, error)
+        lookout.leave()
+        receiver = reference()
+        if receiver is not None:
+            receiver.die(error)
         if not isinstance(error, Exception):
             raise
-    finally:
-        lookout.leave()
+        return  # its bell stays: the receiver may be restarted
+    lookout.leave()
     lookout.close()
 
 
-def _fail(reference: weakref.ref[Receiver], error: BaseException) -> None:
-    receiver = reference()
-    if receiver is not None:
-        receiver.reception.fail(error)
-
-
-def _step(reference: weakref.ref[Receiver]) -> float | None:
+def _step(reference: weakref.ref[Receiver], lookout: Lookout) -> float | None:
     receiver = reference()
     if receiver is None:
-        raise _Ended
+        lookout.stop()
+        return 0
     return receiver.step()

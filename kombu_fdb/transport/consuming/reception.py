@@ -202,7 +202,7 @@ class Reception:
 
     def on_ack(self, pending: int, enough: int) -> None:
         """An ack was added to the client's list. The first starts the clock, many end the wait."""
-        if not self._lookout.sees_acks and (self._first_ack is None or pending >= min(enough, MANY_ACKS)):
+        if self._first_ack is None or pending >= min(enough, MANY_ACKS):
             self._lookout.bell.ring()
 
     def on_room(self) -> None:

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
+from kit.interruption import interrupt
 from kombu import Connection, Queue
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.primitives import locks, wakeup
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import transport as transports
-from kombu_fdb.transport.consuming import receiver
+from kombu_fdb.transport.consuming import lookout, receiver
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.receiver import Receiver
 
 
 def test_a_thread_that_is_stopped_while_its_turn_clears_the_bell_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookout = Lookout(Bell())
+    outlook = Lookout(Bell())
 
-    def turn(_: object) -> None:
-        lookout.bell.ring()
-        lookout.stop()  # by another thread: its ring adds nothing to the first
-        lookout.bell.clear()
+    def turn(*_: object) -> None:
+        outlook.bell.ring()
+        outlook.stop()  # by another thread: its ring adds nothing to the first
+        outlook.bell.clear()
 
     monkeypatch.setattr(receiver, "_step", turn)
-    thread = threading.Thread(target=receiver._serve, args=(None, lookout, 0.001), daemon=True)
+    thread = threading.Thread(target=receiver._serve, args=(None, outlook), daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
@@ -84,27 +87,65 @@ def consumer(
             yield connection, seen
 
 
+class TimeLimit(Exception):
+    """As Celery's soft one, which is no ``BaseException``."""
+
+
+def let_the_thread_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For ever, so that drains take all turns."""
+
+    def rest(self: Lookout) -> bool:
+        self.relief.clear()
+        return self.stopped or self.relief.wait(None)
+
+    monkeypatch.setattr(Lookout, "rest", rest)
+
+
 class TestADrain:
     """On a store whose writers take turns, a drain claims by itself."""
 
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TimeLimit, OSError])
     def test_that_a_signal_ends_raises_what_its_handler_raised(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException]
     ) -> None:
         """And the next one goes on."""
+        let_the_thread_rest(monkeypatch)
         with consumer(tmp_path) as (connection, seen):
             strike_once(monkeypatch, error)
-            monkeypatch.setattr(receiver, "_serve", lambda *_: None)
-            with pytest.raises(error):
+            with pytest.raises(error, match="out of nowhere"):
                 connection.drain_events(timeout=30)
             connection.drain_events(timeout=30)
             assert seen == [1]
 
-    def test_whose_turn_fails_raises_the_error_and_another_thread_is_started(
+    def test_that_ends_at_any_line_leaves_the_turns_to_the_thread(self, tmp_path: Path) -> None:
+        files = {str(each.__file__) for each in (receiver, lookout, locks)}
+        with consumer(tmp_path) as (connection, seen):
+            engine = connection.default_channel.engine
+            connection.drain_events(timeout=30)
+
+            def drain() -> None:
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.01)
+
+            where, line = "begin", 0
+            while where:
+                line += 1
+                where = interrupt(drain, line, files)
+                connection.Producer().publish(line, routing_key="q")
+                deadline = monotonic() + 30
+                while not engine.inspect.counts("q").leased:
+                    assert monotonic() < deadline, where
+                connection.drain_events(timeout=30)
+            assert seen == [1, *range(1, line + 1)]
+            assert line > 50
+
+    def test_whose_turn_fails_raises_the_error_and_the_thread_goes_on(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
+        """Were it another one, the first one's end would take back what the second one watches."""
         with consumer(tmp_path) as (connection, seen):
-            strike_once(monkeypatch, MemoryError)
+            strike_once(monkeypatch, StoreUnavailable)
+            thread = connection.transport.receiver._thread
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=30)
             connection.ensure_connection()
@@ -112,16 +153,68 @@ class TestADrain:
             connection.drain_events(timeout=30)
             assert seen == [1]
             assert connection.transport.receiver.running
+            assert connection.transport.receiver._thread is thread
+
+    def test_that_failed_lets_the_thread_sleep(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        with consumer(tmp_path) as (connection, _):
+            strike_once(monkeypatch, StoreUnavailable)
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=30)
+            bell = connection.transport.receiver._lookout.bell
+            bell.ring()
+            deadline = monotonic() + 30
+            while bell.wait(0):
+                assert monotonic() < deadline
+
+    def test_that_sleeps_does_not_keep_the_turns(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Where a signal handler drains as well, in the same thread."""
+        let_the_thread_rest(monkeypatch)
+        wait_for = wakeup.wait_for
+
+        def wait(bells: Any, timeout_s: float | None) -> bool:
+            monkeypatch.setattr(receiver, "wait_for", wait_for)
+            connection.Producer().publish(2, routing_key="q")
+            connection.drain_events(timeout=30)
+            return wait_for(bells, timeout_s)
+
+        with consumer(tmp_path) as (connection, seen):
+            connection.drain_events(timeout=30)
+            monkeypatch.setattr(receiver, "wait_for", wait)
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.01)
+            assert seen == [1, 2]
+
+    def test_that_takes_a_turn_is_waited_for_by_who_closes(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        let_the_thread_rest(monkeypatch)
+        waited = list[bool]()
+        turn = Receiver.turn
+
+        def close_meanwhile(self: Receiver, *failures: Any) -> float | None:
+            closer = threading.Thread(target=self.stop, args=(30,))
+            closer.start()
+            while closer.is_alive() and len(self._lookout.turns) < 2:
+                pass
+            waited.append(closer.is_alive())
+            monkeypatch.setattr(Receiver, "turn", turn)
+            return turn(self, *failures)
+
+        with consumer(tmp_path) as (connection, _):
+            monkeypatch.setattr(Receiver, "turn", close_meanwhile)
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.01)
+            assert waited == [True]
 
     def test_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """While drains follow each other the thread stands by; here, for ever."""
-        monkeypatch.setattr(receiver, "SHORTEST_LOOK_S", 1000.0)
+        monkeypatch.setattr(receiver, "SHORTEST_REST_S", 1000.0)
         drivers: list[threading.Thread] = []
         turn = Receiver.turn
 
-        def note(self: Receiver) -> float | None:
+        def note(self: Receiver, *failures: Any) -> float | None:
             drivers.append(threading.current_thread())
-            return turn(self)
+            return turn(self, *failures)
 
         monkeypatch.setattr(Receiver, "turn", note)
         with consumer(tmp_path) as (connection, seen):
@@ -157,9 +250,9 @@ class TestADrain:
         drivers: list[threading.Thread] = []
         turn = Receiver.turn
 
-        def note(self: Receiver) -> float | None:
+        def note(self: Receiver, *failures: Any) -> float | None:
             drivers.append(threading.current_thread())
-            return turn(self)
+            return turn(self, *failures)
 
         monkeypatch.setattr(Receiver, "turn", note)
         with consumer(tmp_path) as (connection, seen):
