@@ -20,17 +20,22 @@ from kombu.entity import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
 from celery_fdb import install
-from kit.celery_parity.situations import DELAY_S, SETTINGS
+from kit.celery_parity.situations import DELAY_S, SETTINGS, SITUATIONS
 
 FOLDER = Path(os.environ["PARITY_FOLDER"])
-QUEUE, DEAD = "situations", "dead"
+#: ``ASIDE``: of what no worker takes.
+ASIDE, DEAD = "aside", "dead"
+DEAD_LETTERS = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 
 app = Celery("parity", broker=os.environ["PARITY_BROKER"], backend=os.environ["PARITY_BACKEND"], set_as_current=False)
 app.conf.update(
     broker_transport_options=json.loads(os.environ["PARITY_OPTIONS"]),
     broker_connection_retry_on_startup=True,
-    task_default_queue=QUEUE,
-    task_queues=[Queue(QUEUE, queue_arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD})],
+    task_default_queue=os.environ.get("PARITY_QUEUE", ASIDE),
+    task_queues=[
+        *(Queue(name, queue_arguments=DEAD_LETTERS) for name in {each.scene: None for each in SITUATIONS}),
+        *(Queue(ASIDE), Queue(DEAD)),
+    ],
     worker_hijack_root_logger=False,
 )
 if os.environ["PARITY_INSTALLED"]:
@@ -91,7 +96,7 @@ def _listen(**_: Any) -> None:
         signals.task_revoked: by_request("revoked"),
         signals.task_unknown: lambda id=None, **_: note(id, "unknown"),  # noqa: A006 - Celery's
         signals.task_rejected: lambda message=None, **_: note(message.headers.get("id"), "rejected"),
-        signals.worker_shutting_down: lambda **_: note("worker", "shutting down"),
+        signals.worker_shutting_down: lambda sender=None, **_: note(sender, "shutting down"),
     }
     for each, receiver in heard.items():
         each.connect(receiver, weak=False)
@@ -352,13 +357,13 @@ def hold(task: Task, *_: Any) -> str:
     return "done"
 
 
-@app.task(bind=True, base=Noted, name="errback")
+@app.task(bind=True, base=Noted, name="errback", shared=False)
 def errback(task: Task, task_id: str) -> None:
     """Of the form that gets an id: it runs as a task of its own."""
     note(task_id, "errback")
 
 
-@app.task(bind=True, base=Noted, name="inline errback")
+@app.task(bind=True, base=Noted, name="inline errback", shared=False)
 def inline_errback(task: Task, request: Any, exc: Exception, traceback: Any) -> None:
     note(request.id, f"inline errback {type(exc).__name__}")
 
@@ -368,7 +373,7 @@ def _define(function: Callable[..., Any], name: str, options: dict[str, Any]) ->
         note(task.request.id, "run again" if task.request.delivery_info.get("redelivered") else "run")
         return function(task, *given)
 
-    app.task(run, bind=True, base=Noted, name=name, **options)
+    app.task(run, bind=True, base=Noted, name=name, shared=False, **options)
 
 
 for _function, _given in _behaviours:

@@ -59,7 +59,7 @@ def _peer(name: str, folder: Path) -> Iterator[Broker]:
         redis = stack.enter_context(bench.redis("everysec"))
         results = redis.url.removesuffix("/0") + "/1"
         if name == "redis":
-            yield Broker(name, redis.url, results, folder, {"visibility_timeout": 5})
+            yield Broker(name, redis.url, results, folder)
         else:
             server = stack.enter_context(bench.rabbitmq())[0]
             yield Broker(name, server.url, results, folder, {"confirm_publish": True})

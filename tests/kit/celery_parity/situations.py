@@ -41,6 +41,11 @@ class Situation:
         return "-".join(part for part in parts if part not in {"idle", "plain"})
 
     @property
+    def scene(self) -> str:
+        """Whose workers and queue it shares. A worker that may end by itself plays one situation."""
+        return self.name if self.ending == "fatal" else self.ending
+
+    @property
     def task(self) -> str:
         return f"{self.behaviour} {self.setting}"
 

@@ -1,9 +1,10 @@
 """All situations at one broker: published, run by real workers, and observed.
 
-No verdict is by time: a situation is over once as much has happened to it as is recorded; only what makes the
-recording waits until nothing happens any more. Then the worker is stopped, which gives back what it holds unsettled,
-and what is left in the queue and among the dead letters is read. A machine so slow that a task was due while it was to
-wait has not played the situation, and tells nothing of it.
+They are played in scenes, each with workers and a queue of its own. A scene is a generator that yields what it waits
+for, so a few of them go on side by side in one thread. No verdict is by time: a situation is over once as much has
+happened to it as is recorded; only what makes the recording waits until nothing happens any more. Then the worker is
+stopped, which gives back what it holds unsettled, and what is left in the queues and among the dead letters is read. A
+machine so slow that a task was due while it was to wait has not played the situation, and tells nothing of it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import chain, chord, group
-from kombu.entity import Queue
+from kombu.utils.json import loads
 
 from kit.celery_parity.situations import DELAY_S, SITUATIONS, Situation
 from kit.starter import Forked, Starter
@@ -35,9 +34,13 @@ DEADLINE_S = 120.0
 #: For the recording: how long nothing happens.
 QUIET_S = 15.0
 PROCESSES = 4
+#: Scenes at once: with more, a small machine is so slow that tasks are due before their worker has ended.
+SIDE_BY_SIDE = 4
 
 #: Of a situation, by the role that a task plays in it: its state, what happened to it how often, what is left of it.
 Observed = dict[str, dict[str, Any]]
+#: A scene, which yields what it waits for.
+Scene = Generator[Callable[[], bool]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Broker:
 
     @property
     def env(self) -> dict[str, str]:
+        """Of the stage; a worker's has the name of its queue as well."""
         return {
             **os.environ,
             "PARITY_BROKER": self.url,
@@ -81,6 +85,11 @@ class Stage:
         self.app = application.app
         self._expected = expected
         self._workers = 0
+        self._events = Events(broker.folder / "events")
+        #: Where what is called now goes.
+        self._queue = ""
+        #: How its worker has ended by itself, or that it has not, by the situation's name.
+        self._fates: dict[str, str] = {}
         #: What was not played, by name.
         self._missed: set[str] = set()
         #: The ids of tasks that take part, by situation. Some never run.
@@ -88,126 +97,153 @@ class Stage:
 
     def play(self) -> dict[str, Observed]:
         """What each situation came to, by its name, that was played."""
+        self.app.conf.task_routes = [lambda *_, **__: {"queue": self._queue}]
         with self.app.connection_for_write() as connection:
-            channel = connection.default_channel
-            for queue in (*self.app.conf.task_queues, Queue(self._application.DEAD)):
-                queue(channel).declare()
-        observed: dict[str, Observed] = {}
-        endings: dict[str, list[Situation]] = defaultdict(list)
+            for queue in self.app.conf.task_queues:
+                queue(connection.default_channel).declare()
+        scenes: dict[str, list[Situation]] = defaultdict(list)
         for situation in SITUATIONS:
-            endings[situation.ending].append(situation)
-        for ending, situations in endings.items():
-            if ending == "fatal":
-                for situation in situations:
-                    observed.update(self._fatal(situation))
-            else:
-                observed.update(self._idle(situations) if ending == "idle" else self._ended(ending, situations))
-        return {name: came_to for name, came_to in observed.items() if name not in self._missed}
+            scenes[situation.scene].append(situation)
+        with ExitStack() as workers:
+            self._side_by_side(self._scene(situations, workers) for situations in scenes.values())
+        return self._observed()
+
+    def _side_by_side(self, scenes: Iterable[Scene]) -> None:
+        """All scenes, ``SIDE_BY_SIDE`` at once."""
+        coming = iter(scenes)
+        waits: dict[Scene, tuple[Callable[[], bool], float]] = {}
+        while True:
+            while len(waits) < SIDE_BY_SIDE and (scene := next(coming, None)) is not None:
+                waits[scene] = (lambda: True), 0
+            if not waits:
+                return
+            self._events.read()
+            for scene, (is_over, deadline) in list(waits.items()):
+                if is_over():
+                    del waits[scene]
+                    if (condition := next(scene, None)) is not None:
+                        waits[scene] = condition, time.monotonic() + 2 * DEADLINE_S
+                else:
+                    assert time.monotonic() < deadline, f"{self.broker.name}: {scene} waited in vain"
+            time.sleep(0.01)
+
+    def _scene(self, situations: list[Situation], workers: ExitStack) -> Scene:
+        ending = situations[0].ending
+        if ending == "idle":
+            yield from self._idle(situations, workers)
+        elif ending == "fatal":
+            yield from self._fatal(situations, workers)
+        else:
+            yield from self._ended(ending, situations, workers)
+
+    def _start(self, situations: list[Situation], workers: ExitStack) -> Worker:
+        self._workers += 1
+        worker = Worker(self.broker, self._starter, f"w{self._workers}", situations[0].scene)
+        workers.callback(worker.kill)
+        return worker
 
     # -- the worker ends when all is done ------------------------------------------------------------------------------
 
-    def _idle(self, situations: list[Situation]) -> dict[str, Observed]:
-        with self._worker() as worker:
-            for situation in situations:
-                if situation.call in {"revoked_before", "chord_with_a_revoked_member"}:
-                    self._revoke(situation.id_of("member2" if "chord" in situation.call else "task"))
-                if situation.call == "revoked_by_a_stamp":
-                    self.app.control.revoke_by_stamped_headers({"parity": situation.name}, reply=True)
-                begun = time.monotonic()
-                self.call(situation)
-                if situation.call == "revoked_while_it_waits":
-                    self._revoke(situation.id_of())
-                    self._has_waited([situation], begun)
-                elif situation.call in {"terminated", "killed"}:
-                    self._until(partial(self._has, situation, "run"))
-                    number = "SIGTERM" if situation.call == "terminated" else "SIGKILL"
-                    self._revoke(situation.id_of(), terminate=True, signal=number)
-            self._settle(situations)
-            worker.end(signal.SIGTERM)
-        return self._observed(situations)
+    def _idle(self, situations: list[Situation], workers: ExitStack) -> Scene:
+        worker = self._start(situations, workers)
+        yield worker.is_ready
+        for situation in situations:
+            if situation.call in {"revoked_before", "chord_with_a_revoked_member"}:
+                self._revoke(worker, situation.id_of("member2" if "chord" in situation.call else "task"))
+            if situation.call == "revoked_by_a_stamp":
+                self.app.control.revoke_by_stamped_headers({"parity": situation.name})
+                self._answers(worker)
+            begun = time.monotonic()
+            self.call(situation)
+            if situation.call == "revoked_while_it_waits":
+                self._revoke(worker, situation.id_of())
+                self._has_waited([situation], begun)
+        for situation in situations:
+            if situation.call in {"terminated", "killed"}:
+                yield self._has([situation], "run")
+                number = "SIGTERM" if situation.call == "terminated" else "SIGKILL"
+                self._revoke(worker, situation.id_of(), terminate=True, signal=number)
+        yield self._settled(situations)
+        worker.send_signal(signal.SIGTERM)
+        yield worker.has_ended
 
-    def _revoke(self, task_id: str, **options: Any) -> None:
-        assert self.app.control.revoke(task_id, reply=True, timeout=DEADLINE_S, limit=1, **options)
+    def _revoke(self, worker: Worker, task_id: str, **options: Any) -> None:
+        """To all workers, as an application does; this one has done it when it answers what came after it."""
+        self.app.control.revoke(task_id, **options)
+        self._answers(worker)
+
+    def _answers(self, worker: Worker) -> None:
+        assert self.app.control.ping([worker.address], timeout=DEADLINE_S, limit=1)
 
     # -- the worker may end by itself ---------------------------------------------------------------------------------
 
-    def _fatal(self, situation: Situation) -> dict[str, Observed]:
-        with self._worker() as worker:
-            self.call(situation)
-            self._settle([situation], worker)
-            exit_code = worker.process.poll()
-            if exit_code is None:
-                worker.end(signal.SIGTERM)
-        observed = self._observed([situation])
-        state = "goes on" if exit_code is None else f"ends with {exit_code}"
-        observed[situation.name]["worker"] = {"state": state, "events": {}}
-        return observed
+    def _fatal(self, situations: list[Situation], workers: ExitStack) -> Scene:
+        [situation] = situations
+        worker = self._start(situations, workers)
+        yield worker.is_ready
+        self.call(situation)
+        yield self._settled(situations, worker)
+        exit_code = worker.process.poll()
+        self._fates[situation.name] = "goes on" if exit_code is None else f"ends with {exit_code}"
+        worker.send_signal(signal.SIGTERM)
+        yield worker.has_ended
 
     # -- the worker ends meanwhile -------------------------------------------------------------------------------------
 
-    def _ended(self, ending: str, situations: list[Situation]) -> dict[str, Observed]:
+    def _ended(self, ending: str, situations: list[Situation], workers: ExitStack) -> Scene:
         """Each process of the worker has one to do, and others wait for one, or for their time."""
         held = [each for each in situations if each.behaviour == "hold"]
         timed = [each for each in situations if each.behaviour == "retry_later" or each.call == "delayed"]
-        with self._worker() as worker:
-            begun = time.monotonic()
-            for situation in timed:
-                self.call(situation)
-            self._until(lambda: all(self._has(each, "retry") for each in timed if each.behaviour == "retry_later"))
-            for situation in held:
-                self.call(situation)
-            self._until(lambda: all(self._has(each, "run") for each in held))
-            waiting = [each for each in situations if each not in timed and each not in held]
-            for situation in waiting:
-                self.call(situation)
-            self._until(lambda: all(self._began(each) for each in waiting))
-            self._end(ending, worker, held)
+        waiting = [each for each in situations if each not in timed and each not in held]
+        worker = self._start(situations, workers)
+        yield worker.is_ready
+        begun = time.monotonic()
+        for situation in timed:
+            self.call(situation)
+        yield self._has([each for each in timed if each.behaviour == "retry_later"], "retry")
+        for situation in held:
+            self.call(situation)
+        yield self._has(held, "run")
+        for situation in waiting:
+            self.call(situation)
+        yield self._has(waiting, "received")
+        worker.send_signal({"warm": signal.SIGTERM, "cold": signal.SIGQUIT, "lost": signal.SIGKILL}[ending])
+        if ending == "warm":
+            yield lambda: bool(self._events.of[worker.address]["shutting down"])
+            self._allow(held)
+        yield worker.has_ended
         self._has_waited(timed, begun)
         if ending == "lost":
-            self._restore()
-        for situation in held:
-            self._allow(situation)
-        with self._worker() as worker:
-            self._settle(situations)
-            worker.end(signal.SIGTERM)
-        return self._observed(situations)
+            self._restore(situations[0].scene)
+        self._allow(held)
+        worker = self._start(situations, workers)
+        yield worker.is_ready
+        yield self._settled(situations)
+        worker.send_signal(signal.SIGTERM)
+        yield worker.has_ended
 
     def _has_waited(self, situations: list[Situation], begun: float) -> None:
         if time.monotonic() - begun >= DELAY_S:
             self._missed.update(each.name for each in situations)
 
-    def _end(self, ending: str, worker: Worker, held: list[Situation]) -> None:
-        if ending == "lost":
-            worker.kill()
-        elif ending == "cold":
-            worker.end(signal.SIGQUIT)
-        else:
-            before = self._events()["worker"]["shutting down"]
-            worker.process.send_signal(signal.SIGTERM)
-            self._until(lambda: self._events()["worker"]["shutting down"] > before)
-            for situation in held:
-                self._allow(situation)
-            worker.wait()
-
-    def _restore(self) -> None:
-        """On Redis a dead worker's messages come back by a timer alone, at which workers look every 100 s."""
+    def _restore(self, queue: str) -> None:
+        """What a dead worker held. On Redis it comes back by a timer alone: an hour later, at workers' next look."""
         if not self.broker.url.startswith("redis"):
             return
         with self.app.connection_for_read() as connection:
             channel = connection.default_channel
-            look, held = channel.qos.restore_visible, channel.unacked_index_key
-            self._until(lambda: look(interval=1) or not channel.client.zcard(held))
+            for tag, held in channel.client.hgetall(channel.unacked_key).items():
+                if loads(held)[2] == queue:
+                    channel.qos.restore_by_tag(tag)
 
-    def _allow(self, situation: Situation) -> None:
-        (self.broker.folder / f"allow-{situation.id_of()}").touch()
-
-    def _began(self, situation: Situation) -> bool:
-        roles = ("member1", "member2") if situation.call == "chord" else ("task",)
-        return all(self._has(situation, "received", role) for role in roles)
+    def _allow(self, situations: list[Situation]) -> None:
+        for situation in situations:
+            (self.broker.folder / f"allow-{situation.id_of()}").touch()
 
     # -- how a situation is called -------------------------------------------------------------------------------------
 
     def call(self, situation: Situation) -> None:
+        self._queue = situation.scene
         getattr(self, f"_call_{situation.call}")(situation)
 
     def _the(self, situation: Situation, role: str, task: str | None = None) -> Any:
@@ -245,7 +281,9 @@ class Stage:
         self._call_plain(situation, link_error=self._errback(situation))
 
     def _errback(self, situation: Situation) -> Any:
-        return self._the(situation, "errback", "errback")
+        """A worker that does not survive has no time for it, or just enough: so it stays in a queue."""
+        errback = self._the(situation, "errback", "errback")
+        return errback.set(queue=self._application.ASIDE) if situation.ending == "fatal" else errback
 
     def _call_link_error_inline(self, situation: Situation) -> None:
         self._call_plain(situation, link_error=self.app.signature("inline errback"))
@@ -324,67 +362,43 @@ class Stage:
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
-    def _events(self) -> dict[str, Counter[str]]:
-        """What happened so far, how often, by the task's id."""
-        events: dict[str, Counter[str]] = defaultdict(Counter)
-        try:
-            lines = (self.broker.folder / "events").read_text().splitlines()
-        except FileNotFoundError:
-            return events
-        for line in lines:
-            task_id, event = json.loads(line)
-            events[task_id][event] += 1
-        return events
+    def _has(self, situations: list[Situation], event: str) -> Callable[[], bool]:
+        """Whether it has happened to all."""
+        ids = {
+            each.id_of(role)
+            for each in situations
+            for role in (("member1", "member2") if each.call == "chord" else ("task",))
+        }
+        return lambda: all(self._events.of[task_id][event] for task_id in ids)
 
-    def _has(self, situation: Situation, event: str, role: str = "task") -> bool:
-        return bool(self._events()[situation.id_of(role)][event])
-
-    def _settle(self, situations: list[Situation], worker: Worker | None = None) -> None:
+    def _settled(self, situations: list[Situation], worker: Worker | None = None) -> Callable[[], bool]:
         """``worker``: one that may end by itself."""
         if self._expected is None:
-            self._until_quiet()
-            return
+            begun = time.monotonic()
+            return lambda: time.monotonic() - max(begun, self._events.latest) > QUIET_S
         left = list(situations)
         deadline = time.monotonic() + DEADLINE_S
 
-        def over() -> bool:
+        def is_over() -> bool:
             """What is not over in time is observed as it is."""
-            events = self._events()
-            left[:] = [
-                each for each in left if each.name not in self._missed and not self._came_to(each, events, worker)
-            ]
+            left[:] = [each for each in left if each.name not in self._missed and not self._came_to(each, worker)]
             return not left or time.monotonic() > deadline
 
-        self._until(over, DEADLINE_S + 1)
+        return is_over
 
-    def _came_to(self, situation: Situation, events: Mapping[str, Counter[str]], worker: Worker | None) -> bool:
+    def _came_to(self, situation: Situation, worker: Worker | None) -> bool:
         assert self._expected is not None
         expected = self._expected[situation.name]
-        return all(self._role_came_to(situation, role, facts, events, worker) for role, facts in expected.items())
+        return all(self._role_came_to(situation, role, facts, worker) for role, facts in expected.items())
 
-    def _role_came_to(
-        self, situation: Situation, role: str, facts: Any, events: Mapping[str, Counter[str]], worker: Worker | None
-    ) -> bool:
+    def _role_came_to(self, situation: Situation, role: str, facts: Any, worker: Worker | None) -> bool:
         if role == "worker":
             return worker is None or facts["state"] == "goes on" or worker.process.poll() is not None
         task_id = situation.id_of(role)
-        happened = events.get(task_id, Counter())
+        happened = self._events.of[task_id]
         return all(happened[event] >= number for event, number in facts["events"].items()) and (
             self._state(task_id) == facts["state"]
         )
-
-    def _until_quiet(self) -> None:
-        seen, since = 0, time.monotonic()
-        while time.monotonic() - since < QUIET_S:
-            if (size := (self.broker.folder / "events").stat().st_size) != seen:
-                seen, since = size, time.monotonic()
-            time.sleep(0.1)
-
-    def _until(self, condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.broker.name}: waited in vain"
-            time.sleep(0.02)
 
     def _state(self, task_id: str) -> str:
         result = self.app.AsyncResult(task_id)
@@ -394,14 +408,20 @@ class Stage:
         told = type(value).__name__ if isinstance(value, BaseException) else json.dumps(value)
         return f"{result.state} {told}"
 
-    def _observed(self, situations: list[Situation]) -> dict[str, Observed]:
-        events, left, dead = self._events(), self._left(), self._drained(self._application.DEAD)
-        observed: dict[str, Observed] = {each.name: {} for each in situations}
-        taking_part = {task_id for situation in situations for task_id in self._ids[situation.name]}
-        for task_id in {*taking_part, *events, *left, *dead}:
+    def _observed(self) -> dict[str, Observed]:
+        """When all workers have ended."""
+        self._events.read()
+        left, dead = self._left(), self._drained(self._application.DEAD)
+        played = [each for each in SITUATIONS if each.name not in self._missed]
+        observed: dict[str, Observed] = {each.name: {} for each in played}
+        for name, fate in self._fates.items():
+            observed[name]["worker"] = {"state": fate, "events": {}}
+        taking_part = {task_id for ids in self._ids.values() for task_id in ids}
+        for task_id in {*taking_part, *self._events.of, *left, *dead}:
             name, _, role = task_id.partition(".")
             if name in observed:
-                facts: dict[str, Any] = {"state": self._state(task_id), "events": dict(sorted(events[task_id].items()))}
+                happened = self._events.of[task_id]
+                facts: dict[str, Any] = {"state": self._state(task_id), "events": dict(sorted(happened.items()))}
                 facts |= {"left": left[task_id]} if left[task_id] else {}
                 facts |= {"dead": dead[task_id]} if dead[task_id] else {}
                 observed[name][role] = facts
@@ -409,17 +429,21 @@ class Stage:
 
     def _left(self) -> Counter[str]:
         """Delayed ones, too, which wait in the store with us."""
-        found = self._drained(self._application.QUEUE)
+        queues = [each.name for each in self.app.conf.task_queues if each.name != self._application.DEAD]
+        found: Counter[str] = Counter()
+        for queue in queues:
+            found.update(self._drained(queue))
         if self.broker.url.startswith("fdb"):
             from kombu_fdb import Broker as Ours
 
             with Ours.open(self.broker.url) as ours:
-                queue = ours.queue(self._application.QUEUE)
-                found.update(each.task_id for state in ("delayed", "leased") for each in queue.each(state))
+                for queue in queues:
+                    for state in ("delayed", "leased"):
+                        found.update(each.task_id for each in ours.queue(queue).each(state))
         return found
 
     def _drained(self, queue: str) -> Counter[str]:
-        """By the ids of tasks. It also empties it for those that come next."""
+        """By the ids of tasks."""
         found: Counter[str] = Counter()
         with self.app.connection_for_read() as connection:
             channel = connection.default_channel
@@ -428,43 +452,51 @@ class Stage:
                 channel.basic_ack(message.delivery_tag)
         return found
 
-    # -- workers -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _worker(self) -> Iterator[Worker]:
-        self._workers += 1
-        worker = Worker(self.broker, self._starter, f"w{self._workers}")
-        try:
-            self._until(worker.is_ready)
-            yield worker
-        finally:
-            worker.kill()
+class Events:
+    """What workers have noted."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._lines = path.open()
+        #: How often each has happened, by the task's id.
+        self.of: dict[str, Counter[str]] = defaultdict(Counter)
+        #: When the latest one was read.
+        self.latest = time.monotonic()
+
+    def read(self) -> None:
+        """A line is written at once, so none is read in part."""
+        for line in self._lines:
+            task_id, event = json.loads(line)
+            self.of[task_id][event] += 1
+            self.latest = time.monotonic()
 
 
 class Worker:
-    def __init__(self, broker: Broker, starter: Starter, name: str) -> None:
+    def __init__(self, broker: Broker, starter: Starter, name: str, queue: str) -> None:
         self._log = broker.folder / f"{broker.name}-{name}.log"
-        arguments = ["-A", "kit.celery_parity.application", "worker", "-n", f"{name}@parity", "-c", str(PROCESSES)]
+        self.address = f"{name}@parity"
+        arguments = ["-A", "kit.celery_parity.application", "worker", "-n", self.address, "-c", str(PROCESSES)]
         with self._log.open("w") as output:
-            arguments += ["-l", "INFO", "--without-mingle", "--without-gossip"]
-            self.process: Forked = starter.start(arguments, broker.env, broker.folder, output)
+            arguments += ["-Q", queue, "-l", "INFO", "--without-mingle", "--without-gossip"]
+            env = {**broker.env, "PARITY_QUEUE": queue}
+            self.process: Forked = starter.start(arguments, env, broker.folder, output)
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self._log.read_text()
         return "ready." in self._log.read_text()
 
-    def end(self, number: int) -> None:
-        self.process.send_signal(number)
-        self.wait()
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
-    def wait(self) -> None:
-        try:
-            self.process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the worker did not end:\n{self._log.read_text()[-5000:]}") from None
+    def send_signal(self, number: signal.Signals) -> None:
+        """SIGKILL is for all of its processes at once."""
+        if number == signal.SIGKILL:
+            self.kill()
+        else:
+            self.process.send_signal(number)
 
     def kill(self) -> None:
-        """All of its processes at once."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(10)
