@@ -39,7 +39,7 @@ from kombu_fdb.settings.location import (
     locate,
     parse_url,
 )
-from kombu_fdb.settings.options import Options, parse_options
+from kombu_fdb.settings.options import Options, parse_options, why_ignored
 from kombu_fdb.store.sqlite import files as sqlite_files
 
 __all__ = ["Finding", "examine", "main"]
@@ -243,7 +243,7 @@ def check_library() -> Findings:
     """The binding, the client library, and whether they are of one series."""
     binding = _version("foundationdb")
     if binding is None:
-        yield Finding("fail", "binding", "not installed", "pip install foundationdb")
+        yield Finding("fail", "binding", "not installed", "pip install 'foundationdb==7.3.*'")
         return
     yield Finding("ok", "binding", binding)
     series = _release(binding)[:2]
@@ -430,7 +430,11 @@ def examine(url: str, given: dict[str, Any], environ: dict[str, str]) -> Finding
         yield _failure("options", error)
         return
     patient = Patient(location, options, environ)
-    yield Finding("ok", "options", ", ".join(f"{name}={value!r}" for name, value in given.items()) or "defaults")
+    ignored = {name: why for name in given if (why := why_ignored(name)) is not None}
+    taken = ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in ignored)
+    yield Finding("ok", "options", taken or "defaults")
+    for name, why in ignored.items():
+        yield Finding("warn", "options", f"{name} does nothing here: {why}", f"Remove {name} from the options.")
     yield Finding("ok", "broker", str(location))
     yield from check_clock(patient)
     fatal = False

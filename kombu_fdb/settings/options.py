@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from kombu_fdb.errors import OptionError
 
-__all__ = ["LONGEST_NAMESPACE", "Options", "options_table", "parse_options"]
+__all__ = ["LONGEST_NAMESPACE", "Options", "options_table", "parse_options", "why_ignored"]
 
 logger = logging.getLogger(__name__)
 
@@ -307,15 +307,20 @@ _FOREIGN = frozenset(
     sentinel_kwargs sep socket_connect_timeout socket_keepalive socket_keepalive_options socket_settings
     socket_timeout ssl ssl_certfile ssl_keyfile ssl_skip_hostname_check ssl_trustfile store_processed
     supports_fanout topic_config unacked_index_key unacked_key unacked_mutex_expire unacked_mutex_key
-    unacked_restore_interval unacked_restore_limit unacked_restore_throttle use_notify wait_time_seconds
-    write_timeout
+    unacked_restore_interval unacked_restore_limit unacked_restore_throttle use_notify visibility_timeout
+    wait_time_seconds write_timeout
     """.split()  # noqa: SIM905 - fifty lines otherwise
 )
 
-_WHY_NO_VISIBILITY_TIMEOUT = (
-    "it is not needed: a worker keeps its messages for as long as it lives, however long the task, and they are "
-    "ready again within session_ttl plus one sweep after it dies"
-)
+_WHY_IGNORED = {
+    "visibility_timeout": (
+        "it is not needed: a worker keeps its messages for as long as it lives, however long the task, and they are "
+        "ready again within session_ttl plus one sweep after it dies"
+    ),
+    "priority_steps": (
+        "each priority is a step; 9 is the most urgent, and on Redis 0 is, as here with priority_order='redis'"
+    ),
+}
 
 
 def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> Options:
@@ -329,16 +334,21 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
     for name, value in (given or {}).items():
         if name in known:
             values[name] = value
-        elif name == "visibility_timeout":
-            _tell_once(name, _WHY_NO_VISIBILITY_TIMEOUT)
-        elif name in _FOREIGN:
-            _tell_once(name, "it is an option of another transport")
+        elif (why := why_ignored(name)) is not None:
+            _tell_once(name, why)
         elif name not in _KOMBU:
             raise _unknown(name, known)
     if "sweep_interval" not in values and _is_number(values.get("session_ttl")):
         # Whoever shortens the TTL alone means to shorten both.
         values["sweep_interval"] = min(_DEFAULT_SWEEP, max(values["session_ttl"] / (_LOOKS + 2), _SHORTEST_SWEEP))
     return Options(**values)
+
+
+def why_ignored(name: str) -> str | None:
+    """Of an option that another transport reads; None of any other."""
+    if name in _FOREIGN:
+        return _WHY_IGNORED.get(name, "it is an option of another transport")
+    return None
 
 
 def _is_number(value: Any) -> bool:

@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -130,6 +131,20 @@ def test_wrong_options_end_the_examination_with_the_advice():
     assert code == 1
     assert "-> Did you mean session_ttl?" in text
     assert "fail  options         unknown option (name='sesion_ttl', suggestion='session_ttl')" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("visibility_timeout", "not needed"), ("priority_steps", "priority_order='redis'"), ("sep", "another")],
+)
+def test_an_option_that_another_broker_reads_is_warned_of(tmp_path, name, why):
+    options = json.dumps({name: 7200, "session_ttl": 30})
+    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db", "--options", options)
+    assert code == 0
+    assert "ok    options         session_ttl=30\n" in text
+    [warning] = [line for line in text.splitlines() if line.startswith("warn  options ")]
+    assert f"{name} does nothing here" in warning
+    assert why in warning
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "3"])
