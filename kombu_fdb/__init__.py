@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kombu_fdb.api.queue import Queue as Queue
     from kombu_fdb.errors import AlreadySettled as AlreadySettled
     from kombu_fdb.errors import CapacityExceeded as CapacityExceeded
+    from kombu_fdb.errors import ClientUnusable as ClientUnusable
     from kombu_fdb.errors import CommitUnknown as CommitUnknown
     from kombu_fdb.errors import Conflict as Conflict
     from kombu_fdb.errors import ExchangeNotFound as ExchangeNotFound
@@ -55,10 +56,10 @@ _NAMES = {
     "api.job": ("Job",),
     "api.queue": ("Queue",),
     "errors": (
-        *("AlreadySettled", "CapacityExceeded", "CommitUnknown", "Conflict", "ExchangeNotFound", "ForkedError"),
-        *("FormatError", "InvalidArgument", "KombuFDBError", "LeaseLost", "LimitExceeded", "MessageTooLarge"),
-        *("NotEquivalent", "OptionError", "QueueError", "QueueNotFound", "SessionLost", "StoreError"),
-        *("StoreFull", "StoreUnavailable", "TransactionTooOld"),
+        *("AlreadySettled", "CapacityExceeded", "ClientUnusable", "CommitUnknown", "Conflict", "ExchangeNotFound"),
+        *("ForkedError", "FormatError", "InvalidArgument", "KombuFDBError", "LeaseLost", "LimitExceeded"),
+        *("MessageTooLarge", "NotEquivalent", "OptionError", "QueueError", "QueueNotFound", "SessionLost"),
+        *("StoreError", "StoreFull", "StoreUnavailable", "TransactionTooOld"),
     ),
     "model": (
         *("Death", "KeyCounts", "KeyLimits", "Listed", "Page", "Peeked", "QueueControl", "QueueCounts"),

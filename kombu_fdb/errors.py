@@ -11,6 +11,7 @@
     │   ├── CommitUnknown              committed or not, the store could not say: call again (below)
     │   ├── StoreUnavailable           unreachable, stalled, read-only, or closed: see ``fix``, call again later
     │   │   └── StoreFull              the disk has no space for this transaction: likewise
+    │   ├── ClientUnusable             FoundationDB's client is missing or unfit: install what ``fix`` says
     │   └── LimitExceeded              key, value or transaction over the store's limits: pass less at once
     ├── QueueError                     the store works, but this can't be done: see ``fix``
     │   ├── QueueNotFound              declare it, or name another one (AMQP 404)
@@ -41,6 +42,7 @@ from typing import Any
 __all__ = [
     "AlreadySettled",
     "CapacityExceeded",
+    "ClientUnusable",
     "CommitUnknown",
     "Conflict",
     "ExchangeNotFound",
@@ -160,6 +162,12 @@ class StoreUnavailable(StoreError):
     """The store can't be reached, did not answer within the deadline, or refuses writes."""
 
     text = "the store is not available"
+
+
+class ClientUnusable(StoreError):
+    """FoundationDB's binding or client library is missing, or they don't fit: calling again is no use."""
+
+    text = "the FoundationDB client can't be used"
 
 
 class StoreFull(StoreUnavailable):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.errors import ClientUnusable, StoreError, StoreUnavailable
 from kombu_fdb.primitives.locks import FairLock, Turn, surely
 
 __all__ = ["Attempt"]
@@ -42,7 +42,8 @@ class Attempt(Generic[T]):
         if found is not None:
             return found
         if self._failed is not None and self._failed is not before:
-            raise StoreUnavailable(self._failed.text, **self._failed.attributes) from self._failed
+            kind = ClientUnusable if isinstance(self._failed, ClientUnusable) else StoreUnavailable
+            raise kind(self._failed.text, **self._failed.attributes) from self._failed
         try:
             return work()
         except StoreError as error:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import ClientUnusable, StoreUnavailable
 from kombu_fdb.store.foundationdb.gevent import adapt
 
 __all__ = ["API_VERSION", "binding"]
@@ -67,7 +67,7 @@ _process = _Process()
 
 
 def binding() -> Any:
-    """The ``fdb`` module with its API version selected. Raises ``StoreUnavailable`` with the fix."""
+    """The ``fdb`` module with its API version selected. Raises ``ClientUnusable``, ``StoreUnavailable``."""
     with _process.lock:
         if _process.module is None or _is_dead():
             _process.module = _load()
@@ -89,7 +89,7 @@ def _load() -> ModuleType:
     _disarm()
     try:
         return _import_from(_copy_in_memory())
-    except StoreUnavailable:  # a system that runs no code from files in memory
+    except (ClientUnusable, StoreUnavailable):  # a system that runs no code from files in memory
         return _import_from(_copy_on_disk())
 
 
@@ -106,13 +106,15 @@ def _import() -> ModuleType:
         _select_api_version(fdb)
         adapt(sys.modules["fdb.impl"])
     except ImportError as error:
-        raise StoreUnavailable(
-            "the FoundationDB binding is not installed", reason=str(error), fix="Run `pip install foundationdb`"
+        raise ClientUnusable(
+            "the FoundationDB binding is not installed",
+            reason=str(error),
+            fix="Run `pip install 'foundationdb==7.3.*'`",
         ) from error
-    except StoreUnavailable:
+    except ClientUnusable:
         raise
     except Exception as error:  # the binding raises this very class when it finds no library
-        raise StoreUnavailable(
+        raise ClientUnusable(
             "the FoundationDB client library can't be loaded",
             reason=str(error),
             fix=f"Install the package foundationdb-clients of your cluster's version, which has libfdb_c ({CLIENTS})",
@@ -124,7 +126,7 @@ def _select_api_version(fdb: Any) -> None:
     by_application = fdb.is_api_version_selected()  # before us
     selected = fdb.get_api_version() if by_application else _select_newest(fdb)
     if selected < OLDEST_API_VERSION:
-        raise StoreUnavailable(
+        raise ClientUnusable(
             "the FoundationDB API version is too old",
             selected=selected,
             fix=f"Use {OLDEST_API_VERSION} or later: remove the fdb.api_version() call, or upgrade `foundationdb`",
@@ -144,12 +146,12 @@ def _select_newest(fdb: Any) -> int:
     raise _mismatch(fdb) from refused
 
 
-def _mismatch(fdb: Any) -> StoreUnavailable:
+def _mismatch(fdb: Any) -> ClientUnusable:
     """The binding is of a newer series than the library."""
     capi = sys.modules["fdb.impl"]._capi
     newest = int(capi.fdb_get_max_api_version())
     series = f"{newest // 100}.{newest // 10 % 10}"
-    return StoreUnavailable(
+    return ClientUnusable(
         "the FoundationDB binding and the client library don't match",
         binding=getattr(fdb, "LATEST_API_VERSION", "before 7.3"),
         library=newest,

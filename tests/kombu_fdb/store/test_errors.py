@@ -8,7 +8,9 @@ import re
 import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
+import textwrap
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +19,10 @@ import pytest
 from kit.processes import Program
 
 from kombu_fdb import doctor
-from kombu_fdb.errors import OptionError, StoreUnavailable
+from kombu_fdb.errors import ClientUnusable, OptionError, StoreUnavailable
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
 
 
 def open_and_fail(path: Path | str, match: str) -> None:
@@ -89,12 +92,12 @@ def test_a_closed_database(tmp_path: Path) -> None:
 
 OPEN = """
     import sys
-    from kombu_fdb.errors import StoreUnavailable
+    from kombu_fdb.errors import ClientUnusable, StoreUnavailable
     from kombu_fdb.store.foundationdb.database import FoundationDatabase
     try:
         FoundationDatabase.open(sys.argv[1], timeout_s=0.3)
-    except StoreUnavailable as error:
-        print(error)
+    except (ClientUnusable, StoreUnavailable) as error:
+        print(type(error).__name__, error)
 """
 
 
@@ -131,7 +134,43 @@ def test_a_missing_library(copied_binding: Path) -> None:
 def test_a_missing_binding(tmp_path: Path) -> None:
     (tmp_path / "fdb").mkdir()
     (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
-    assert "pip install foundationdb" in opened_with(tmp_path, "/nowhere")
+    assert "pip install 'foundationdb==7.3.*'" in opened_with(tmp_path, "/nowhere")
+
+
+def test_what_only_an_installation_mends_is_no_connection_error(tmp_path: Path) -> None:
+    """A worker connects again after those, a hundred times."""
+    (tmp_path / "fdb").mkdir()
+    (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
+    assert opened_with(tmp_path, "/nowhere").startswith("ClientUnusable ")
+    assert not issubclass(ClientUnusable, CONNECTION_ERRORS)
+
+
+WORKER = """
+    import sys
+    from celery import Celery
+    import kombu_fdb.transport
+    app = Celery(broker="fdb://test:1234@127.0.0.1:4500")
+    worker = app.Worker(pool="solo")
+    worker.start()
+    sys.exit(worker.exitcode)
+"""
+
+
+def test_a_worker_that_can_not_use_its_binding_ends_at_once_and_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "fdb").mkdir()
+    (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WORKER)],
+        check=False,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "pip install 'foundationdb==7.3.*'" in ended.stderr
+    assert "Trying again" not in ended.stderr
+    assert ended.returncode
 
 
 @pytest.mark.foundationdb
