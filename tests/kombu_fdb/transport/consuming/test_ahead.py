@@ -86,7 +86,7 @@ def test_slow_consumers_share_a_queue(connect: Callable[..., Connection], monkey
         for connection in connections:
             with contextlib.suppress(TimeoutError):
                 connection.drain_events(timeout=0)
-    assert min(map(len, received)) >= 6, [len(mine) for mine in received]
+    assert min(map(len, received)) >= 3, [len(mine) for mine in received]
 
 
 class TestSimpleQueue:
