@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from kombu.utils.url import maybe_sanitize_url
 
 from kombu_fdb import Broker, OptionError
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.settings.location import SCHEMES, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["absent", "broker_of", "open_existing", "urls_of"]
+__all__ = ["absent", "broker_of", "open_existing", "ours", "urls_of"]
 
 SET_IT = (
-    "Set its broker_url (in Django: CELERY_BROKER_URL, and import the app in the project's __init__.py), "
-    "or name a broker with --broker fdb+sqlite:////path/broker.db."
+    "Set the app's broker_url to fdb+sqlite:////path/broker.db or fdb:// (in Django: CELERY_BROKER_URL, and import the "
+    "app in the project's __init__.py, or name it in CELERY_FDB['APP']), or name a broker with --broker."
 )
 
 
 def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
-    """URL and options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    """URL and options: those that its workers consume from, where its queues are. Raises ``OptionError``."""
     options = dict(app.conf.broker_transport_options or {})
-    return _ours(app.conf.broker_read_url or app.conf.broker_url), options
+    return ours(app.conf.broker_read_url or app.conf.broker_url), options
 
 
 def absent(url: str, options: dict[str, Any]) -> str | None:
@@ -45,14 +46,17 @@ def open_existing(url: str, **options: Any) -> Broker:
     return Broker.open(url, **options)
 
 
-def _ours(configured: Any) -> str:
-    """The first URL of a failover list that is one of ours."""
+def ours(configured: Any) -> str:
+    """Of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
     urls = urls_of(configured)
     for url in urls:
         if url.partition("://")[0] in SCHEMES:
             return url
-    schemes = ", ".join(url.partition("://")[0] + "://" if "://" in url else "not a URL" for url in urls) or "not set"
-    raise OptionError("the app's broker is not a celery-fdb broker", broker_url=schemes, fix=SET_IT)
+    raise OptionError(
+        "the broker is not a celery-fdb broker" if urls else "the Celery app names no broker",
+        broker_url=[maybe_sanitize_url(url) for url in urls] or None,
+        fix=SET_IT,
+    )
 
 
 def urls_of(configured: Any) -> list[str]:

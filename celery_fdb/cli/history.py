@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 import click
 from rich.console import RenderableType
 
-from celery_fdb.cli.terminal import Answer, Run, age, clean, command, table
+from celery_fdb.cli.terminal import Answer, Run, clean, command, table
 from celery_fdb.cli.work import DURATION
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import STATES
 from celery_fdb.history.views.lives import Life, life_of
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
+from celery_fdb.inspection.moments import age
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 

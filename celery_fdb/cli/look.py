@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import click
 from rich.table import Table
 
-from celery_fdb.cli.terminal import Answer, Run, age, command, table
+from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.inspection.keys import find_keys
+from celery_fdb.inspection.moments import age
 from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
+from celery_fdb.inspection.sessions import heard_s, state_of
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.process.session_threads import BEATS
 
 __all__ = [
     "KEY_SPEEDS",
@@ -27,8 +29,7 @@ __all__ = [
     "summary",
 ]
 
-#: A session that has missed so many of its heartbeats is silent: dead, frozen, or away from its store.
-MISSED_BEATS = 2
+ENDED = "ended, its messages are being released"
 #: Column and event.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
 
@@ -153,33 +154,27 @@ def sessions(run: Run) -> Answer:
     """List the consumer processes, and how many messages each one holds."""
     overview = look(run.broker, held=True)
     found = overview.sessions
-    return Answer([dataclasses.asdict(each) for each in found], [session_table(found, heard_s(overview))])
+    return Answer(
+        [dataclasses.asdict(each) for each in found],
+        [session_table(found, {each.id: heard_s(overview, each) for each in found})],
+    )
 
 
-def heard_s(overview: Overview) -> dict[str, float]:
-    """How long ago each session was heard, in seconds, by its own wall clock and ours; of those that told a time."""
-    return {each.id: max(0.0, (overview.taken_ms - each.beat_ms) / 1000) for each in overview.sessions if each.beat_ms}
-
-
-def session_table(views: list[SessionView], heard_s: dict[str, float]) -> Table:
-    """``heard_s``: how long ago each was heard."""
+def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None]) -> Table:
+    """``quiet_s``: how long ago each was heard."""
     return table(
         "session host >pid program >leased >ttl >heard state queues",
         [
             (
                 *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                *(_heard(view, heard_s), _state(view, heard_s), ", ".join(view.queues)),
+                *(*_heard(view, quiet_s.get(view.id)), ", ".join(view.queues)),
             )
             for view in views
         ],
     )
 
 
-def _heard(view: SessionView, heard_s: dict[str, float]) -> str:
-    return f"{age(heard_s[view.id])} ago" if view.id in heard_s else ""
-
-
-def _state(view: SessionView, heard_s: dict[str, float]) -> str:
-    if not view.open:
-        return "ended, its messages are being released"
-    return "silent" if heard_s.get(view.id, 0.0) > view.ttl_s * MISSED_BEATS / BEATS else "alive"
+def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
+    """How long ago it was heard, and what that means."""
+    state = state_of(view, quiet_s)
+    return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state

@@ -20,7 +20,7 @@ from celery_fdb.cli.where import Where, check_text
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
-__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "age", "clean", "command", "in_json", "number", "table"]
+__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "clean", "command", "in_json", "number", "table"]
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
@@ -207,15 +207,3 @@ def number(value: Any) -> str:
 def clean(text: str) -> str:
     """Without control characters: a queue's or a task's name must not command somebody's terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)
-
-
-def age(seconds: float | None) -> str:
-    """Two units at most: ``4.2 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for size, unit, smaller_size, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} {seconds % size // smaller_size:.0f} {smaller}"
-    raise AssertionError

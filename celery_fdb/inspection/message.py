@@ -1,74 +1,255 @@
-"""A stored message as people may see it: what the queue knows, and the envelope's headers that name the task.
+"""A stored message as people may see it, on a page and in a terminal: what the queue knows, and its envelope's headers.
 
 The body is not looked at unless it was asked for. Then JSON and texts are shown as such, and of everything else, be it
-pickle or compressed, only kind and size: nothing stored in a broker is ever unpickled here. The headers ``argsrepr``
-and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere but in the body itself, secrets are
-masked (``masking.py``).
+pickle or compressed, only kind and size: nothing stored in a broker is ever unpickled, decompressed or decrypted here.
+The headers ``argsrepr`` and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere but in the body
+itself, secrets are masked (``masking.py``).
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
 
+from celery_fdb.inspection.moments import age, moment
+from kombu_fdb.engine.dead_letters.scan import error_of
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import NO_SESSION, Death, Delivery, Lease, Peeked
+from kombu_fdb.model import Death, Listed, Peeked, Spot
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
-from kombu_fdb.transport.encoding.envelope import open_delivery
+from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
-__all__ = ["body_of", "describe"]
+__all__ = ["Body", "MessageView", "describe", "view_of"]
 
-#: Headers of the body's content.
-OF_THE_BODY = ("argsrepr", "kwargsrepr")
-MOST_LEVELS = 100
-#: Headers shown as fields of their own.
+#: Headers that repeat a task's arguments.
+ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
+#: Headers that JSON shows as fields of their own.
 TASK_HEADERS = ("task", "eta", "expires", "retries")
+#: Properties of a delivery, from another writer.
+OF_A_DELIVERY = frozenset({"delivery_tag", "delivery_info"})
+MOST_LEVELS = 100
+#: Characters of a body that a page shows.
+LONGEST_BODY = 100_000
+
+
+class Body(NamedTuple):
+    """A body for reading: its text, or why it is not shown."""
+
+    text: str
+    refusal: str = ""
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """``now_ms``: when it is shown. Moments are in UTC: a page localises them.
+
+    ``spot``: where a page finds it; None for one that was found by its task. ``size``: of its payload, which may be
+    here with its beginning only.
+    """
+
+    message: Peeked
+    now_ms: int
+    #: None if it was not published through Kombu, or can't be read.
+    envelope: Envelope | None
+    size: int
+    priority: int
+    due_ms: int
+    spot: Spot | None = None
+
+    @property
+    def id(self) -> str:
+        """Celery's task id if it has one, else the queue's own."""
+        headers = self.envelope.headers if self.envelope else {}
+        return str(headers.get("id") or self.message.message_id.hex())
+
+    @property
+    def title(self) -> str:
+        """The task's name, or what else is known."""
+        if self.envelope is None:
+            return "(not published through Kombu)"
+        return str(self.envelope.headers.get("task") or self.envelope.content_type or "(message)")
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, (self.now_ms - self.message.published_ms) / 1000)
+
+    @property
+    def due_in_s(self) -> float | None:
+        return max(0.0, (self.due_ms - self.now_ms) / 1000) if self.due_ms else None
+
+    @property
+    def age(self) -> str:
+        return age(self.age_s)
+
+    @property
+    def due_in(self) -> str:
+        return age(self.due_in_s)
+
+    @property
+    def published(self) -> datetime:
+        return moment(self.message.published_ms)
+
+    @property
+    def expires(self) -> datetime | None:
+        return moment(self.message.expires_ms) if self.message.expires_ms else None
+
+    @property
+    def due(self) -> datetime | None:
+        return moment(self.due_ms) if self.due_ms else None
+
+    @property
+    def owner(self) -> str:
+        return self.message.owner.hex()
+
+    @property
+    def reason(self) -> str:
+        """Why it died last; "" if it never did."""
+        deaths = self.message.deaths
+        return deaths[0].reason if deaths else ""
+
+    @property
+    def died(self) -> str:
+        deaths = self.message.deaths
+        return age((self.now_ms - deaths[0].time_ms) / 1000) if deaths else ""
+
+    @property
+    def home(self) -> str:
+        """The queue it died in last."""
+        deaths = self.message.deaths
+        return deaths[0].queue if deaths else ""
+
+    @property
+    def error(self) -> str:
+        """The class of the exception that it died of last, or that its last attempt raised, without its module."""
+        return error_of(self.message).rpartition(".")[2]
+
+    @property
+    def deaths(self) -> list[dict[str, Any]]:
+        """The newest first. What ``celery_fdb.tasks.failures`` tells of a failed task has places of its own."""
+        return [_death(each) for each in self.message.deaths]
+
+    def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
+        """By name, for reading; secrets masked, and the arguments left out unless they may be seen."""
+        headers = {} if self.envelope is None else self.envelope.headers
+        hidden = frozenset() if with_arguments else ARGUMENT_HEADERS
+        return [
+            (name, "(shown with the body)" if name in hidden else _text_of(masked(name, value)))
+            for name, value in sorted(headers.items())
+            if value is not None
+        ]
+
+    def properties(self) -> list[tuple[str, str]]:
+        """Likewise."""
+        if self.envelope is None:
+            return []
+        facts: Mapping[str, Any] = {
+            **self.envelope.properties,
+            "content_type": self.envelope.content_type,
+            "content_encoding": self.envelope.content_encoding,
+            "exchange": self.envelope.exchange,
+            "routing_key": self.envelope.routing_key,
+        }
+        return [
+            (name, _text_of(masked(name, value))) for name, value in sorted(facts.items()) if value not in (None, "")
+        ]
+
+    def body(self) -> Body:
+        """Only for those who may see it, on a page."""
+        if self.envelope is None:
+            return Body("", "It was not published through Kombu, so the format of its bytes is unknown.")
+        refusal = _sealed(self.envelope)
+        if refusal:
+            return Body("", refusal)
+        kind, raw = self.envelope.content_type, self.envelope.body
+        try:
+            text = raw.decode()
+            if _is_json(kind):
+                text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return Body("", f"The body is not valid {kind}.")
+        return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
+
+    def as_json(self, *, body: bool = False) -> dict[str, Any]:
+        """All that may be shown, ready for JSON. Times in seconds since 1970; ``size`` in bytes.
+
+        ``body``: with headers, properties and the body itself, under ``content``.
+        """
+        message, headers = self.message, {} if self.envelope is None else self.envelope.headers
+        found: dict[str, Any] = {
+            "id": message.message_id.hex(),
+            "queue": message.queue,
+            "state": message.state,
+            "key": message.key,
+            "published": message.published_ms / 1000,
+            "age_s": self.age_s,
+            "due": self.due_ms / 1000 or None,
+            "due_in_s": self.due_in_s,
+            "expires_at": message.expires_ms / 1000 or None,
+            "redeliveries": message.redeliveries,
+            "size": self.size,
+            "owner": self.owner or None,
+            "task_id": message.task_id or headers.get("id"),
+            **{name: headers.get(name) for name in TASK_HEADERS},
+            "deaths": [_death_as_json(each) for each in message.deaths],
+        }
+        if body:
+            found["content"] = _content(message, self.envelope)
+        return found
+
+
+def view_of(found: Listed | Peeked, now_ms: int) -> MessageView:
+    """Of a message that was listed, or peeked at."""
+    message = found.message if isinstance(found, Listed) else found
+    try:
+        envelope = open_payload(message.payload)
+    except FormatError:
+        envelope = None
+    if isinstance(found, Listed):
+        return MessageView(message, now_ms, envelope, found.size, found.priority, found.due_ms, found.spot)
+    return MessageView(message, now_ms, envelope, len(message.payload), message.priority, message.due_ms)
 
 
 def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
-    """All that may be shown of ``message``, ready for JSON. Times in seconds since 1970; ``size`` in bytes.
-
-    ``body``: with headers, properties and the body itself, under ``content``.
-    """
-    now_s = SystemClock().wall_ms() / 1000
-    opened = _opened(message)
-    headers = {} if opened is None else opened["headers"]
-    due_s = message.due_ms / 1000 or None
-    found: dict[str, Any] = {
-        "id": message.message_id.hex(),
-        "queue": message.queue,
-        "state": message.state,
-        "key": message.key,
-        "published": message.published_ms / 1000,
-        "age_s": max(0.0, now_s - message.published_ms / 1000),
-        "due": due_s,
-        "due_in_s": None if due_s is None else max(0.0, due_s - now_s),
-        "expires_at": message.expires_ms / 1000 or None,
-        "redeliveries": message.redeliveries,
-        "size": len(message.payload),
-        "owner": message.owner.hex() or None,
-        "task_id": message.task_id or headers.get("id"),
-        **{name: headers.get(name) for name in TASK_HEADERS},
-        "deaths": [_death(each) for each in message.deaths],
-    }
-    if body:
-        found["content"] = _content(message, opened)
-    return found
+    """The message now, ready for JSON (:meth:`MessageView.as_json`)."""
+    return view_of(message, SystemClock().wall_ms()).as_json(body=body)
 
 
-def _opened(message: Peeked) -> dict[str, Any] | None:
-    """The envelope; None for a payload that has none, as the Python API stores them."""
-    nobody = Lease(NO_SESSION, 0)
-    try:
-        return open_delivery(
-            Delivery(nobody, message.queue, message.payload, message.message_id, message.redeliveries, (), ""), 0
-        )
-    except FormatError:
-        return None
+# -- deaths ------------------------------------------------------------------------------------------------------------
 
 
 def _death(death: Death) -> dict[str, Any]:
+    details = {name: masked(name, value) for name, value in death.details.items()}
+    error = ": ".join(str(part) for name in ("error_class", "error") if (part := details.pop(name, None)))
+    attempts = details.pop("attempts", None)
+    return {
+        "queue": death.queue,
+        "reason": death.reason,
+        "count": death.count,
+        "last": moment(death.time_ms),
+        "error": error,
+        "traceback": details.pop("traceback", ""),
+        "attempts": [_attempt(each) for each in attempts if isinstance(each, dict)]
+        if isinstance(attempts, list)
+        else [],
+        "others": sorted((name, value) for name, value in details.items() if name not in {"task", "task_id"}),
+    }
+
+
+def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
+    """``time`` is a moment, or None if it was told in another way."""
+    try:
+        at = datetime.fromisoformat(str(told.get("time")))
+        when = moment(at.timestamp() * 1000) if at.tzinfo else None
+    except ValueError:
+        when = None
+    return {"time": when, "error": told.get("error")}
+
+
+def _death_as_json(death: Death) -> dict[str, Any]:
     return {
         "queue": death.queue,
         "reason": death.reason,
@@ -80,32 +261,52 @@ def _death(death: Death) -> dict[str, Any]:
     }
 
 
-def _content(message: Peeked, opened: dict[str, Any] | None) -> dict[str, Any]:
-    if opened is None:
-        return {"content_type": None, "headers": {}, "properties": {}, "body": _text(message.payload)}
-    properties = {k: v for k, v in opened["properties"].items() if k not in {"delivery_tag", "delivery_info"}}
+# -- contents ----------------------------------------------------------------------------------------------------------
+
+
+def _content(message: Peeked, envelope: Envelope | None) -> dict[str, Any]:
+    if envelope is None:
+        return {"content_type": None, "headers": {}, "properties": {}, "body": _decoded(message.payload)}
+    properties = {name: value for name, value in envelope.properties.items() if name not in OF_A_DELIVERY}
     return {
-        "content_type": opened["content-type"],
-        "headers": {name: masked(name, value) for name, value in _shallow(opened["headers"]).items()},
+        "content_type": envelope.content_type,
+        "headers": {name: masked(name, value) for name, value in _shallow(envelope.headers).items()},
         "properties": {name: masked(name, value) for name, value in _shallow(properties).items()},
-        "body": body_of(opened),
+        "body": _body(envelope),
     }
 
 
-def body_of(opened: dict[str, Any]) -> Any:
+def _body(envelope: Envelope) -> Any:
     """JSON as data, text as text, of all else a line that says what it is."""
-    body, kind = opened["body"], opened["content-type"] or ""
-    if "compression" in opened["headers"]:
-        return f"<{len(body)} bytes of {kind}, compressed: {opened['headers']['compression']}>"
-    if kind == "application/json":
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            return _text(body)
-        return _text(body) if _is_deep(found) else found
-    if kind.startswith("text/"):
-        return _text(body)
-    return f"<{len(body)} bytes of {kind or 'an unknown kind'}>"
+    body, kind = envelope.body, envelope.content_type or "an unknown kind"
+    if _sealed(envelope):
+        compression = envelope.headers.get("compression")
+        return f"<{len(body)} bytes of {kind}{f', compressed: {compression}' if compression else ''}>"
+    if not _is_json(kind):
+        return _decoded(body)
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return _decoded(body)
+    return _decoded(body) if _is_deep(found) else found
+
+
+def _sealed(envelope: Envelope) -> str:
+    """Why its body is not looked into; "" for JSON and text."""
+    kind = envelope.content_type or ""
+    if envelope.headers.get("compression"):
+        return "The body is compressed."
+    if not _is_json(kind) and not kind.startswith("text/"):
+        return f"Its content type is {kind or 'unknown'}: only JSON and text are shown, and pickle is never loaded."
+    return ""
+
+
+def _is_json(kind: str | None) -> bool:
+    return kind == "application/json"
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _shallow(facts: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +324,7 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _text(body: bytes) -> str:
+def _decoded(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
 
@@ -21,16 +22,17 @@ def moment(ms: float) -> datetime:
     return datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
 
 
-def age(ms: float) -> str:
-    """Two units at most: "12 s", "3 min", "2 h 5 min", "4 d 1 h"."""
-    seconds = max(int(ms // 1000), 0)
-    parts = []
-    for unit, length in UNITS_S:
-        number, seconds = divmod(seconds, length)
-        parts.append((number, unit))
-    first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
-    shown = parts[first : first + 2] if first < 2 else parts[first : first + 1]
-    return " ".join(f"{number} {unit}" for number, unit in shown if number or unit == "s")
+def age(seconds: float | None, nothing: str = "") -> str:
+    """Two units at most: "4.2 s", "12 s", "3 min 5 s", "2 h", "3 d 4 h"; ``nothing`` for None."""
+    if seconds is None:
+        return nothing
+    if seconds < 60:
+        return f"{max(seconds, 0.0):.1f} s" if seconds < 9.95 else f"{int(seconds)} s"
+    for (unit, size), (smaller, smaller_size) in pairwise(UNITS_S):
+        if seconds >= size:
+            rest = int(seconds % size // smaller_size)
+            return f"{int(seconds // size)} {unit}{f' {rest} {smaller}' if rest else ''}"
+    raise AssertionError
 
 
 def seconds_of(text: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_fdb.inspection.overview import Overview, SessionView
 
-__all__ = ["heard_s", "silent"]
+__all__ = ["heard_s", "silent", "state_of"]
 
 
 def heard_s(seen: Overview, session: SessionView) -> float | None:
@@ -12,6 +12,12 @@ def heard_s(seen: Overview, session: SessionView) -> float | None:
     return max(0.0, (seen.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
 
 
+def state_of(session: SessionView, quiet_s: float | None) -> str:
+    """alive, ended, or silent: not heard for longer than its time to live, so that others get its messages."""
+    if not session.open:
+        return "ended"
+    return "silent" if (quiet_s or 0.0) > session.ttl_s else "alive"
+
+
 def silent(seen: Overview) -> list[SessionView]:
-    """Those that live by their own account, and were not heard for longer than their time to live."""
-    return [each for each in seen.sessions if each.open and (heard_s(seen, each) or 0.0) > each.ttl_s]
+    return [each for each in seen.sessions if state_of(each, heard_s(seen, each)) == "silent"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import QueueView
-from celery_fdb.inspection.row import Row
 from celery_fdb.operations import cancelling, dead_letters, editing, limiting, queues, rescheduling
 from celery_fdb.operations.deed import Deed
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -161,23 +161,23 @@ _ON_MESSAGES = (
 DEEDS = {each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES)}
 
 
-def offered(queue: str, rows: Sequence[Row]) -> list[Deed]:
+def offered(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
     """For messages that are selected, all in one state.
 
     Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
     at another moment unless a worker holds them.
     """
-    states = {row.spot.state for row in rows}
+    states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
         return _named("replay", "edit", "discard")
-    has_strangers = any(row.home not in ("", queue) and row.spot.state == "ready" for row in rows)
+    has_strangers = any(row.home not in ("", queue) and row.message.state == "ready" for row in rows)
     due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
     return _named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
 
 
-def offered_on_all(queue: str, rows: Sequence[Row]) -> list[Deed]:
+def offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
     """For all messages of the queue in the state of the rows, or all that match a filter."""
-    states = {row.spot.state for row in rows}
+    states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX):
         return _named("replay_all", "discard_all") if states == {"ready"} else []
     return _named("cancel_all") if states and "leased" not in states else []

@@ -22,8 +22,8 @@ from celery import Celery
 from celery_fdb.inspection.dead_letters.groups import died_elsewhere
 from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.filters import FIELDS, Filter
+from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.row import row_of
 from celery_fdb.operations import asked
 from celery_fdb.operations.asked import Asked, messages_of
 from celery_fdb.operations.audit import Audit
@@ -326,5 +326,5 @@ def names_of(broker: Broker, queue: str, spots: Sequence[Spot]) -> dict[bytes, s
     """Task and id of the messages that are still there, by message id."""
     now_ms = SystemClock().wall_ms()
     seen = [broker.queue(queue).at(each) for each in spots]
-    rows = [row_of(each, now_ms) for each in seen if each is not None]
-    return {row.spot.message_id: f"{row.title} {row.id}" for row in rows}
+    rows = [view_of(each, now_ms) for each in seen if each is not None]
+    return {row.message.message_id: f"{row.title} {row.id}" for row in rows}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from celery_fdb.inspection.moments import moment
+from celery_fdb.inspection.moments import age, moment
 from celery_fdb.operations.deed import carried
 from kombu_fdb.primitives.masking import masked_text, plain
 
@@ -36,7 +36,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "age_s": age_s, "took": took, "rate": rate, "clock": clock}
+    made.filters |= {
+        "number": number,
+        "age_s": partial(age, nothing=NOTHING),
+        "took": took,
+        "rate": rate,
+        "clock": clock,
+    }
     made.globals["carried"] = carried
     made.filters |= {"tone": tone, "masked": masked_text, "moment": moment_of, "plain": plain}
     return made
@@ -72,21 +78,6 @@ def rate(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or value == 0 else f"{value:.2g}"
 
 
-def age_s(seconds: float | None) -> str:
-    """Two units at most; a dash for none."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    for size, unit, smaller_size, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = int(seconds % size // smaller_size)
-            return f"{seconds // size:.0f} {unit}" + (f" {rest} {smaller}" if rest else "")
-    raise AssertionError
-
-
 def moment_of(seconds: float) -> datetime:
     """Seconds since 1970."""
     return moment(seconds * 1000)
@@ -103,7 +94,7 @@ def took(seconds: float | None) -> str:
         return NOTHING
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 60 else age_s(seconds)
+    return f"{seconds:.3g} s" if seconds < 60 else age(seconds)
 
 
 def tone(state: str) -> str:

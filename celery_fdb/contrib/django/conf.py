@@ -15,11 +15,9 @@ from typing import Any
 
 from celery import Celery, current_app
 from django.conf import settings as django_settings
-from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.brokers.address import urls_of
+from celery_fdb.brokers import address
 from kombu_fdb.errors import OptionError
-from kombu_fdb.settings.location import SCHEMES
 
 __all__ = ["NAME", "RUN", "Settings", "app_of_broker", "broker_of", "celery_app", "read"]
 
@@ -118,21 +116,8 @@ def app_of_broker(settings: Settings) -> Celery | None:
 
 
 def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The broker's URL and options: of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    """The broker's URL and options. Raises ``OptionError``."""
     if settings.broker_url is not None:
-        return _ours([settings.broker_url]), dict(settings.options)
-    conf = celery_app(settings).conf
-    configured = conf.broker_write_url or conf.broker_url
-    return _ours(urls_of(configured)), {**(conf.broker_transport_options or {}), **settings.options}
-
-
-def _ours(urls: list[str]) -> str:
-    for url in urls:
-        if url.partition("://")[0] in SCHEMES:
-            return url
-    raise OptionError(
-        "the broker is not a celery-fdb broker" if urls else "the Celery app names no broker",
-        broker_url=[maybe_sanitize_url(url) for url in urls] or None,
-        fix="Set CELERY_BROKER_URL to fdb+sqlite:////path/broker.db or fdb://, and import the Celery app in the "
-        f"project's __init__.py; or name the app in {NAME}['APP'].",
-    )
+        return address.ours(settings.broker_url), dict(settings.options)
+    url, options = address.broker_of(celery_app(settings))
+    return url, {**options, **settings.options}

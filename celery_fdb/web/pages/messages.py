@@ -12,7 +12,7 @@ from typing import get_args
 from starlette.responses import Response
 
 from celery_fdb.inspection.filters import FIELDS, Filter
-from celery_fdb.inspection.row import body_of, row_of
+from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.search import Scope, search
 from celery_fdb.operations.catalogue import offered, offered_on_all
 from celery_fdb.operations.deed import Deed
@@ -34,7 +34,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
     size = visit.settings.page_size
     found = search(broker, Scope(name, state, reverse), wanted, size, _after(visit))
     now_ms = visit.settings.clock.wall_ms()
-    rows = [row_of(each, now_ms) for each in found.messages]
+    rows = [view_of(each, now_ms) for each in found.messages]
     kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}
     return visit.page(
         "messages",
@@ -60,7 +60,7 @@ def message(visit: Visit, broker: Broker) -> Response:
     listed = broker.queue(name).at(spot)
     if listed is None:
         raise NotThere("The message is no longer here: a worker took it, or somebody moved or deleted it.")
-    row = row_of(listed, visit.settings.clock.wall_ms())
+    row = view_of(listed, visit.settings.clock.wall_ms())
     asked = visit.may_see_bodies and bool(visit.asked("body"))
     return visit.page(
         "message",
@@ -69,7 +69,7 @@ def message(visit: Visit, broker: Broker) -> Response:
         row=row,
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
-        body=body_of(row) if asked else None,
+        body=row.body() if asked else None,
         deeds=allowed(visit, offered(name, [row])),
     )
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import SessionView, is_internal, look
-from celery_fdb.inspection.sessions import heard_s, silent
+from celery_fdb.inspection.sessions import heard_s, state_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -17,7 +17,10 @@ __all__ = ["sessions"]
 class Row(NamedTuple):
     view: SessionView
     age_s: float | None
-    is_silent: bool
+
+    @property
+    def state(self) -> str:
+        return state_of(self.view, self.age_s)
 
     @property
     def queues(self) -> list[str]:
@@ -27,7 +30,6 @@ class Row(NamedTuple):
 def sessions(visit: Visit, broker: Broker) -> Response:
     """The silent ones first."""
     seen = look(broker, queues=(), held=True)
-    quiet = {each.id for each in silent(seen)}
-    rows = [Row(each, heard_s(seen, each), each.id in quiet) for each in seen.sessions]
-    rows.sort(key=lambda row: (not row.is_silent, row.view.host, row.view.pid or 0))
+    rows = [Row(each, heard_s(seen, each)) for each in seen.sessions]
+    rows.sort(key=lambda row: (row.state != "silent", row.view.host, row.view.pid or 0))
     return visit.page("sessions", sessions=rows, asides=seen.asides)

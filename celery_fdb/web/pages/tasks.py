@@ -13,7 +13,7 @@ from celery_fdb.history.views.lives import Life, TaskUnknown, life_of
 from celery_fdb.history.views.opening import HistoryOff
 from celery_fdb.history.views.runs import RunsPage, active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
-from celery_fdb.inspection.row import row_of
+from celery_fdb.inspection.message import view_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
@@ -57,7 +57,7 @@ def task(visit: Visit, broker: Broker) -> Response:
     task_id = visit.asked("id").strip()
     life = _life(visit, broker, task_id) if task_id else None
     now_ms = visit.settings.clock.wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    rows = [view_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     return visit.page("task", id=task_id, life=life, rows=rows, most=MOST_OF_TASK)
 
 

@@ -10,8 +10,7 @@
   const number = new Intl.NumberFormat("en", { useGrouping: true });
   const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
   const age = (seconds) => {
-    if (seconds < 10) { return `${seconds.toFixed(1)} s`; }
-    if (seconds < 60) { return `${seconds.toFixed(0)} s`; }
+    if (seconds < 60) { return seconds < 9.95 ? `${seconds.toFixed(1)} s` : `${Math.floor(seconds)} s`; }
     for (const [unit, size, smaller, smallerSize] of units) {
       if (seconds >= size) {
         const rest = Math.floor((seconds % size) / smallerSize);

@@ -11,10 +11,9 @@ from kit.conformance.invariants import check_counts, check_whereabouts
 from kombu import Connection
 
 from celery_fdb.cli import HOMES, fdb
-from celery_fdb.cli.look import _state
-from celery_fdb.cli.look import heard_s as heard_s_of
-from celery_fdb.cli.terminal import age, clean, in_json
-from celery_fdb.inspection.overview import Overview, SessionView
+from celery_fdb.cli.terminal import clean, in_json
+from celery_fdb.inspection.overview import SessionView, look
+from celery_fdb.inspection.sessions import silent, state_of
 from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.model import KeyLimits
 
@@ -108,15 +107,27 @@ def test_sessions_show_who_holds_what(run, broker):
     assert " s ago" in shown, "when it was heard"
 
 
-@pytest.mark.parametrize(
-    ("heard_s", "state"), [(0.0, "alive"), (9.0, "alive"), (11.0, "silent"), (86.0, "silent"), (None, "alive")]
-)
-def test_a_session_whose_heartbeats_fail_to_come_is_silent(heard_s, state):
-    """Six are due in its TTL; a process that was killed is no live one until it is swept."""
-    view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"], beat_ms=1_000_000)
-    overview = Overview(1_000_000 + int((heard_s or 0) * 1000), "", [], [view])
-    assert _state(view, heard_s_of(overview) if heard_s is not None else {}) == state
-    assert _state(dataclasses.replace(view, open=False), {}) == "ended, its messages are being released"
+def test_a_session_that_was_not_heard_for_its_ttl_is_silent_everywhere(run, broker, monkeypatch):
+    broker.queue("jobs").put("x")
+    broker.queue("jobs").take(0)
+    assert " alive " in run("sessions").out
+    told = broker.inspect.sessions
+
+    def late(**options):
+        return [
+            dataclasses.replace(each, beat_ms=each.beat_ms - int(each.ttl_s * 1000) - 1000) for each in told(**options)
+        ]
+
+    monkeypatch.setattr(type(broker.inspect), "sessions", lambda _, **options: late(**options))
+    assert " silent " in run("sessions").out
+    assert len(silent(look(broker))) == 1
+
+
+@pytest.mark.parametrize(("quiet_s", "state"), [(0.0, "alive"), (29.0, "alive"), (31.0, "silent"), (None, "alive")])
+def test_a_session_that_was_not_heard_for_its_ttl_is_silent(quiet_s, state):
+    view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"])
+    assert state_of(view, quiet_s) == state
+    assert state_of(dataclasses.replace(view, open=False), quiet_s) == "ended"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):
@@ -715,21 +726,6 @@ def test_every_command_has_json_and_help_and_names_its_broker(run):
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""),
-        (4.24, "4.2 s"),
-        (185, "3 min 5 s"),
-        (7800, "2 h 10 min"),
-        (273_600, "3 d 4 h"),
-        (86_399, "23 h 59 min"),
-    ],
-)
-def test_ages_in_two_units(seconds, text):
-    assert age(seconds) == text
 
 
 def test_control_characters_are_replaced():

@@ -12,8 +12,20 @@ def test_moments_that_no_calendar_has(ms: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "told"),
-    [(0, "0 s"), (59_999, "59 s"), (60_000, "1 min"), (7_500_000, "2 h 5 min"), (349_200_000, "4 d 1 h"), (-5, "0 s")],
+    ("seconds", "told"),
+    [
+        (None, ""),
+        (-5, "0.0 s"),
+        (0, "0.0 s"),
+        (4.24, "4.2 s"),
+        (9.96, "9 s"),
+        (59.999, "59 s"),
+        (60, "1 min"),
+        (185, "3 min 5 s"),
+        (7_500, "2 h 5 min"),
+        (86_399, "23 h 59 min"),
+        (349_200, "4 d 1 h"),
+    ],
 )
-def test_an_age_has_two_units_at_most(ms: float, told: str) -> None:
-    assert age(ms) == told
+def test_an_age_has_two_units_at_most(seconds: float | None, told: str) -> None:
+    assert age(seconds) == told

@@ -17,8 +17,8 @@ from kombu import Consumer
 from celery_fdb.inspection.dead_letters.groups import group, group_all
 from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.filters import Cause, Filter
+from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.row import row_of
 from celery_fdb.operations import asked as asked_
 from celery_fdb.operations import parts, queues
 from celery_fdb.operations.asked import AskedAnew
@@ -52,7 +52,7 @@ def receive(app: Celery, queue: str) -> Any:
 def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
     listed = broker.queue(queue).at(spot)
     assert listed is not None
-    row = row_of(listed, 0)
+    row = view_of(listed, 0)
     assert row.envelope is not None
     return row.envelope.headers
 
@@ -96,7 +96,7 @@ def test_reschedule(app: Celery, broker: Broker, do: Do, spots: Do, due: str) ->
         at = datetime.fromtimestamp(listed.due_ms / 1000, UTC)
         wanted = datetime.fromisoformat(expected[due]) if due in expected else before + timedelta(hours=2)
         assert abs((at - wanted).total_seconds()) < 60
-    of_task = next(each for each in spots("delayed") if row_of(broker.queue("q").at(each), 0).envelope)
+    of_task = next(each for each in spots("delayed") if view_of(broker.queue("q").at(each), 0).envelope)
     assert abs((datetime.fromisoformat(headers(broker, of_task)["eta"]) - at).total_seconds()) < 60
 
 
@@ -226,7 +226,7 @@ def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: D
     outcome = do("replay_all", "q.dead", fields=wanted.fields())
     assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task='shop.pay'")
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
-    assert {row_of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
+    assert {view_of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
 
 
 HOSTILE = ("shop.pay ", "shop.pay\u00a0", "shop.*", "*", "-", "pay", 'a", "b', "", "shop.pay\r\n")

@@ -41,7 +41,7 @@ def dead_letters(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpR
             {
                 "view": each,
                 "homes": ", ".join(sorted(homes[each.name])),
-                "oldest": "" if each.oldest_age_s is None else age(each.oldest_age_s * 1000),
+                "oldest": age(each.oldest_age_s),
                 "url": url_of(site, "messages", each.name),
                 "groups": url_of(site, "groups", each.name),
             }

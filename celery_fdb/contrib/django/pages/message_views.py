@@ -23,7 +23,7 @@ from celery_fdb.contrib.django.pages.page import (
     spot_of,
     urls_of,
 )
-from celery_fdb.inspection.row import body_of, row_of
+from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.search import Scope, search
 from celery_fdb.operations.catalogue import offered, offered_on_all
 from kombu_fdb import Broker
@@ -43,7 +43,7 @@ def queue_messages(request: HttpRequest, site: AdminSite, broker: Broker, *, nam
     state, reverse, wanted = _state(request), request.GET.get("order") == "newest", filter_of(request.GET)
     found = search(broker, Scope(name, state, reverse), wanted, conf.read().page_size, _after(request))
     now_ms = SystemClock().wall_ms()
-    rows = [row_of(each, now_ms) for each in found.messages]
+    rows = [view_of(each, now_ms) for each in found.messages]
     counts = broker.queue(name).stats()
     kept = {"state": state, **wanted.fields(), **({"order": "newest"} if reverse else {})}
     is_dead = name.endswith(DEAD_SUFFIX)
@@ -93,7 +93,7 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
         return render(
             request, site, "moved", model, {"title": "The message is no longer here", **urls_of(site, name)}, status=404
         )
-    row = row_of(listed, SystemClock().wall_ms())
+    row = view_of(listed, SystemClock().wall_ms())
     may_see = may_see_bodies(request)
     asked = may_see and "body" in request.GET
     context = {
@@ -103,7 +103,7 @@ def message(request: HttpRequest, site: AdminSite, broker: Broker, *, name: str,
         "headers": row.headers(with_arguments=asked),
         "properties": row.properties(),
         "may_see_body": may_see,
-        "body": body_of(row) if asked else None,
+        "body": row.body() if asked else None,
         "is_dead": is_dead,
         "actions": allowed(request, offered(name, [row])),
         **urls_of(site, name),
@@ -116,10 +116,10 @@ def find(request: HttpRequest, site: AdminSite, broker: Broker) -> HttpResponse:
     """A task's messages, wherever they are; what is read does not grow with the store."""
     task_id = request.GET.get("id", "").strip()
     now_ms = SystemClock().wall_ms()
-    rows = [row_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    rows = [view_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     context = {
         "title": "Find a task",
         "subtitle": task_id,
-        "rows": [{"row": row, "url": message_url(site, row.listed.message.queue, row.spot)} for row in rows],
+        "rows": [{"row": row, "url": message_url(site, row.message.queue, row.spot)} for row in rows],
     }
     return render(request, site, "found", Queue, context)

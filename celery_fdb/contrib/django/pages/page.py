@@ -162,7 +162,7 @@ def url_of(site: AdminSite, view: str, name: str) -> str:
     return reverse(f"admin:celery_fdb_queue_{view}", args=(_quoted(name),), current_app=site.name)
 
 
-def message_url(site: AdminSite, name: str, spot: Spot) -> str:
+def message_url(site: AdminSite, name: str, spot: Spot | None) -> str:
     return reverse("admin:celery_fdb_queue_message", args=(_quoted(name), str(spot)), current_app=site.name)
 
 

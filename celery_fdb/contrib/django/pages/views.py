@@ -65,7 +65,7 @@ def _counters(view: overview.QueueView) -> dict[str, int | str]:
 
 
 def _age(seconds: float | None) -> str:
-    return "" if seconds is None else age(seconds * 1000)
+    return age(seconds)
 
 
 @page()

@@ -231,7 +231,7 @@ def test_a_task_is_found_by_its_id(app: Celery, broker: Broker, viewer: Any) -> 
     send(app, 2)
     task_id = app.send_task("shop.charge", countdown=3600, headers={"fair_key": "acme"}).id
     page = get(viewer, at("queue_find"), id=f" {task_id} ")
-    assert re.search(r"shop\.charge celery delayed acme \d+ \w+ ago", page), page
+    assert re.search(r"shop\.charge celery delayed acme [\d.]+ \w+ ago", page), page
     assert "no message of this task" in get(viewer, at("queue_find"), id="nobody's")
     assert "no message of this task" in get(viewer, at("queue_find"))
 
@@ -243,14 +243,14 @@ def test_sessions(broker: Broker, viewer: Any) -> None:
     assert "No process consumes" in get(viewer, at("session_changelist"))
     broker.queue("q").take(timeout=10)
     page = get(viewer, at("session_changelist"))
-    assert re.search(rf"{os.getpid()} \S+ \d+ \w+ ago \S+ 30 s 1 ", page), page
+    assert re.search(rf"{os.getpid()} \S+ [\d.]+ \w+ ago \S+ 30 s 1 ", page), page
 
 
 def test_dead_letters_with_their_history(app: Celery, broker: Broker, viewer: Any) -> None:
     send(app)
     bury(broker)
-    assert re.search(r"celery 1 \d+ \w+ celery\.dead", get(viewer, at("deadletter_changelist")))
-    assert re.search(r"rejected \d+ \w+ ago", get(viewer, at("queue_messages", "celery.dead")))
+    assert re.search(r"celery 1 [\d.]+ \w+ celery\.dead", get(viewer, at("deadletter_changelist")))
+    assert re.search(r"rejected [\d.]+ \w+ ago", get(viewer, at("queue_messages", "celery.dead")))
     page = get(viewer, message_url(viewer, "celery.dead"))
     assert re.search(r"in celery rejected 1 time Error the card was declined", page), page
 
@@ -270,7 +270,7 @@ def test_a_failed_tasks_attempts_are_told_in_the_time_of_the_page(
     broker._engine.messages.reject([lease], **told)
     page = get(viewer, message_url(viewer, "celery.dead"))
     assert "Error shop.NoCard: no card Attempts 01:30:00 KeyError: 'card' gone Worker w@h Traceback Show ..." in page
-    assert re.search(r"rejected NoCard \d+ \w+ ago", get(viewer, at("queue_messages", "celery.dead")))
+    assert re.search(r"rejected NoCard [\d.]+ \w+ ago", get(viewer, at("queue_messages", "celery.dead")))
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_message_that_moved_says_so(app: Celery, broker: Broker, viewer: Any) 
             "fdbcli",
             marks=pytest.mark.foundationdb,
         ),
-        ({"BROKER_URL": "redis://:hidden@localhost"}, "not a celery-fdb broker", "Set CELERY_BROKER_URL"),
+        ({"BROKER_URL": "redis://:hidden@localhost"}, "not a celery-fdb broker", "Set the app's broker_url"),
         ({"BROKER_URL": "fdb://", "OPTIONS": {"sesion_ttl": 3}}, "unknown option", "session_ttl"),
         ({"PAGESIZE": 3}, "unknown key", "PAGE_SIZE"),
     ],
@@ -484,7 +484,7 @@ def test_dead_letters_of_an_exchange_are_found_and_replayed(app: Celery, broker:
     broker.declare("celery", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"})
     broker.declare("lost", arguments={"x-dead-letter-exchange": "nowhere"})
     bury(broker)
-    assert re.search(r"celery 2 \d+ \w+ graves", get(operator, at("deadletter_changelist")))
+    assert re.search(r"celery 2 [\d.]+ \w+ graves", get(operator, at("deadletter_changelist")))
     first, _second = spots(operator, "graves")
     assert "Replayed 1 dead letter to celery" in confirm(operator, "graves", action="replay", selected=[first])
     assert (broker.queue("celery").count(), broker.queue("graves").count()) == (1, 1)

@@ -196,3 +196,11 @@ def test_every_id_is_in_the_table_and_made_somewhere() -> None:
     made = set(re.findall(r'"(?:celery_fdb\.)?([EW]\d{3})"', source))
     assert len(listed) == len(set(listed))
     assert set(listed) == made
+
+
+def test_the_broker_shown_is_the_one_that_workers_read_from(app: Celery) -> None:
+    from celery_fdb.brokers.address import broker_of
+    from celery_fdb.contrib.django import conf
+
+    app.conf.broker_read_url, app.conf.broker_write_url = "fdb:///read", "fdb:///written"
+    assert conf.broker_of(conf.Settings()) == broker_of(app) == ("fdb:///read", {})
