@@ -106,7 +106,7 @@ def test_every_file_of_the_checkout_is_in_the_wheel(wheel):
         for path in (ROOT / package).rglob("*.*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    assert "celery_fdb/contrib/django/templates/admin/celery_fdb/queues.html" in sources
+    assert "celery_fdb/web/templates/queues.html" in sources
     assert "celery_fdb/contrib/outbox/django/migrations/0001_initial.py" in sources
     assert sources <= set(zipfile.ZipFile(wheel).namelist())
 

@@ -40,7 +40,7 @@ from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Login, Settings, settings_of
 
-__all__ = ["dashboard"]
+__all__ = ["SHOWN", "dashboard"]
 
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -31,7 +31,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.masking import masked_text
 
-__all__ = ["Endpoint", "NotThere", "Pages", "View"]
+__all__ = ["READ_ONLY", "Endpoint", "NotThere", "Pages", "View", "answer", "fields_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,11 +100,9 @@ class Pages:
         """An address that answers to these methods, and not to this one."""
         visit, refusal = await self._reception.visit(request)
         allow = ", ".join(sorted(methods))
-        answer = refusal or visit.page(
-            "error", 405, title="Method not allowed", text=f"This address takes {allow} only."
-        )
-        answer.headers["allow"] = allow
-        return answer
+        made = refusal or visit.page("error", 405, title="Method not allowed", text=f"This address takes {allow} only.")
+        made.headers["allow"] = allow
+        return made
 
     async def broken(self, request: Request) -> Response:
         """An error that nothing here expects."""
@@ -115,17 +113,20 @@ class Pages:
 
     async def _run(self, view: View, threads: Threads, visit: Visit) -> Response:
         try:
-            answer = await threads.run(partial(_view, view, visit, self._holding))
+            made = await threads.run(partial(answer, view, visit, self._holding))
         except Busy as error:
-            answer = visit.page("error", 503, title="Busy", text=str(error))
-        except KombuFDBError as error:
+            made = visit.page("error", 503, title="Busy", text=str(error))
+        except KombuFDBError as error:  # the time is over
             self._holding.forget()
-            answer = _unavailable(visit, error)
-        self._reception.remember(visit, answer)
-        return answer
+            made = _unavailable(visit, error)
+        self._reception.remember(visit, made)
+        return made
 
 
-READ_ONLY = "This dashboard only shows. Start it with --write, or pass read_only=False, to act here."
+READ_ONLY = (
+    "This dashboard only shows, at least to you. To act, start it with --write or read_only=False; in Django, your "
+    "user needs the permission celery_fdb.manage_queue."
+)
 FORGED = (
     "The form did not come from a page of this dashboard, or that page is too old. Reload the page and try again. "
     "Behind a proxy, make it pass the Host header on."
@@ -139,12 +140,15 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
     if fields is None:
         text = "The form holds more than is taken at once, or came too slowly."
         return visit.page("error", 413, title="Too much", text=text)
-    visit.fields = {
-        received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in fields.items()
-    }
+    visit.fields = fields_of(fields)
     if forgery.is_forged(request.headers, visit.kept(forgery.COOKIE), visit.sent(forgery.FIELD)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
+
+
+def fields_of(form: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Of a form as it was sent, with what had to be quoted as it was."""
+    return {received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in form.items()}
 
 
 async def form(request: Request, most: int) -> dict[str, list[str]] | None:
@@ -162,15 +166,16 @@ async def form(request: Request, most: int) -> dict[str, list[str]] | None:
         return None
 
 
-def _view(view: View, visit: Visit, holding: Holding) -> Response:
-    """In a thread. Raises ``KombuFDBError`` if the store is not available."""
+def answer(view: View, visit: Visit, holding: Holding) -> Response:
+    """The page that a view makes, or one that says why there is none. Blocks."""
     try:
         return view(visit, holding.broker())
     except NotThere as error:
         return visit.page("error", 404, title="Not here", text=str(error))
     except KombuFDBError as error:
         if isinstance(error, AWAY) and not isinstance(error, LimitExceeded):
-            raise
+            holding.forget()
+            return _unavailable(visit, error)
         return _unreadable(visit, str(error))
     except UNREADABLE as error:
         logger.exception("a page of the broker can't be shown")

@@ -18,6 +18,8 @@ __all__ = ["SHORTEST_TOKEN", "Login", "Settings", "settings_of"]
 
 #: Who asks: a name, a :class:`~celery_fdb.web.access.user.User`, or None for somebody who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
+#: What to do so that the results of cancelled tasks are told of.
+FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
 #: Characters of a token.
 SHORTEST_TOKEN = 16
 RANGES = {
@@ -50,6 +52,7 @@ class Settings:
     timeout_s: float = 10.0
     connect_timeout_s: float = 3.0
     threads: int = 8
+    fix_app: str = FIX_APP
     clock: Clock = field(default_factory=SystemClock)
 
 

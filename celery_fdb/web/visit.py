@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from celery_fdb.operations.audit import Audit
 from celery_fdb.operations.deed import QUOTED, received
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery, login
@@ -16,22 +18,30 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
 
-__all__ = ["NOTICE", "Visit"]
-
-#: The cookie that carries one line from a deed to the page behind it.
-NOTICE = "celery_fdb_notice"
+__all__ = ["Visit"]
 
 
 @dataclass(slots=True)
 class Visit:
-    """``fields``: of the form that was sent. ``form_token``: what a form of this page repeats."""
+    """``fields``: of the form that was sent. ``form_token``: what a form of this page repeats, as ``form_field``.
+
+    ``notice``: a line from the page before, and ``said``: one for the next page. ``zone``: of moments that name none.
+    ``around``: links to the site that the pages are a part of, by label; ``log_of``: where its log of a queue is.
+    """
 
     request: Request
     settings: Settings
     user: User
+    audit: Audit
     form_token: str = ""
     fields: Mapping[str, list[str]] = field(default_factory=dict)
     notice: str = ""
+    said: str = ""
+    form_field: str = forgery.FIELD
+    zone: tzinfo = UTC
+    streams: bool = True
+    around: Mapping[str, str] = field(default_factory=dict)
+    log_of: Callable[[str], str] | None = None
 
     @property
     def root(self) -> str:
@@ -71,14 +81,11 @@ class Visit:
             "url": self.url,
             "static": f"{addresses.url(self.root, 'static')}/",
             "version": files_version(),
-            "form_field": forgery.FIELD,
+            "form_field": self.form_field,
             "navigation": addresses.NAVIGATION,
             "part": self.is_part,
         }
-        answer = Response(html(template, {**common, **context}), status, media_type="text/html")
-        if self.notice:
-            self.drop(answer, NOTICE)
-        return answer
+        return Response(html(template, {**common, **context}), status, media_type="text/html")
 
     def way_back(self, target: str) -> str:
         """``target`` if it is a page of this dashboard, else the first one."""
@@ -86,6 +93,11 @@ class Visit:
 
     def redirect(self, target: str) -> Response:
         return RedirectResponse(target, 303)
+
+    def back(self, text: str) -> Response:
+        """Where the person came from, with one line about what was done."""
+        self.said = text
+        return self.redirect(self.way_back(self.sent("back")))
 
     @property
     def cookie_path(self) -> str:

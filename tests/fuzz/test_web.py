@@ -1,6 +1,7 @@
 """Any request, and any bytes in the store: no page of the dashboard answers a 500, and each deed leaves its audit.
 
-What the store holds and what is asked for is made as for the admin (``test_admin.py``).
+The store's rows are mutated in value, among them those that a codec would never write; requests name queues, spots,
+keys, states and actions that exist and that don't. Django serves the same pages (``celery_fdb.contrib.django.pages``).
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from urllib.parse import urlencode
 import pytest
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
-pytest.importorskip("django", reason="the generators stand beside the admin's pages")
 
 from starlette.testclient import TestClient
 from store_messages import NAMES, clear, fill, mutated
-from test_admin import ADDRESSES, STATES
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
@@ -37,6 +36,8 @@ from kombu_fdb.testing.stores import MemoryStores
 pytestmark = pytest.mark.timeout(0)
 
 PAGES = [path for name, path in PATHS.items() if name not in {"events", "static", "logout", "act"}]
+ADDRESSES = [*NAMES, "%ff%00", "_00", "%ED%A0%80"]
+STATES = ["ready", "delayed", "leased"]
 TEXTS = ["", "q", "newest", *STATES, "00ff", "\x00", "\ud7ff", "k", "t", "x" * 5_000, "1", "-", "shop.*", "hour"]
 FIELDS = [
     "queue",

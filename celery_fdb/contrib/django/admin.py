@@ -1,37 +1,54 @@
-"""Admin entries for what has no tables: their pages are views of our own, and never ask the database."""
+"""Admin entries for what has no tables: their pages are the dashboard's, and never ask the database.
+
+The dashboard is at ``celery_fdb/queue/`` of the admin. The addresses that its pages had before lead to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
-from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.contrib.admin.utils import quote, unquote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path, re_path, reverse
 
 from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
-from celery_fdb.contrib.django.pages import dead_letter_views, deed_views, message_views, views
-from celery_fdb.contrib.django.pages.page import name_in, url_of
-from celery_fdb.contrib.django.pages.text import fit
 
 __all__ = ["DeadLetterAdmin", "QueueAdmin", "SessionAdmin"]
+
+View = Callable[..., HttpResponseBase]
 
 
 class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     """Permissions of an entry, and the way its pages are reached."""
 
-    changelist: Callable[..., HttpResponse]
+    #: Of the entry, among the dashboard's.
+    page = ""
 
     def get_urls(self) -> list[URLPattern]:
-        name = self.opts.model_name
-        return [path("", self._page(type(self).changelist), name=f"celery_fdb_{name}_changelist")]
+        name = f"celery_fdb_{self.opts.model_name}_changelist"
+        return [path("", self._view(self._leads_to(self.page)), name=name)]
 
-    def _page(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """Staff only, and with CSRF protection, as all pages of the admin."""
-        bound = update_wrapper(partial(view, site=self.admin_site), view)
-        return self.admin_site.admin_view(bound)
+    def _view(self, view: View) -> Any:
+        """Staff only, and with CSRF protection, as all pages of the admin; what a browser keeps, the page says."""
+        return self.admin_site.admin_view(view, cacheable=True)
+
+    def _address(self, page: str = "") -> str:
+        return reverse("admin:celery_fdb_queue_changelist", current_app=self.admin_site.name) + page
+
+    def _leads_to(self, page: str, **given: str) -> View:
+        """``given``: the field of the query for each part of the address."""
+
+        def lead(request: HttpRequest, **parts: str) -> HttpResponse:
+            query = request.GET.copy()
+            for part, text in parts.items():
+                query[given[part]] = name_in(text)
+            asked = query.urlencode()
+            return HttpResponseRedirect(self._address(page) + (f"?{asked}" if asked else ""))
+
+        return lead
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return allows(request, VIEW)
@@ -53,49 +70,70 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return False
 
 
+#: Addresses of before, with their names, and the pages of today.
+OLD: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    ("find/", "find", "task", {}),
+    ("<str:name>/change/", "change", "queue", {"name": "queue"}),
+    ("<str:name>/keys/", "keys", "keys", {"name": "queue"}),
+    ("<str:name>/messages/", "messages", "messages", {"name": "queue"}),
+    ("<str:name>/groups/", "groups", "dead", {"name": "queue"}),
+    ("<str:name>/message/<str:spot>/", "message", "message", {"name": "queue", "spot": "spot"}),
+)
+
+
 @admin.register(Queue)
 class QueueAdmin(StoreAdmin):
-    changelist = staticmethod(views.queues)
-    object_history_template = "admin/celery_fdb/history.html"
-
     def get_urls(self) -> list[URLPattern]:
-        return [
-            *super().get_urls(),
-            path("find/", self._page(message_views.find), name="celery_fdb_queue_find"),
-            path("<str:name>/change/", self._page(views.queue), name="celery_fdb_queue_change"),
-            path("<str:name>/keys/", self._page(views.queue_keys), name="celery_fdb_queue_keys"),
-            path("<str:name>/messages/", self._page(message_views.queue_messages), name="celery_fdb_queue_messages"),
-            path("<str:name>/groups/", self._page(dead_letter_views.groups), name="celery_fdb_queue_groups"),
-            path("<str:name>/message/<str:spot>/", self._page(message_views.message), name="celery_fdb_queue_message"),
-            path("<str:name>/action/", self._page(deed_views.act), name="celery_fdb_queue_action"),
-            path(
-                "<str:object_id>/history/",
-                self.admin_site.admin_view(self._history),
-                name="celery_fdb_queue_history",
-            ),
+        old = [
+            path(address, self._view(self._leads_to(page, **given)), name=f"celery_fdb_queue_{name}")
+            for address, name, page, given in OLD
         ]
+        history = path("<str:object_id>/history/", self._view(self._history), name="celery_fdb_queue_history")
+        pages = re_path(r"^(?P<path>.*)$", self._view(self._page), name="celery_fdb_queue_pages")
+        first = path("", self._view(self._page), {"path": ""}, name="celery_fdb_queue_changelist")
+        return [first, history, *old, pages]
+
+    def _page(self, request: HttpRequest, path: str) -> HttpResponseBase:
+        from celery_fdb.contrib.django.pages import page
+
+        site = self.admin_site
+        around = {str(site.site_header): reverse("admin:index", current_app=site.name)}
+        return page(request, path, around=around, log_of=self._log_of)
+
+    def _log_of(self, queue: str) -> str:
+        from celery_fdb.contrib.django.audit import fit
+
+        name = quote(fit(queue)) or NO_NAME
+        return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)
 
     def _history(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """By the name as it stands in the log."""
-        name = name_in(object_id)
-        context = {"queue_url": url_of(self.admin_site, "change", name)}
-        return self.history_view(request, quote(fit(name)), context)
+        return self.history_view(request, quote(name_in(object_id)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue:
         """For the history page, which shows log entries of any name."""
         del request, from_field
-        return Queue(name=object_id)
+        return Queue(name=object_id or "(no name)")
 
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(StoreAdmin):
-    changelist = staticmethod(dead_letter_views.dead_letters)
+    page = "dead"
 
     def get_urls(self) -> list[URLPattern]:
-        causes = path("causes/", self._page(dead_letter_views.causes), name="celery_fdb_deadletter_causes")
+        causes = path("causes/", self._view(self._leads_to("causes")), name="celery_fdb_deadletter_causes")
         return [*super().get_urls(), causes]
 
 
 @admin.register(Session)
 class SessionAdmin(StoreAdmin):
-    changelist = staticmethod(views.sessions)
+    page = "sessions"
+
+
+#: In an address, the queue whose name is empty, which ``quote`` leaves as it is; and a dot of a name of dots only.
+NO_NAME, DOT = "_", "_."
+
+
+def name_in(text: str) -> str:
+    """A queue's name, or a message's token, as it stands in an old address."""
+    return "" if text == NO_NAME else unquote(text.replace(DOT, "."))

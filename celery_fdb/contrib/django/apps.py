@@ -14,8 +14,7 @@ class CeleryFdbConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"  # no table has one; unset, old projects are warned (W042)
 
     def ready(self) -> None:
-        from celery_fdb.contrib.django import checks
-        from celery_fdb.contrib.django.pages import store
+        from celery_fdb.contrib.django import checks, store
 
         register(checks.check_settings)
         register(checks.check_project)

@@ -36,7 +36,7 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's na
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import RUN
 from celery_fdb.contrib.django.django_versions import tasks_needed
-from celery_fdb.contrib.django.pages import store
+from celery_fdb.contrib.django.store import holding
 from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.encoding.envelope import open_payload
 
@@ -247,7 +247,7 @@ def _error(error: BaseException, traceback: str | None = None) -> TaskError:
 
 def _waiting(result_id: str) -> TaskResult[Any, Any]:
     """A task that is still in the broker, ready, delayed or being run."""
-    for message in store.broker().find(result_id):
+    for message in holding.broker().find(result_id):
         try:
             envelope = open_payload(message.payload)
             arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == RUN else None

@@ -20,6 +20,7 @@ id                     when        what
 ``celery_fdb.W013``                results of a ``django.tasks`` backend (``backend.py``) can't be read
 ``celery_fdb.W014``                ``TASKS`` names that backend, and this Django ignores ``TASKS``
 ``celery_fdb.W015``                ``INSTALLED_APPS`` names ``celery_fdb``, which is no app (``celery_fdb/apps.py``)
+``celery_fdb.W016``                a library of the pages is not installed
 =====================  ==========  ====================================================================================
 """
 
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from django.db import connections
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.django_versions import HAS_TASKS, NO_TASKS
-from celery_fdb.contrib.django.pages import store
+from celery_fdb.contrib.django.store import holding
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.settings.location import (
@@ -78,7 +80,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def check_project(**_: Any) -> list[CheckMessage]:
     """The Celery app beside Django's settings."""
-    found = [*_check_admin(), *_check_tasks()]
+    found = [*_check_admin(), *_check_libraries(), *_check_tasks()]
     settings = _settings()
     if settings is not None and settings.broker_url is None:
         app = conf.celery_app(settings)
@@ -103,7 +105,7 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     location = None if settings is None else _location(settings)
     if settings is None or location is None:
         return []
-    return [*_check_answers(), *_check_namespace(location), *_check_atomic_requests()]
+    return [*_check_answers(location), *_check_namespace(location), *_check_atomic_requests()]
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------
@@ -115,6 +117,16 @@ def _check_admin() -> Messages:
             "The broker's pages are part of Django's admin, which is not installed.",
             hint="Add django.contrib.admin to INSTALLED_APPS, or silence this check.",
             id="celery_fdb.W009",
+        )
+
+
+def _check_libraries() -> Messages:
+    missing = [each for each in ("jinja2", "starlette") if find_spec(each) is None]
+    if missing:
+        yield Warning(
+            f"The broker's pages need {' and '.join(missing)}.",
+            hint="Run: pip install 'celery-fdb[django]'",
+            id="celery_fdb.W016",
         )
 
 
@@ -186,9 +198,11 @@ def _check_cluster(location: ClusterLocation) -> Messages:
             yield Warning(f"The {finding.what}: {finding.found}.", hint=finding.fix, id="celery_fdb.W007")
 
 
-def _check_answers() -> Messages:
+def _check_answers(location: Location) -> Messages:
+    if isinstance(location, SqliteLocation) and not location.path.exists() and location.path.parent.is_dir():
+        return  # the first worker or message makes it
     try:
-        store.broker()
+        holding.broker()
     except KombuFDBError as error:
         yield _warning(error, "W010")
 

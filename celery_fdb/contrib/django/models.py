@@ -11,10 +11,11 @@ from django.db import models
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["MANAGE", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session", "allows"]
+__all__ = ["MANAGE", "MANAGE_WORKERS", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session", "allows"]
 
 VIEW = "celery_fdb.view_queue"
 MANAGE = "celery_fdb.manage_queue"
+MANAGE_WORKERS = "celery_fdb.manage_worker"
 VIEW_BODY = "celery_fdb.view_body"
 
 
@@ -36,6 +37,7 @@ class Queue(models.Model):
         default_permissions = ("view",)
         permissions: ClassVar = [
             ("manage_queue", _("Can pause and resume queues, cancel messages, replay and discard dead letters")),
+            ("manage_worker", _("Can shut down and resize workers, and limit the rates of their tasks")),
             ("view_body", _("Can see the bodies and arguments of messages")),
         ]
 

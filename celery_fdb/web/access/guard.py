@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.inspection.hosts import is_ours
 
-__all__ = ["Guard"]
+__all__ = ["HEADERS", "KEEP_NOTHING", "Guard", "foreign", "is_of_another_site"]
 
 HEADERS = {
     "content-security-policy": (
@@ -56,18 +56,18 @@ class Guard:
 
         headers = Headers(scope=scope)
         is_ours_ = self._hosts is None or is_ours(headers.get("host", ""), self._hosts)
-        app = _foreign if _is_of_another_site(headers) else self._app if is_ours_ else _misdirected
+        app = foreign if is_of_another_site(headers) else self._app if is_ours_ else _misdirected
         await app(scope, receive, send_guarded)
 
 
-def _is_of_another_site(headers: Headers) -> bool:
+def is_of_another_site(headers: Headers) -> bool:
     """Whether a page from elsewhere asks, and no person who follows a link. Forms have a check of their own."""
     if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
         return False
     return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document"
 
 
-_foreign = PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
+foreign = PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
 _misdirected = PlainTextResponse(
     "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
     "hosts=[...] to dashboard().\n",

@@ -9,8 +9,12 @@ __all__ = ["User"]
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """``name`` stands in the audit. What the dashboard itself may not do, nobody may."""
+    """``name`` stands in the audit. What the dashboard itself may not do, none of its users may.
+
+    ``may_act_on_workers``: one who may act may also shut workers down, and resize them.
+    """
 
     name: str
     may_act: bool = True
     may_see_bodies: bool = True
+    may_act_on_workers: bool = True

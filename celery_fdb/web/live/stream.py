@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from functools import partial
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery.states import FAILURE
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from celery_fdb.brokers.holding import Holding
@@ -21,10 +22,11 @@ from celery_fdb.web.live.vitals import Runs, Vitals
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.settings import Settings
+from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 
-__all__ = ["Stream"]
+__all__ = ["Poll", "Stream"]
 
 #: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
 LONGEST_S = 900.0
@@ -98,6 +100,28 @@ class _Live(StreamingResponse):
 
 
 _full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
+
+
+class Poll:
+    """The same for pages that ask again and again, where no answer can stream: one look for all of a process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._vitals = Vitals()
+        self._told: dict[str, Any] = {}
+        self._until: float | None = None
+
+    def __call__(self, visit: Visit, broker: Broker) -> Response:
+        clock, interval_s = visit.settings.clock, visit.settings.interval_s
+        is_fresh = self._until is not None and clock.monotonic() < self._until
+        # While one page looks, the others show what was seen last: a store that hangs holds one thread.
+        if not is_fresh and self._lock.acquire(blocking=not self._told):
+            try:
+                self._told = _told(self._vitals, broker)
+                self._until = clock.monotonic() + interval_s / 2
+            finally:
+                self._lock.release()
+        return JSONResponse({"points": self._vitals.points(), "look": self._told})
 
 
 def _told(vitals: Vitals, broker: Broker) -> dict[str, Any]:

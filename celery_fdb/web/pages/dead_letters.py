@@ -23,7 +23,7 @@ def dead(visit: Visit, broker: Broker) -> Response:
     """``queue``: by their causes; without it, the queues that hold them."""
     if "queue" in visit.request.query_params:
         name = visit.asked("queue")
-        found = group(broker, name, wanted_of(visit.request.query_params))
+        found = group(broker, name, wanted_of(visit))
         return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
     seen = look(broker)
     homes = dead_queues(broker, seen)
@@ -37,7 +37,7 @@ def causes(visit: Visit, broker: Broker) -> Response:
     seen = look(broker)
     homes = dead_queues(broker, seen)
     held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
-    found = group_all(broker, [each.name for each in held if each.ready], wanted_of(visit.request.query_params))
+    found = group_all(broker, [each.name for each in held if each.ready], wanted_of(visit))
     return _causes(visit, found, queue=None, home="all queues")
 
 

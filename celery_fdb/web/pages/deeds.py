@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from starlette.responses import Response
 
 from celery_fdb.operations.asked import AskedAnew
-from celery_fdb.operations.audit import LogAudit
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Deed, Request, names_of, perform
 from celery_fdb.operations.remote.workers import WORKER_DEEDS
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
-from celery_fdb.web.serving.reception import notify
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
@@ -29,7 +27,6 @@ MOST_SELECTED = 500
 #: Of the time that a page waits: a deed ends then, and says how far it is.
 SHARE = 0.4
 AT_ONCE = frozenset({"pause", "resume"})
-FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
 
 
 def act(visit: Visit, broker: Broker) -> Response:
@@ -37,13 +34,15 @@ def act(visit: Visit, broker: Broker) -> Response:
     deed = (DEEDS | WORKER_DEEDS).get(visit.sent("deed"))
     if deed is None:
         raise NotThere("There is no such deed. Nothing was changed.")
+    if deed.name in WORKER_DEEDS and not visit.user.may_act_on_workers:
+        return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
     if deed.shows_body and not visit.may_see_bodies:
         return visit.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
     spots = [spot_of(token) for token in visit.fields.get("selected", [])[:MOST_SELECTED]]
     if deed.selects and not spots:
-        return back(visit, "Select messages first. Nothing was changed.")
+        return visit.back("Select messages first. Nothing was changed.")
     if deed.selects_one and len(spots) > 1:
-        return back(visit, "Select one message only. Nothing was changed.")
+        return visit.back("Select one message only. Nothing was changed.")
     asked = _request(visit, broker, deed, spots)
     if visit.sent("confirmed") or deed.name in AT_ONCE:
         return _do(visit, broker, deed, asked)
@@ -59,9 +58,10 @@ def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) ->
         key,
         names_of(broker, queue, spots),
         visit.settings.app,
-        FIX_APP,
+        visit.settings.fix_app,
         fields,
         visit.sent("mark"),
+        visit.zone,
         seconds=visit.settings.timeout_s * SHARE,
         clock=visit.settings.clock,
     )
@@ -86,19 +86,12 @@ def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = 
 
 def _do(visit: Visit, broker: Broker, deed: Deed, asked: Request) -> Response:
     try:
-        outcome = perform(broker, deed, asked, LogAudit(visit.user.name))
+        outcome = perform(broker, deed, asked, visit.audit)
     except StoreError:
         raise
     except KombuFDBError as error:
         is_asked = deed.fields or isinstance(error, AskedAnew)
-        return _ask(visit, broker, deed, asked, str(error)) if is_asked else back(visit, str(error))
+        return _ask(visit, broker, deed, asked, str(error)) if is_asked else visit.back(str(error))
     if outcome.following:
         return visit.page("part", deed=deed, asked=asked, outcome=outcome, back=visit.sent("back"))
-    return back(visit, outcome.text)
-
-
-def back(visit: Visit, text: str) -> Response:
-    """Where the person came from, with one line about what was done."""
-    answer = visit.redirect(visit.way_back(visit.sent("back")))
-    notify(visit, answer, text)
-    return answer
+    return visit.back(outcome.text)

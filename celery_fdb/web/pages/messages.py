@@ -6,13 +6,13 @@ length; a search looks at a bounded number of messages and says how far it came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import get_args
 
 from starlette.responses import Response
 
 from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.moments import moment
 from celery_fdb.inspection.search import Scope, search
 from celery_fdb.operations.catalogue import offered, offered_on_all
 from celery_fdb.operations.deed import Deed
@@ -30,7 +30,7 @@ STATES: tuple[State, ...] = get_args(State)
 def messages(visit: Visit, broker: Broker) -> Response:
     """Those of one state that a filter lets pass."""
     name, state = visit.asked("queue"), _state(visit)
-    reverse, wanted = visit.asked("order") == "newest", wanted_of(visit.request.query_params)
+    reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
     size = visit.settings.page_size
     found = search(broker, Scope(name, state, reverse), wanted, size, _after(visit))
     now_ms = visit.settings.clock.wall_ms()
@@ -45,6 +45,8 @@ def messages(visit: Visit, broker: Broker) -> Response:
         states=STATES,
         rows=rows,
         wanted=wanted,
+        since=_local(visit, wanted.since_ms),
+        until=_local(visit, wanted.until_ms),
         kept=kept,
         found=found,
         following=None if found.following is None else found.following.hex(),
@@ -79,10 +81,10 @@ def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:
     return [each for each in deeds if visit.may_see_bodies or not each.shows_body]
 
 
-def wanted_of(fields: Mapping[str, str]) -> Filter:
-    """The filter of an address or a form; what was left empty does not matter."""
-    given = {name: value for name in FIELDS if (value := fields.get(name))}
-    return Filter.of(given)
+def wanted_of(visit: Visit) -> Filter:
+    """The filter of an address; what was left empty does not matter."""
+    given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
+    return Filter.of(given, visit.zone)
 
 
 def spot_of(token: str) -> Spot:
@@ -99,6 +101,11 @@ def _state(visit: Visit) -> State:
         if asked == each:
             return each
     raise NotThere("Messages are ready, delayed or leased.")
+
+
+def _local(visit: Visit, ms: int | None) -> str:
+    """For an input of the filter."""
+    return "" if ms is None else f"{moment(ms).astimezone(visit.zone):%Y-%m-%dT%H:%M}"
 
 
 def _after(visit: Visit) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from celery import Celery
@@ -52,18 +53,20 @@ class Worker:
 
 
 class Workers:
-    """The page. Not thread-safe: it has one thread."""
+    """The page. Thread-safe: who asks while others do waits for the same answer."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._seen: list[Worker] = []
         self._fresh_until: float | None = None
 
     def page(self, visit: Visit, broker: Broker) -> Response:
         del broker  # the app has its own way there
         app, clock = visit.settings.app, visit.settings.clock
-        if app is not None and (self._fresh_until is None or clock.monotonic() > self._fresh_until):
-            self._seen = ask(app, clock.wall_ms() / 1000)
-            self._fresh_until = clock.monotonic() + FRESH_S
+        with self._lock:
+            if app is not None and (self._fresh_until is None or clock.monotonic() > self._fresh_until):
+                self._seen = ask(app, clock.wall_ms() / 1000)
+                self._fresh_until = clock.monotonic() + FRESH_S
         found = None if app is None else self._seen
         return visit.page("workers", workers=found, deeds=list(WORKER_DEEDS.values()))
 

@@ -14,19 +14,22 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from celery_fdb.operations.audit import LogAudit
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery, login
 from celery_fdb.web.access.attempts import Attempts, address_of, browser_of
 from celery_fdb.web.access.user import User
 from celery_fdb.web.settings import Settings
-from celery_fdb.web.visit import NOTICE, Visit
+from celery_fdb.web.visit import Visit
 
-__all__ = ["Reception", "notify"]
+__all__ = ["Reception"]
 
 audit = logging.getLogger("celery_fdb.audit")
 
 #: Who typed the token, and everybody where nobody has to.
 BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
+#: The cookie that carries one line from a deed to the page behind it.
+NOTICE = "celery_fdb_notice"
 LONGEST_NOTICE = 2_000
 
 
@@ -40,11 +43,12 @@ class Reception:
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if nobody knows who asks."""
-        visit = Visit(request, self._settings, NOBODY)
+        visit = Visit(request, self._settings, NOBODY, LogAudit(""))
         user = await self._user(visit)
         cookie = visit.kept(forgery.COOKIE)
         visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
         visit.user, visit.notice = user or NOBODY, _notice(visit)
+        visit.audit = LogAudit(visit.user.name)
         return visit, self._stranger(visit) if user is None else None
 
     async def _user(self, visit: Visit) -> User | None:
@@ -89,9 +93,13 @@ class Reception:
         return answer
 
     def remember(self, visit: Visit, answer: Response) -> None:
-        """The cookie that the page's forms repeat."""
+        """In cookies: what the page's forms repeat, and one line for the next page."""
         if visit.kept(forgery.COOKIE) != visit.form_token:
             visit.keep(answer, forgery.COOKIE, visit.form_token, None)
+        if visit.said:
+            _notify(visit, answer, visit.said)
+        elif visit.notice and answer.media_type == "text/html":
+            visit.drop(answer, NOTICE)
 
     # -- the login page ------------------------------------------------------------------------------------------------
 
@@ -146,7 +154,7 @@ def _too_many(visit: Visit, wait_s: float) -> Response:
 # -- one line from a deed to the next page -----------------------------------------------------------------------------
 
 
-def notify(visit: Visit, answer: Response, text: str) -> None:
+def _notify(visit: Visit, answer: Response, text: str) -> None:
     """The next page shows it."""
     value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
     visit.keep(answer, NOTICE, f"{value}.{_seal(visit, value)}", 60)

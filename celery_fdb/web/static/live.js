@@ -122,6 +122,26 @@
     addEventListener("pagehide", () => source.close());
   };
 
+  // Where no answer can stream: one look after the other, while the page is seen.
+  const poll = (seconds) => {
+    const ask = async () => {
+      if (!document.hidden) {
+        try {
+          const answer = await fetch(address, { headers: { accept: "application/json" } });
+          if (!answer.ok) { throw new Error(answer.statusText); }
+          const told = await answer.json();
+          document.dispatchEvent(new CustomEvent("live-points", { detail: told.points }));
+          say("live", "live");
+          look(told.look);
+        } catch { say("lost", "not live"); }
+      }
+      setTimeout(ask, seconds * 1000);
+    };
+    ask();
+  };
+
   addEventListener("pageshow", (event) => { if (event.persisted) { location.reload(); } });
-  if (address && "EventSource" in window) { listen(); }
+  if (address && document.body.dataset.every) {
+    poll(Number(document.body.dataset.every));
+  } else if (address && "EventSource" in window) { listen(); }
 }

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from kombu_fdb import Broker
+
 django = pytest.importorskip("django", reason="Django is not installed")
 
 HERE = Path(__file__).parent
@@ -31,9 +33,10 @@ def _django() -> Iterator[None]:
         urls = sys.modules[settings.ROOT_URLCONF] = types.ModuleType(settings.ROOT_URLCONF)
         django.setup()
         from django.contrib import admin
-        from django.urls import path
+        from django.urls import include, path
 
-        urls.urlpatterns = [path("admin/", admin.site.urls)]  # type: ignore[attr-defined]
+        ours = include("celery_fdb.contrib.django.urls")
+        urls.urlpatterns = [path("admin/", admin.site.urls), path("ops/fdb/", ours)]  # type: ignore[attr-defined]
     call_command("migrate", verbosity=0)
     yield
     connection.close()
@@ -72,18 +75,19 @@ def configure() -> Iterator[Callable[..., None]]:
     yield configure
     for override in reversed(changed):
         override.disable()
-    from celery_fdb.contrib.django.pages import store
+    from celery_fdb.contrib.django.store import holding
 
-    store.forget()
+    holding.close()
 
 
 @pytest.fixture
 def broker(url: str, configure: Callable[..., None]) -> Any:
     """The broker that the pages show."""
-    from celery_fdb.contrib.django.pages import store
+    from celery_fdb.contrib.django.store import holding
 
     configure(CELERY_FDB={"BROKER_URL": url, "PAGE_SIZE": 5})
-    return store.broker()
+    Broker.open(url).close()
+    return holding.broker()
 
 
 @pytest.fixture

@@ -72,14 +72,14 @@ def app(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 @pytest.fixture
 def broker(app: Celery, configure: Callable[..., None]) -> Any:
-    from celery_fdb.contrib.django.pages import store
+    from celery_fdb.contrib.django.store import holding
 
     backend = {
         "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
         "QUEUES": ["default", "mail"],
     }
     configure(TASKS={"default": {**backend, "OPTIONS": {"fair_key": "django"}}})
-    return store.broker()
+    return holding.broker()
 
 
 @pytest.fixture

@@ -1,0 +1,167 @@
+"""The dashboard (:mod:`celery_fdb.web`) as a Django view, with Django's users, permissions, CSRF, messages and log.
+
+The view blocks, so it serves under WSGI as under ASGI; numbers are polled, as nothing streams under WSGI. It needs the
+libraries of ``pip install 'celery-fdb[django]'``, and is imported when a page is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.middleware.csrf import get_token
+from django.utils import timezone
+from django.views.static import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_BODY, allows
+from celery_fdb.contrib.django.store import holding
+from celery_fdb.operations.audit import Audit, LogAudit
+from celery_fdb.web.access.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site
+from celery_fdb.web.access.user import User
+from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.application import A_YEAR, READING, SHOWN
+from celery_fdb.web.live.stream import Poll
+from celery_fdb.web.page import READ_ONLY, answer, fields_of
+from celery_fdb.web.pages.deeds import act
+from celery_fdb.web.pages.workers import Workers
+from celery_fdb.web.rendering import HERE
+from celery_fdb.web.settings import Settings
+from celery_fdb.web.visit import Visit
+from kombu_fdb.errors import OptionError
+
+__all__ = ["page"]
+
+VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
+VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: Workers().page, PATHS["act"]: act}
+STATIC = f"{PATHS['static']}/".lstrip("/")
+#: Seconds between two looks of a page.
+INTERVAL_S = 5.0
+FIX_APP = "Set CELERY_FDB['APP'] so that results become REVOKED."
+
+
+def page(
+    request: HttpRequest,
+    path: str,
+    *,
+    around: Mapping[str, str] | None = None,
+    log_of: Callable[[str], str] | None = None,
+) -> HttpResponseBase:
+    """The dashboard's page of this path. ``around``, ``log_of``: as a :class:`~celery_fdb.web.visit.Visit` has them.
+
+    Raises ``PermissionDenied`` and ``Http404``.
+    """
+    if not allows(request, VIEW):
+        raise PermissionDenied
+    if path.startswith(STATIC) and request.method in READING:
+        found = serve(request, path.removeprefix(STATIC), document_root=str(HERE / "static"))
+        return _guarded(found, A_YEAR)
+    view, is_act = VIEWS.get(f"/{path}"), f"/{path}" == PATHS["act"]
+    if view is None:
+        raise Http404("there is no such page")
+    allowed = {"POST"} if is_act else READING
+    if request.method not in allowed:
+        return HttpResponseNotAllowed(sorted(allowed))
+    visit = _visit(request, path)
+    visit.around, visit.log_of = around or {}, log_of
+    if not is_act and is_of_another_site(visit.request.headers):
+        return _guarded(_djangos(foreign))
+    if is_act and not visit.may_act:
+        made = visit.page("error", 403, title="Not allowed", text=READ_ONLY)
+    else:
+        made = answer(view, visit, holding)
+    if visit.said:
+        messages.info(request, visit.said.encode(errors="replace").decode(), fail_silently=True)
+    return _guarded(_djangos(made))
+
+
+def _visit(request: HttpRequest, path: str) -> Visit:
+    root = request.path.removesuffix(path).rstrip("/")
+    asked = Request(
+        {
+            "type": "http",
+            "method": request.method,
+            "scheme": request.scheme,
+            "path": request.path,
+            "root_path": root,
+            "query_string": request.GET.urlencode().encode(),
+            "headers": [
+                (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+                for name, value in request.headers.items()
+            ],
+        }
+    )
+    user = User(
+        str(request.user.get_username()),
+        may_act=allows(request, MANAGE),
+        may_see_bodies=allows(request, VIEW_BODY),
+        may_act_on_workers=allows(request, MANAGE_WORKERS),
+    )
+    visit = Visit(asked, _settings(), user, _audit(request), get_token(request), streams=False)
+    visit.form_field, visit.zone = "csrfmiddlewaretoken", _zone()
+    visit.fields = fields_of({name: [str(each) for each in given] for name, given in request.POST.lists()})
+    if not visit.is_part and path != PATHS["events"].lstrip("/"):
+        visit.notice = " ".join(str(each) for each in messages.get_messages(request))
+    return visit
+
+
+def _settings() -> Settings:
+    """What can't be used, opening the broker tells of."""
+    try:
+        given = conf.read()
+        url, options = conf.broker_of(given)
+        app = conf.app_of_broker(given)
+    except OptionError:
+        return Settings("", anonymous=True)
+    return Settings(
+        url,
+        options,
+        app,
+        read_only=False,
+        show_bodies=given.show_bodies,
+        anonymous=True,
+        page_size=given.page_size,
+        interval_s=INTERVAL_S,
+        fix_app=FIX_APP,
+    )
+
+
+def _audit(request: HttpRequest) -> Audit:
+    """Without the admin there is no log of it."""
+    if not apps.is_installed("django.contrib.admin"):
+        return LogAudit(str(request.user.get_username()))
+    from celery_fdb.contrib.django.audit import AdminAudit
+
+    return AdminAudit(request.user)
+
+
+def _zone() -> tzinfo:
+    """In which moments without a zone are meant."""
+    return timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
+
+
+def _djangos(made: Response) -> HttpResponse:
+    """The page's cookies are not there: a session is Django's."""
+    answered = (
+        HttpResponseRedirect(made.headers["location"])
+        if "location" in made.headers
+        else HttpResponse(bytes(made.body), status=made.status_code)
+    )
+    for name, value in made.headers.items():
+        answered[name] = value
+    return answered
+
+
+def _guarded(answered: HttpResponseBase, kept: str = KEEP_NOTHING) -> HttpResponseBase:
+    for name, value in HEADERS.items():
+        answered[name] = value
+    answered["cache-control"] = kept
+    return answered

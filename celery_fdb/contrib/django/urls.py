@@ -1,0 +1,28 @@
+"""The pages in a project's own addresses, beside the admin or without it.
+
+::
+
+    urlpatterns = [path("ops/fdb/", include("celery_fdb.contrib.django.urls"))]
+
+Who has logged in and has ``celery_fdb.view_queue`` sees them; others are led to ``LOGIN_URL``, or refused.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import re_path
+from django.views.decorators.csrf import csrf_protect
+
+__all__ = ["app_name", "urlpatterns"]
+
+
+def _page(request: HttpRequest, path: str) -> HttpResponseBase:
+    from celery_fdb.contrib.django.pages import page
+
+    return page(request, path)
+
+
+app_name = "celery_fdb"
+urlpatterns = [re_path(r"^(?P<path>.*)$", csrf_protect(login_required(_page)), name="pages")]

@@ -1,0 +1,384 @@
+"""The dashboard as Django's pages: its users, permissions, CSRF, messages and log; at the admin and at other addresses.
+
+What the pages show and do is tested in ``tests/celery_fdb/web``.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_fdb.operations.catalogue import DEEDS
+from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from kombu_fdb import Broker
+
+pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
+pytestmark = pytest.mark.usefixtures("database")
+
+ADMIN, OWN = "/admin/celery_fdb/queue/", "/ops/fdb/"
+mounts = pytest.mark.parametrize("root", [ADMIN, OWN], ids=["admin", "own"])
+SECRET = "4111-2222-3333"
+PAGES = (
+    *("", "queues", "queue?queue=q", "keys?queue=q", "messages?queue=q", "messages?queue=q.dead", "dead"),
+    *("dead?queue=q.dead", "causes", "tasks", "runs", "task?id=t", "workflows", "schedules", "sessions", "workers"),
+    *("events", "trend?span=hour"),
+)
+
+
+def see(client: Any, address: str, status: int = 200) -> str:
+    answer = client.get(address)
+    assert answer.status_code == status, answer.content.decode()[-2000:]
+    return str(html.unescape(answer.content.decode()))
+
+
+def act(client: Any, root: str, **fields: Any) -> Any:
+    """A form of a page, sent with the token that the page has."""
+    client.get(f"{root}queue?queue=q")
+    token, back = client.cookies["csrftoken"].value, f"{root}queue?queue=q"
+    return client.post(f"{root}act", {"csrfmiddlewaretoken": token, "queue": "q", "back": back, **fields}, follow=True)
+
+
+def confirm(client: Any, root: str, **fields: Any) -> str:
+    """Asks, sees the question, says yes, and sees the page after it."""
+    before = log()
+    question = act(client, root, **fields).content.decode()
+    assert 'name="confirmed"' in question
+    assert log() == before, "nothing happens before the answer"
+    asked = re.findall(r'name="asked" value="([^"]*)"', question)
+    return str(act(client, root, confirmed="yes", **fields, **({"asked": asked[0]} if asked else {})).content.decode())
+
+
+def log() -> list[tuple[str, str]]:
+    from django.contrib.admin.models import LogEntry
+
+    return [(each.object_id, each.change_message) for each in LogEntry.objects.order_by("pk")]
+
+
+@pytest.fixture
+def jobs(broker: Broker) -> Any:
+    """A queue with a message in the queue and one that died."""
+    broker.queue("q").put("x", key="k")
+    broker.queue("q").take(0).bury(error=ValueError("no such order"))  # type: ignore[union-attr]
+    broker.queue("q").put("x", key="k")
+    return broker.queue("q")
+
+
+def selected(client: Any, root: str, queue: str = "q") -> list[str]:
+    return re.findall(r'name="selected" value="([^"]+)"', see(client, f"{root}messages?queue={queue}"))
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+@mounts
+def test_every_link_leads_to_a_page_under_the_prefix(jobs: Any, operator: Any, root: str) -> None:
+    seen: set[str] = set()
+    todo = {root, f"{root}events", f"{root}trend?span=day"}
+    while todo:
+        address = todo.pop()
+        seen.add(address)
+        answer = operator.get(address)
+        assert answer.status_code == 200, address
+        content = b"".join(answer.streaming_content) if answer.streaming else answer.content
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        if "text/html" in answer.headers["content-type"]:
+            assert answer.headers["cache-control"] == "no-store"
+            found = {html.unescape(each) for each in re.findall(r'(?:href|src)="([^"#]+)"', content.decode())}
+            todo |= {each for each in found if "/history/" not in each and each != "/admin/"} - seen
+    assert all(each.startswith(root) for each in seen)
+    assert {each.split("?")[0].rsplit("/", 1)[-1] for each in seen} >= {"queue", "message", "dead", "live.js", "keys"}
+
+
+@mounts
+def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
+    page = see(viewer, root)
+    assert f'data-events="{root}events" data-every="5.0"' in page
+    told = json.loads(see(viewer, f"{root}events"))
+    assert set(told) == {"points", "look"}
+    assert told["look"]["queues"].keys() == {"q"}
+
+
+def test_pages_that_poll_share_one_look(jobs: Any, viewer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none waits for another's: a store that hangs holds one thread of the server."""
+    from celery_fdb.contrib.django.pages import VIEWS
+    from celery_fdb.web.live import stream
+
+    poll = stream.Poll()
+    monkeypatch.setitem(VIEWS, "/events", poll)
+    looks: list[dict[str, Any]] = []
+    look = stream._told
+    monkeypatch.setattr(stream, "_told", lambda *given: looks.append(look(*given)) or looks[-1])
+    for _ in range(3):
+        see(viewer, f"{ADMIN}events")
+    assert len(looks) == 1
+    poll._until = None
+    with poll._lock:
+        assert json.loads(see(viewer, f"{ADMIN}events"))["look"] == looks[0]
+    assert len(looks) == 1
+    see(viewer, f"{ADMIN}events")
+    assert len(looks) == 2
+
+
+def test_looking_makes_no_session(broker: Broker, operator: Any) -> None:
+    for page in PAGES:
+        operator.get(ADMIN + page)
+    assert broker.inspect.sessions() == []
+
+
+def test_the_entries_of_the_admin_lead_to_their_pages(jobs: Any, viewer: Any) -> None:
+    page = see(viewer, "/admin/")
+    for address, leads_to in (("queue", None), ("deadletter", "dead"), ("session", "sessions")):
+        assert f'href="/admin/celery_fdb/{address}/"' in page
+        answer = viewer.get(f"/admin/celery_fdb/{address}/")
+        assert answer.headers.get("location") == (None if leads_to is None else ADMIN + leads_to)
+    assert "Django administration" in see(viewer, ADMIN)
+
+
+@pytest.mark.parametrize(
+    ("view", "given", "query", "leads_to"),
+    [
+        ("queue_change", ["q"], "", "queue?queue=q"),
+        ("queue_change", ["a_2Fb"], "", "queue?queue=a%2Fb"),
+        ("queue_change", ["_"], "", "queue?queue="),
+        ("queue_keys", ["_._."], "?prefix=a", "keys?prefix=a&queue=.."),
+        ("queue_messages", ["q"], "?state=delayed", "messages?state=delayed&queue=q"),
+        ("queue_groups", ["q.dead"], "", "dead?queue=q.dead"),
+        ("queue_message", ["q", "ready.00.00"], "", "message?queue=q&spot=ready.00.00"),
+        ("queue_find", [], "?id=t", "task?id=t"),
+        ("deadletter_causes", [], "", "causes"),
+    ],
+)
+def test_addresses_of_before_lead_to_the_pages(
+    broker: Broker, viewer: Any, view: str, given: list[str], query: str, leads_to: str
+) -> None:
+    from django.urls import reverse
+
+    address = reverse(f"admin:celery_fdb_{view}", args=given)
+    assert viewer.get(address + query).headers["location"] == ADMIN + leads_to
+
+
+def test_moments_are_those_of_djangos_time_zone(jobs: Any, viewer: Any, configure: Any) -> None:
+    configure(TIME_ZONE="Asia/Kolkata")
+    page = see(viewer, f"{ADMIN}messages?queue=q&since=2030-01-02T03:04")
+    assert 'Since, Asia/Kolkata <input type="datetime-local" name="since" value="2030-01-02T03:04">' in page
+    assert "since=2030-01-01T21" in page
+
+
+def test_bodies_and_arguments_only_for_those_who_may_and_ask(
+    app: Celery, url: str, configure: Any, viewer: Any, operator: Any
+) -> None:
+    configure(CELERY_FDB={"BROKER_URL": url})
+    app.send_task("shop.charge", (SECRET,), {"card": SECRET}, queue="q")
+    (spot,) = selected(operator, ADMIN)
+    address = f"{ADMIN}message?queue=q&spot={spot}&body=1"
+    assert SECRET in see(operator, address)
+    assert SECRET not in see(operator, address.removesuffix("&body=1"))
+    assert SECRET not in see(viewer, address)
+    configure(CELERY_FDB={"BROKER_URL": url, "SHOW_BODIES": False})
+    assert SECRET not in see(operator, address)
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "next_step"),
+    [
+        ({"BROKER_URL": "fdb+sqlite:////nowhere/broker.db"}, "away", "mkdir"),
+        ({"BROKER_URL": "fdb+sqlite:////tmp/nowhere.db"}, "no broker yet", "first worker or message"),
+        pytest.param(
+            {"BROKER_URL": "fdb://a:b@127.0.0.1:1/x", "CONNECT_TIMEOUT": 0.5},
+            "away",
+            "fdbcli",
+            marks=pytest.mark.foundationdb,
+        ),
+        ({"BROKER_URL": "redis://:sesame@localhost"}, "not a celery-fdb broker", "Set the app's broker_url"),
+        ({"BROKER_URL": "fdb://", "OPTIONS": {"sesion_ttl": 3}}, "unknown option", "session_ttl"),
+        ({"PAGESIZE": 3}, "unknown key", "PAGE_SIZE"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
+    configure: Any, operator: Any, settings: dict[str, Any], says: str, next_step: str
+) -> None:
+    configure(CELERY_FDB=settings)
+    for address in ("", "sessions", "messages?queue=q"):
+        page = see(operator, ADMIN + address, 503)
+        assert says in page
+        assert next_step in page
+        assert "sesame" not in page
+
+
+def test_a_store_that_comes_back_is_shown_again(configure: Any, viewer: Any, tmp_path: Path) -> None:
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+    configure(CELERY_FDB={"BROKER_URL": url})
+    see(viewer, ADMIN, 503)
+    Broker.open(url).close()
+    see(viewer, ADMIN)
+
+
+def test_what_cannot_be_read_is_a_page_without_its_secrets(
+    broker: Broker, viewer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise UnicodeDecodeError("utf-8", b"password=hunter2 \xff", 17, 18, "invalid start byte")
+
+    monkeypatch.setattr("celery_fdb.web.pages.overview.look", fail)
+    page = see(viewer, ADMIN, 422)
+    assert "be read" in page
+    assert "hunter2" not in page
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+@mounts
+def test_who_has_no_permission_sees_nothing(jobs: Any, login: Any, root: str) -> None:
+    client = login()
+    for page in (*PAGES, "static/live.js", "nothing"):
+        assert client.get(root + page).status_code == 403
+    assert client.post(f"{root}act", {"deed": "pause", "queue": "q"}).status_code == 403
+    assert "Queues" not in see(client, "/admin/")
+
+
+@pytest.mark.parametrize(("root", "status"), [(ADMIN, 302), (OWN, 200)])
+def test_who_is_not_staff_does_not_see_the_admins(jobs: Any, login: Any, root: str, status: int) -> None:
+    client = login("view_queue", "manage_queue", staff=False)
+    assert {client.get(root + page).status_code for page in PAGES} == {status}
+
+
+@mounts
+def test_strangers_are_led_to_log_in(jobs: Any, configure: Any, root: str) -> None:
+    configure(ALLOWED_HOSTS=["testserver"])
+    from django.test import Client
+
+    for page in PAGES:
+        answer = Client().get(root + page)
+        assert answer.status_code == 302
+        assert "login" in answer.headers["location"]
+    client = Client(enforce_csrf_checks=True)
+    assert client.post(f"{root}act", {"deed": "pause", "queue": "q"}).status_code in {302, 403}
+    assert not jobs.control().paused
+
+
+@mounts
+def test_a_viewer_sees_no_buttons_and_may_not_act(jobs: Any, viewer: Any, root: str) -> None:
+    see(viewer, root)
+    assert not any('name="deed"' in see(viewer, root + page) for page in PAGES)
+    for deed in DEEDS | WORKER_DEEDS:
+        for confirmed in ({}, {"confirmed": "yes"}):
+            assert act(viewer, root, deed=deed, selected="ready.00.00", **confirmed).status_code == 403
+    assert log() == []
+    assert not jobs.control().paused
+
+
+def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs: Any, operator: Any, login: Any) -> None:
+    fields = {"deed": "worker_shutdown", "queue": "worker@host"}
+    assert act(operator, ADMIN, **fields, confirmed="yes").status_code == 403
+    assert log() == []
+    other = login("view_queue", "manage_queue", "manage_worker")
+    assert "End worker@host?" in act(other, ADMIN, **fields).content.decode()
+
+
+@mounts
+def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs: Any, operator: Any, root: str) -> None:
+    fields = {"deed": "pause", "queue": "q"}
+    assert operator.get(f"{root}act", fields).status_code == 405
+    assert operator.post(root, fields).status_code in {403, 405}
+    assert operator.post(f"{root}act", fields).status_code == 403
+    foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    assert operator.get(f"{root}workers", headers=foreign).status_code == 403
+    assert not jobs.control().paused
+    assert log() == []
+
+
+# -- actions and their log ---------------------------------------------------------------------------------------------
+
+
+@mounts
+def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs: Any, operator: Any, root: str) -> None:
+    page = act(operator, root, deed="pause").content.decode()
+    assert "Paused q." in page
+    assert "Paused q." not in see(operator, f"{root}queue?queue=q"), "once"
+    assert jobs.control().paused
+    assert "Discarded 1 dead letter of q.dead." in confirm(operator, root, deed="discard_all", queue="q.dead")
+    assert log() == [("q", "Paused q."), ("q.dead", "Discarded 1 dead letter of q.dead.")]
+    assert "Paused q." in see(operator, f"{ADMIN}q/history/")
+    assert f'href="{ADMIN}q/history/"' in see(operator, f"{ADMIN}queue?queue=q")
+
+
+def test_entries_of_any_name_have_their_history(broker: Broker, operator: Any) -> None:
+    for name in ("", ".", "a\x00b", "a/b"):
+        broker.queue(name).put("x")
+        act(operator, ADMIN, deed="pause", queue=name)
+    from django.contrib.admin.models import LogEntry
+
+    for each in LogEntry.objects.all():
+        assert "\x00" not in each.change_message + each.object_id + each.object_repr
+    for address in ("_", "_.", "a\ufffdb", "a_2Fb"):
+        assert "Paused" in see(operator, f"{ADMIN}{address}/history/"), (address, log())
+
+
+class Bug(BaseException):
+    """Anything at all."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug \ud800\x00"), KeyError(), MemoryError(), Bug("gone")])
+def test_an_entry_of_the_log_always_ends(
+    jobs: Any, broker: Broker, operator: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # xdist can't hand on what is not UTF-8
+    monkeypatch.setattr(type(broker._engine.queues), "change_control", fail)
+    with suppress(type(error)):
+        act(operator, ADMIN, deed="pause")
+    ((_, told),) = log()
+    assert told.startswith(f"Pause (q): failed, {type(error).__name__}")
+
+
+def test_a_cancelled_task_is_revoked(
+    url: str, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Celery("project", broker=url, backend="cache+memory://", set_as_current=False)
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: project)
+    configure(CELERY_FDB={"APP": "project.celery:app"})
+    sent = project.send_task("shop.charge", queue="q")
+    assert "became REVOKED" in confirm(operator, ADMIN, deed="cancel", selected=selected(operator, ADMIN))
+    assert sent.state == "REVOKED"
+    project.pool.force_close_all()
+    project.close()
+
+
+def test_without_an_app_the_page_says_who_is_not_told(app: Celery, broker: Broker, operator: Any) -> None:
+    app.send_task("shop.charge", queue="q")
+    page = confirm(operator, ADMIN, deed="cancel", selected=selected(operator, ADMIN))
+    assert "Set CELERY_FDB['APP']" in html.unescape(page)
+    assert "Set CELERY_FDB['APP']" in log()[0][1]
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+@mounts
+def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
+    from asgiref.sync import async_to_sync
+    from django.test import AsyncClient
+
+    client: Any = AsyncClient()
+    client.cookies = operator.cookies
+    for page in PAGES:
+        assert async_to_sync(client.get)(root + page).status_code == 200, page
+    token = client.cookies["csrftoken"].value
+    fields = {"csrfmiddlewaretoken": token, "deed": "pause", "queue": "q", "back": root}
+    assert async_to_sync(client.post)(f"{root}act", fields).headers["location"] == root
+    assert jobs.control().paused
