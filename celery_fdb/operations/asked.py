@@ -97,8 +97,8 @@ class Asked(NamedTuple):
         return self.named is None or _fingerprint(message) in self.named
 
     def had_come(self, position: bytes) -> bool:
-        """Whether a message at this position may have been among those that were not named."""
-        return self.named is not None or position[-STAMP_BYTES:][: len(self.by)] <= self.by
+        """Whether a message at this position was there already: of those that were not named, all that is known."""
+        return bool(self.named) or position[-STAMP_BYTES:][: len(self.by)] <= self.by
 
     def check(self, now: Asked) -> None:
         """Raises :class:`AskedAnew` if some of them are gone."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.moments import seconds_of
 from celery_fdb.inspection.overview import QueueView, look
-from celery_fdb.operations.asked import AskedAnew
-from celery_fdb.operations.deed import Field, Outcome, Request
+from celery_fdb.operations.asked import Asked, AskedAnew
+from celery_fdb.operations.deed import WAITING, Field, Outcome, Request
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.operations.task_message import Arguments, make, read_json
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
-from kombu_fdb.model import Part
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
@@ -31,26 +32,22 @@ PUBLISH = (
 )
 #: How long workers may take to say which tasks they know.
 ANSWER_S = 1.0
-#: Messages moved in one transaction.
-PART = 200
+#: Of those, looked at in one transaction.
+LOOKED_AT = 1_000
 #: Messages that are deleted with their queue.
 MOST_DELETED = 100_000
 
 
 def move(broker: Broker, request: Request) -> Outcome:
-    """So many as waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
+    """Those that waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
     source, target = broker.queue(request.queue), request.fields.get("target", "").strip()
     views = look(broker, queues=[request.queue, target]).queues
     check_room(views[1], views[0])
-    number = request.asked.number
-
-    def part(mark: bytes) -> Part:
-        left = int.from_bytes(mark[:8], "big") if mark else number
-        moved = source.move(target, min(left, PART), key=request.key)
-        left -= moved
-        return Part(moved, left.to_bytes(8, "big") if moved and left > 0 else None)
-
-    return in_parts(part, request).tell("Moved", "message", f"{request} to {target}")
+    asked = request.asked
+    if not asked.number:
+        return Outcome(f"Moved 0 messages of {request} to {target}.")
+    part = partial(source.move_part, target, key=request.key)
+    return in_parts(part, request, asked.by).tell("Moved", "message", f"{request} to {target}")
 
 
 def check_room(target: QueueView, source: QueueView, limit: int | None = None) -> None:
@@ -79,15 +76,27 @@ def purge(broker: Broker, request: Request) -> Outcome:
 
 
 def delete(broker: Broker, request: Request) -> Outcome:
-    """The queue with its bindings and messages; refused while it is in use, and if it holds more than was asked."""
-    queue, asked = broker.queue(request.queue), request.asked.number
+    """The queue with its bindings and messages; refused while it is in use, and if it holds others than was asked."""
+    queue, asked = broker.queue(request.queue), request.asked
     counts = queue.stats()
     number = counts.ready + counts.delayed
-    if number > asked:
-        raise AskedAnew(asked=asked, there=number)
+    if number > asked.number or (number <= MOST_DELETED and _has_others(queue, asked)):
+        raise AskedAnew(asked=asked.number, there=number)
     if number > MOST_DELETED:
         raise QueueError("too many messages to be deleted with their queue", messages=number, fix="Purge it first.")
     return Outcome(f"Deleted {request.queue} with {plural(queue.drop(), 'message')}.")
+
+
+def _has_others(queue: Queue, asked: Asked) -> bool:
+    """Whether a message has come since it was asked for. Reads all that wait."""
+    for state in WAITING:
+        after: bytes | None = b""
+        while after is not None:
+            page = queue.page(LOOKED_AT, state=state, after=after)
+            if not all(asked.had_come(each.position) for each in page.messages):
+                return True
+            after = page.following
+    return False
 
 
 def publish(broker: Broker, request: Request) -> Outcome:

@@ -75,6 +75,7 @@ class Queue(Face[sync.Queue]):
     # -- moving and removing ---------------------------------------------------------------------------------------
 
     move = verb(sync.Queue.move)
+    move_part = verb(sync.Queue.move_part)
     delete = verb(sync.Queue.delete)
     reschedule = verb(sync.Queue.reschedule)
     purge = verb(sync.Queue.purge)

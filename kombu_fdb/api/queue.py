@@ -314,6 +314,16 @@ class Queue:
         _check_keys(key)
         return self._engine.messages.move(self.name, name, limit, key=key)
 
+    def move_part(self, target: Named | str, mark: bytes, *, key: str | None = None) -> Part:
+        """Move up to 200 of those that had come by ``mark`` (:meth:`mark`) in one transaction; the others stay.
+
+        ``mark``: of a further part, :attr:`~kombu_fdb.model.Part.following` of the part before. Raises as :meth:`move`.
+        """
+        (name,) = names_of([target])
+        _check_keys(key)
+        moved, following = self._engine.messages.move_some(self.name, name, mark, key=key)
+        return Part(moved, following or None)
+
     def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Whoever holds it finds its lease lost.
 

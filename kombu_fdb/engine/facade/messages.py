@@ -20,6 +20,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.budget import Portion
 from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
@@ -298,6 +299,21 @@ class Messages:
             moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
             total += moved
         return total
+
+    def move_some(self, source: str, target: str, mark: bytes, *, key: str | None = None) -> tuple[int, bytes]:
+        """A part of a move of what had come by a mark, in one transaction: how many, and the mark to go on with.
+
+        ``mark``: of :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or of the part before; b"" at the end.
+        """
+        if source == target:
+            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        last, cursor = mark[: control.VERSION_BYTES], mark[control.VERSION_BYTES :]
+
+        def part(limit: int) -> tuple[int, bytes]:
+            return self._run.write(lambda work: move.move_some(work, (source, key), target, (last, cursor), limit))
+
+        moved, following = Portion(move.MESSAGES_PER_TRANSACTION).run(part)
+        return moved, last + following if following else b""
 
     def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
         return self._run.write(lambda work: move.move(work, source, target, limit, key=key))

@@ -12,6 +12,8 @@ from __future__ import annotations
 from itertools import accumulate
 
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, take_out
+from kombu_fdb.engine.stored.walking import came_by, rows_from
+from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record
@@ -20,7 +22,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "move"]
+__all__ = ["MESSAGES_PER_TRANSACTION", "move", "move_some"]
 
 MESSAGES_PER_TRANSACTION = 200
 #: Of the records; what else a message adds to a transaction is small.
@@ -33,6 +35,43 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
     ``key``: the ready ones of this key only. Conflicts with a claim, or another move, of the same ones.
     """
     ready, delayed = _rows(work, source, limit, key)
+    _put(work, source, target, ready, delayed)
+    return len(ready) + len(delayed)
+
+
+def move_some(
+    work: Work, which: tuple[str, str | None], target: str, by: tuple[bytes, bytes], limit: int
+) -> tuple[int, bytes]:
+    """Move up to ``limit`` messages, and where to go on; b"" at the end.
+
+    ``which``: of this queue, and of one key or None. ``by``: those that had come by this mark, from a cursor on. What
+    came later is left, and skipped as far as it stands together.
+    """
+    (source, key), (last, cursor) = which, by
+    prefixes = (
+        (work.keys.delayed(source), work.keys.keyed(source), work.keys.ready(source))
+        if key is None
+        else (work.keys.items(source, key, EVERY_RANK),)
+    )
+    rows, following = rows_from(work, [range_of(each) for each in prefixes], cursor, limit)
+    meant = [row for row in rows if came_by(last, row[0]) and _is_readable(work.keys, row[0])]
+    moved = _light(meant)
+    if len(moved) < len(meant):
+        following = moved[-1][0] + b"\x00"
+    elif following and not came_by(last, rows[-1][0]):
+        following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
+    delayed = work.keys.delayed(source)
+    _put(
+        work,
+        source,
+        target,
+        [row for row in moved if not row[0].startswith(delayed)],
+        [row for row in moved if row[0].startswith(delayed)],
+    )
+    return len(moved), following
+
+
+def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: list[KeyValue]) -> None:
     _take(work, source, ready + delayed)
     for name, value in ready:
         place_key, rank = split_place(work.keys.place(source, name))
@@ -40,7 +79,6 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
         put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(value, target))
-    return len(ready) + len(delayed)
 
 
 def _by_name(value: bytes, target: str) -> Record | bytes:

@@ -23,7 +23,7 @@ from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
-from kombu_fdb.engine.stored.walking import rows_from
+from kombu_fdb.engine.stored.walking import came_by, rows_from
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import arguments
@@ -169,21 +169,17 @@ def purge_part(
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
-    purged = [row for row in rows if _came_by(last, row[0])]
+    purged = [row for row in rows if came_by(last, row[0])]
     for row in purged:  # chunks first: SQLite then gives back whole pages, and writes few of them to a full disk
         delete(work, Message(queue, *row))
     take_out(work, queue, purged)
-    if following and not _came_by(last, rows[-1][0]):
+    if following and not came_by(last, rows[-1][0]):
         following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
     if not following:
         deleting = work.tr.get(work.keys.deleting(queue))
         if deleting is not None and deleting <= last:
             work.tr.clear(work.keys.deleting(queue))
     return len(purged), following
-
-
-def _came_by(last: bytes, key: bytes) -> bool:
-    return key[-STAMP_BYTES:][:VERSION_BYTES] <= last
 
 
 # -- exchanges and bindings --------------------------------------------------------------------------------------------

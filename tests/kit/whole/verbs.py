@@ -291,6 +291,9 @@ VERBS: dict[str, Verb] = {
     "messages.reschedule": lambda s: s.engine.messages.reschedule("q", _page(s)[0], 0, payload=b"other"),
     "messages.cancel": lambda s: [s.engine.messages.cancel(task_id) for task_id in ("ready", "delayed", "dead")],
     "messages.move": lambda s: [s.engine.messages.move(queue, "target") for queue in ("q", "fair")],
+    "messages.move_some": lambda s: _by_cursor(
+        lambda mark: s.engine.messages.move_some("q", "target", mark or s.engine.queues.last("q"))[1]
+    ),
     # -- queues
     "queues.declare": _declare_again,
     "queues.delete": lambda s: [s.engine.queues.delete(queue) for queue in ("q", "fair", "full", "shared")],

@@ -76,6 +76,23 @@ def test_a_restore_whose_answer_is_lost_happens_once(bench, faults):
     assert bench.counts() == (3, 3, 0)
 
 
+@pytest.mark.parametrize("faults", LOST)
+def test_parts_of_a_move_take_what_had_come_and_leave_the_rest(bench, faults):
+    fill(bench)
+    mark = bench.engine.queues.last("q")
+    fill(bench, 300)
+    bench.database.faults.at_commits(*faults)
+    moved = 0
+    for _ in range(50):
+        part, mark = bench.engine.messages.move_some("q", "other", mark)
+        moved += part
+        if not mark:
+            break
+    assert (moved, mark) == (7, b"")
+    assert bench.counts("other") == (6, 1, 0)
+    assert bench.counts() == (600, 1, 0)
+
+
 def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
     fill(bench)
     other, taken = bench.another(), []

@@ -399,6 +399,19 @@ def test_what_comes_while_a_person_is_asked_stays(
     assert len(spots(queue="q")) == (3 if name.startswith("replay") else 0 if is_dead else 1)
 
 
+def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker) -> None:
+    """Though they are no more than that."""
+    deed, jobs = DEEDS["delete_queue"], broker.declare("q")
+    jobs.put_many([b"shown"] * 2)
+    request = deed.ask(broker, Request("q"))
+    for job in jobs.take_many(2, 0):
+        job.ack()
+    jobs.put(b"late")
+    with pytest.raises(AskedAnew, match="asked=2, there=1"):
+        perform(broker, deed, request, LogAudit("ann"))
+    assert jobs.count() == 1
+
+
 def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None:
     deed = DEEDS["delete_queue"]
     broker.declare("q").put(b"shown")
@@ -421,9 +434,14 @@ def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> Non
     request = deed.ask(broker, Request("q", key=key, fields={"target": "other"}))
     number = 5 if key is None else 3
     assert deed.question(request).startswith(f"Move {number} waiting messages of ")
+    broker.queue("q").put_many([b"late"] * 400, key="acme")
+    taken = broker.queue("q").take_many(2, 0)  # what comes meanwhile does not stand in for them
     broker.queue("q").put_many([b"late"] * 4, key="acme")
-    perform(broker, deed, request, LogAudit("ann"))
-    assert broker.queue("other").count() == number
+    shown = sum(each.payload == b"shown" for each in broker.queue("q").peek(1000, key=key))
+    assert shown + sum(key in (None, each.key) for each in taken) == number
+    outcome = perform(broker, deed, request, LogAudit("ann"))
+    assert (outcome.following, outcome.text.split()[1]) == ("", str(shown))
+    assert {each.payload for each in broker.queue("other").peek(1000)} == {b"shown"}
 
 
 @pytest.mark.parametrize("name", [each for each, deed in DEEDS.items() if deed.by_filter or deed.on_whole])
