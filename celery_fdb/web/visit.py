@@ -18,7 +18,10 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
 
-__all__ = ["Visit"]
+__all__ = ["MOST_SHOWN", "Visit"]
+
+#: Rows of a table, and choices of a form; a page says how many there are.
+MOST_SHOWN = 500
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from celery_fdb.operations.deed import Deed, Request, names_of, perform
 from celery_fdb.operations.remote.workers import WORKER_DEEDS
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
 
@@ -78,7 +78,7 @@ def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = 
         question=deed.question(asked),
         form=form,
         kept={name: value for name, value in asked.fields.items() if name not in named},
-        queues=sorted(broker.queues()) if any(each.kind == "queue" for each in form) else [],
+        queues=sorted(broker.queues())[:MOST_SHOWN] if any(each.kind == "queue" for each in form) else [],
         back=visit.sent("back"),
         error=error,
     )

@@ -9,7 +9,7 @@ from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.catalogue import offered_on_cause
 from celery_fdb.web.pages.messages import wanted_of
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -29,7 +29,8 @@ def dead(visit: Visit, broker: Broker) -> Response:
     homes = dead_queues(broker, seen)
     held = [each for each in seen.queues if each.name in homes]
     held.sort(key=lambda each: (-each.ready, each.name))
-    return visit.page("dead", queues=[(each, ", ".join(sorted(homes[each.name]))) for each in held])
+    shown = [(each, ", ".join(sorted(homes[each.name]))) for each in held[:MOST_SHOWN]]
+    return visit.page("dead", queues=shown, total=len(held))
 
 
 def causes(visit: Visit, broker: Broker) -> Response:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from celery_fdb.inspection.overview import look, look_at_keys
 from celery_fdb.operations.catalogue import offered_on_queue
 from celery_fdb.web.page import NotThere
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
@@ -17,8 +17,6 @@ __all__ = ["queue", "queues"]
 
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
-#: Queues on one page; the others are found by their names.
-MOST_SHOWN = 500
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
@@ -29,10 +27,8 @@ def queues(visit: Visit, broker: Broker) -> Response:
     views = seen.live_queues if shows_all else seen.own_queues
     views = [each for each in views if name in each.name.casefold()]
     hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
-    more = max(len(views) - MOST_SHOWN, 0)
-    return visit.page(
-        "queues", queues=views[:MOST_SHOWN], more=more, hidden=hidden, shows_all=shows_all, q=visit.asked("q")
-    )
+    shown = views[:MOST_SHOWN]
+    return visit.page("queues", queues=shown, total=len(views), hidden=hidden, shows_all=shows_all, q=visit.asked("q"))
 
 
 def queue(visit: Visit, broker: Broker) -> Response:

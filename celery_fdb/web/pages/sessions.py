@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from celery_fdb.inspection.overview import SessionView, is_internal, look
 from celery_fdb.inspection.sessions import heard_s, state_of
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 
 __all__ = ["sessions"]
@@ -32,4 +32,4 @@ def sessions(visit: Visit, broker: Broker) -> Response:
     seen = look(broker, queues=(), held=True)
     rows = [Row(each, heard_s(seen, each)) for each in seen.sessions]
     rows.sort(key=lambda row: (row.state != "silent", row.view.host, row.view.pid or 0))
-    return visit.page("sessions", sessions=rows, asides=seen.asides)
+    return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)

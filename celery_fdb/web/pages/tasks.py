@@ -14,7 +14,7 @@ from celery_fdb.history.views.opening import HistoryOff
 from celery_fdb.history.views.runs import RunsPage, active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
 from celery_fdb.inspection.message import view_of
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
 
@@ -33,7 +33,7 @@ def tasks(visit: Visit, broker: Broker) -> Response:
         seen = look_at_tasks(broker, period_s=PERIODS.get(period, HOUR_S), clock=visit.settings.clock)
     except HistoryOff:
         return visit.page("no_history", title="Tasks", here="tasks")
-    return visit.page("tasks", seen=seen, period=period, periods=list(PERIODS))
+    return visit.page("tasks", seen=seen, shown=seen.tasks[:MOST_SHOWN], period=period, periods=list(PERIODS))
 
 
 def runs(visit: Visit, broker: Broker) -> Response:

@@ -394,8 +394,8 @@ def test_a_deed_on_one_key_goes_on_with_that_key(
 ) -> None:
     from celery_fdb.operations import queues
 
-    monkeypatch.setattr(queues, "PART", 2)
-    monkeypatch.setattr(queues, "in_parts", lambda part, request: in_parts(part, request, most=1))
+    monkeypatch.setattr("kombu_fdb.engine.messages.move.MESSAGES_PER_TRANSACTION", 2)
+    monkeypatch.setattr(queues, "in_parts", lambda part, request, by: in_parts(part, request, by, most=1))
     for key in ("acme", "other"):
         for _ in range(5):
             broker.queue("jobs").put("a", key=key)

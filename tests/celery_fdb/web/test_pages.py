@@ -16,7 +16,7 @@ import pytest
 
 from celery_fdb.inspection import overview
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.pages import queues
+from celery_fdb.web.pages import dead_letters, deeds, queues, sessions
 from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
 
@@ -63,8 +63,27 @@ def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeyp
         broker.queue(f"jobs{number}").put("x")
     page = viewer.see("/queues")
     assert page.count("<tr data-queue") == 2
-    assert "and 3 more" in page
+    assert "The first 2 of 5 queues" in page
     assert "jobs4" in viewer.see("/queues", q="s4")
+
+
+def test_no_table_and_no_list_of_choices_shows_everything(
+    operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for page in (dead_letters, deeds, sessions):
+        monkeypatch.setattr(page, "MOST_SHOWN", 2)
+    for number in range(3):
+        broker._engine.sessions.open({"host": f"host{number}"})
+        broker.queue(f"jobs{number}").put("x")
+        broker.queue(f"jobs{number}").take(0).bury()  # type: ignore[union-attr]
+    page = operator.see("/dead")
+    assert page.count("each letter</a>") == 2
+    assert "The first 2 of 3 queues, the longest first." in page
+    page = operator.see("/sessions")
+    assert page.count("alive</span>") == 2
+    assert "The first 2 of 4 sessions, silent ones first." in page
+    page = operator.submit("/act", deed="move", queue="jobs0", back="/")
+    assert page.count("<option value=") == 2
 
 
 def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Broker) -> None:
