@@ -1,4 +1,4 @@
-"""``search``, ``run-now``, ``reschedule``, ``publish`` and ``delete``: what the pages do, from a terminal."""
+"""What the pages do, from a terminal: their search, and actions of their catalogue with the same questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.moments import moment, seconds_of
 from celery_fdb.inspection.search import Scope
 from celery_fdb.inspection.search import search as search_page
-from celery_fdb.operations import queues, rescheduling
 from celery_fdb.operations.catalogue import DEEDS
 from celery_fdb.operations.deed import Outcome, Request
 from kombu_fdb.api.arguments import State
@@ -24,7 +23,7 @@ from kombu_fdb.model import Listed
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["delete", "publish", "reschedule", "run_now", "search"]
+__all__ = ["delete", "pause", "publish", "purge", "reschedule", "resume", "run_now", "search"]
 
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +94,7 @@ def _described(run: Run, listed: Listed, *, body: bool) -> dict[str, Any]:
 @click.argument("task_id")
 def run_now(run: Run, *, task_id: str) -> Answer:
     """Make the delayed messages of the task TASK_ID ready now."""
-    return _each(run, task_id, rescheduling.run_now, ("delayed",))
+    return _each(run, task_id, "run_now", ("delayed",))
 
 
 @command()
@@ -103,18 +102,16 @@ def run_now(run: Run, *, task_id: str) -> Answer:
 @click.argument("due")
 def reschedule(run: Run, *, task_id: str, due: str) -> Answer:
     """Make the waiting messages of the task TASK_ID due at DUE: 2031-12-31T23:59, in UTC, or in 90s, 10m, 2h, 7d."""
-    return _each(run, task_id, rescheduling.reschedule, ("ready", "delayed"), due=due)
+    return _each(run, task_id, "reschedule", ("ready", "delayed"), due=due)
 
 
-def _each(
-    run: Run, task_id: str, deed: Callable[[Any, Request], Outcome], states: tuple[str, ...], **fields: str
-) -> Answer:
+def _each(run: Run, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
     """Raises ``Refused`` if the task has no message in such a state."""
     found = [each for each in run.broker.spots(task_id) if each.message.state in states and not each.message.deaths]
     if not found:
         fix = "`find` shows where its messages are."
         raise Refused(f"the task has no {' or '.join(states)} message", task_id=task_id, fix=fix)
-    done = [deed(run.broker, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
+    done = [_do(run, name, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
     number = sum(1 - each.missed for each in done)
     return Answer({"task_id": task_id, "changed": number}, [each.text for each in done])
 
@@ -129,7 +126,7 @@ def _each(
 @click.option("--priority", default="", help="0 to 9.")
 def publish(run: Run, *, queue: str, **fields: str) -> Answer:
     """Publish a task named TASK to QUEUE, as Celery would: to try a worker out."""
-    outcome = queues.publish(run.broker, Request(queue, fields=fields))
+    outcome = _do(run, "publish", Request(queue, fields=fields))
     return Answer({"queue": queue, "task": fields["task"], "task_id": outcome.text.split()[2]}, [outcome.text])
 
 
@@ -139,8 +136,54 @@ def publish(run: Run, *, queue: str, **fields: str) -> Answer:
 def delete(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete QUEUE with its bindings, limits and waiting messages. Refused while anybody uses it."""
     known(run, queue)
-    request = DEEDS["delete_queue"].ask(run.broker, Request(queue))
-    number = request.asked.number
-    run.confirm(f"Delete {clean(queue)} with {plural(number, 'message')} for good?", yes=yes)
-    outcome = queues.delete(run.broker, request)
-    return Answer({"queue": queue, "deleted": number}, [outcome.text])
+    request = _asked(run, "delete_queue", queue, yes=yes)
+    outcome = _do(run, "delete_queue", request)
+    return Answer({"queue": queue, "deleted": request.asked.number}, [outcome.text])
+
+
+@command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+def purge(run: Run, *, queue: str, yes: bool) -> Answer:
+    """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
+    known(run, queue)
+    outcome = _do(run, "purge", _asked(run, "purge", queue, yes=yes))
+    return Answer({"queue": queue, "deleted": outcome.number}, [outcome.text])
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+def pause(run: Run, *, queue: str, key: str | None) -> Answer:
+    """Stop delivering messages of QUEUE, or of one KEY of it. Messages that workers hold are not affected."""
+    known(run, queue)
+    outcome = _do(run, "pause", Request(queue, key=key))
+    return Answer({"queue": queue, "key": key, "paused": True}, [outcome.text])
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+def resume(run: Run, *, queue: str, key: str | None) -> Answer:
+    """Deliver messages of QUEUE, or of one KEY of it, again. Waiting consumers wake up."""
+    known(run, queue)
+    outcome = _do(run, "resume", Request(queue, key=key))
+    return Answer({"queue": queue, "key": key, "paused": False}, [outcome.text])
+
+
+def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:
+    """The request, once its question is answered; an empty queue needs no question. Raises ``click.Abort``."""
+    deed = DEEDS[name]
+    request = deed.ask(run.broker, Request(queue))
+    if request.asked.number or name == "delete_queue":
+        run.confirm(clean(deed.question(request)), yes=yes)
+    return request
+
+
+def _do(run: Run, name: str, request: Request) -> Outcome:
+    """All parts of it."""
+    deed = DEEDS[name]
+    outcome = deed.run(run.broker, request)
+    while outcome.following:
+        outcome = deed.run(run.broker, request._replace(mark=outcome.following))
+    return outcome

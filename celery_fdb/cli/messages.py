@@ -1,4 +1,4 @@
-"""``peek``, ``find``, ``cancel``, ``move`` and ``purge``: single messages, and all of a queue."""
+"""``peek``, ``find``, ``cancel`` and ``move``: single messages, and those of a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "purge", "shown"]
+__all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "shown"]
 
 #: After a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
@@ -142,20 +142,3 @@ def move(run: Run, *, source: str, target: str, limit: int | None, key: str | No
         check_room(known(run, target), known(run, source), limit)
     count = run.broker.queue(source).move(target, limit, key=key)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])
-
-
-@command()
-@click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
-def purge(run: Run, *, queue: str, yes: bool) -> Answer:
-    """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
-    purged, count = run.broker.queue(queue), 0
-    mark: bytes | None = purged.mark()  # before they are counted: what comes while somebody is asked stays
-    view = known(run, queue)
-    number = view.ready + view.delayed
-    if number:
-        run.confirm(f"Delete {number:,} messages of {clean(queue)} for good?", yes=yes)
-    while number and mark:
-        part = purged.purge_part(mark)
-        count, mark = count + part.number, part.following
-    return Answer({"queue": queue, "deleted": count}, [f"deleted {plural(count, 'message')}"])

@@ -1,4 +1,4 @@
-"""``pause``, ``resume`` and ``limit``: how queues and keys are worked on, changed while everything runs."""
+"""``limit``: how keys are worked on, changed while everything runs."""
 
 from __future__ import annotations
 
@@ -13,33 +13,9 @@ from celery_fdb.inspection.moments import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import MOST
 
-__all__ = ["DURATION", "RATE", "limit", "pause", "resume"]
+__all__ = ["DURATION", "RATE", "limit"]
 
 WHOLE = click.IntRange(-1, MOST)
-
-
-@command()
-@click.argument("queue")
-@click.argument("key", required=False)
-def pause(run: Run, *, queue: str, key: str | None) -> Answer:
-    """Stop delivering messages of QUEUE, or of one KEY of it. Messages that workers hold are not affected."""
-    return _switch(run, queue, key, paused=True)
-
-
-@command()
-@click.argument("queue")
-@click.argument("key", required=False)
-def resume(run: Run, *, queue: str, key: str | None) -> Answer:
-    """Deliver messages of QUEUE, or of one KEY of it, again. Waiting consumers wake up."""
-    return _switch(run, queue, key, paused=False)
-
-
-def _switch(run: Run, queue: str, key: str | None, *, paused: bool) -> Answer:
-    known(run, queue)
-    target = run.broker.queue(queue)
-    (target.pause if paused else target.resume)(key)
-    what = queue if key is None else f"key {key} of {queue}"
-    return Answer({"queue": queue, "key": key, "paused": paused}, [f"{'paused' if paused else 'resumed'} {what}"])
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers

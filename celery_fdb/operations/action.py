@@ -125,12 +125,14 @@ class Outcome(NamedTuple):
     """``text``: what was done, for the user and the audit. ``missed``: messages that had moved.
 
     ``following``: the mark to go on with; "" if all is done. ``audited``: what the audit tells instead of ``text``.
+    ``number`` of messages, of an action in parts.
     """
 
     text: str
     missed: int = 0
     following: str = ""
     audited: str = ""
+    number: int = 0
 
 
 class Field(NamedTuple):

@@ -36,9 +36,9 @@ class Progress(NamedTuple):
         """For example: Replayed 2 dead letters of celery.dead."""
         done, here = (f"{verb} {plural(number, noun)} of {of}" for number in (self.number, self.here))
         if not self.following:
-            return Outcome(f"{done}.", audited=f"{here}.")
+            return Outcome(f"{done}.", audited=f"{here}.", number=self.number)
         rest = "the rest is still to be done."
-        return Outcome(f"{done} so far; {rest}", 0, self.following, f"{here}; {rest}")
+        return Outcome(f"{done} so far; {rest}", 0, self.following, f"{here}; {rest}", self.number)
 
 
 def in_parts(part: Callable[[bytes], Part], request: Request, first: bytes = b"", most: int = MOST_PARTS) -> Progress:

@@ -348,7 +348,7 @@ def test_purge_asks_first(run, broker):
     jobs.put("c", delay=100)
     result = run("purge", "jobs", given="n\n")
     assert (result.code, jobs.stats().ready) == (1, 2)
-    assert "Delete 3 messages of jobs for good?" in result.err
+    assert "Delete 3 waiting messages of jobs for good?" in result.err
     assert run("purge", "jobs", "--yes", "--json").json == {"queue": "jobs", "deleted": 3}
     assert jobs.stats().ready + jobs.stats().delayed == 0
 
