@@ -16,8 +16,8 @@ from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.moments import moment, seconds_of
 from celery_fdb.inspection.search import Scope
 from celery_fdb.inspection.search import search as search_page
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Outcome, Request
+from celery_fdb.operations.action import Outcome, Request
+from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Listed
 from kombu_fdb.primitives.clock import SystemClock
@@ -173,17 +173,17 @@ def resume(run: Run, *, queue: str, key: str | None) -> Answer:
 
 def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:
     """The request, once its question is answered; an empty queue needs no question. Raises ``click.Abort``."""
-    deed = DEEDS[name]
-    request = deed.ask(run.broker, Request(queue))
+    action = ACTIONS[name]
+    request = action.ask(run.broker, Request(queue))
     if request.asked.number or name == "delete_queue":
-        run.confirm(clean(deed.question(request)), yes=yes)
+        run.confirm(clean(action.question(request)), yes=yes)
     return request
 
 
 def _do(run: Run, name: str, request: Request) -> Outcome:
     """All parts of it."""
-    deed = DEEDS[name]
-    outcome = deed.run(run.broker, request)
+    action = ACTIONS[name]
+    outcome = action.run(run.broker, request)
     while outcome.following:
-        outcome = deed.run(run.broker, request._replace(mark=outcome.following))
+        outcome = action.run(run.broker, request._replace(mark=outcome.following))
     return outcome

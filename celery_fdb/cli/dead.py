@@ -266,7 +266,7 @@ def _at(ms: int) -> str:
 def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None) -> Answer:
     """Replay the dead letter ID with other arguments. It has to be a Celery task in JSON, not compressed."""
     from celery_fdb.operations import editing  # imports much of Celery
-    from celery_fdb.operations.deed import Request
+    from celery_fdb.operations.action import Request
 
     fields = _given({"args": args, "kwargs": kwargs})
     if not fields:

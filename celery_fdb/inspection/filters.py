@@ -1,4 +1,4 @@
-"""Filters: which messages of a queue a page shows, and which of them a deed is done to. One predicate for both.
+"""Filters: which messages of a queue a page shows, and which of them an action is done to. One predicate for both.
 
 As fields of a form or an address, all of them optional:
 

@@ -1,10 +1,10 @@
-"""What people do to a broker through a page: each deed with its question, its form, and how it is done under an audit.
+"""What people do to a broker: each action with its question, its form, and how it is done under an audit.
 
-A deed is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
+An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
 they were seen. One that has moved meanwhile, because a worker took it or somebody else was faster, is left alone and
-counted as missed. A deed on all that match is done to those that its question was about (``asked.py``).
+counted as missed. An action on all that match is done to those that its question was about (``asked.py``).
 
-A deed on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
+An action on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
 messages that were selected says how many of them it left for want of time. What was done is done, whatever becomes of
 the rest.
 """
@@ -38,7 +38,7 @@ from kombu_fdb.primitives.ranges import shown
 __all__ = [
     "EVERYWHERE",
     "QUOTED",
-    "Deed",
+    "Action",
     "Done",
     "Field",
     "Outcome",
@@ -53,16 +53,16 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Stands for the queue of a deed on all queues of dead letters.
+#: Stands for the queue of an action on all queues of dead letters.
 EVERYWHERE = "all queues of dead letters"
 #: Ends the name of a field whose value is quoted, as in an address.
 QUOTED = ".quoted"
-#: States of messages that a deed on all acts upon.
+#: States of messages that an action on all acts upon.
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
 
 class Request(NamedTuple):
-    """What a deed is to act upon."""
+    """What an action is to act upon."""
 
     queue: str
     spots: Sequence[Spot] = ()
@@ -73,7 +73,7 @@ class Request(NamedTuple):
     #: The project's, for the results of its tasks; without one, what the user is to do.
     app: Celery | None = None
     fix_app: str = ""
-    #: Of the form, by the names of the deed's fields and of the filter's (``inspection/filters.py``).
+    #: Of the form, by the names of the action's fields and of the filter's (``inspection/filters.py``).
     fields: Mapping[str, str] = {}
     #: Where the part before has ended; "" to begin with.
     mark: str = ""
@@ -90,14 +90,14 @@ class Request(NamedTuple):
 
     @property
     def untold(self) -> str:
-        """Who is not told of a deed, without an app; "" with one."""
+        """Who is not told of an action, without an app; "" with one."""
         if self.app is not None:
             return ""
         return f"Results and chords are not updated, because no Celery app is known here. {self.fix_app}".rstrip()
 
     @property
     def state(self) -> State:
-        """In which those of a deed on all are: ready unless the fields say delayed. Raises ``InvalidArgument``."""
+        """In which those of an action on all are: ready unless the fields say delayed. Raises ``InvalidArgument``."""
         asked = self.fields.get("state") or "ready"
         for each in WAITING:
             if asked == each:
@@ -106,12 +106,12 @@ class Request(NamedTuple):
 
     @property
     def filter(self) -> Filter:
-        """Which messages, of a deed on all that match. Raises ``InvalidArgument``."""
+        """Which messages, of an action on all that match. Raises ``InvalidArgument``."""
         return Filter.of(self.fields, self.zone)
 
     @property
     def asked(self) -> Asked:
-        """What the question of a deed on many was about. Raises ``InvalidArgument``."""
+        """What the question of an action on many was about. Raises ``InvalidArgument``."""
         return Asked.parse(self.fields.get(asked.FIELD, ""))
 
     @property
@@ -136,7 +136,7 @@ class Outcome(NamedTuple):
 
 
 class Field(NamedTuple):
-    """An input of a deed's form. ``kind``: text, number, json, moment or queue."""
+    """An input of an action's form. ``kind``: text, number, json, moment or queue."""
 
     name: str
     label: str
@@ -147,7 +147,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class Action:
     """``wording`` is the question.
 
     It is formatted with ``target``, ``number`` of messages that are selected or match, ``which`` those are, and
@@ -195,7 +195,7 @@ class Deed:
         return self.wording.format(target=request, number=number, told=told, which=which)
 
     def noun(self, request: Request) -> str:
-        """Of what a deed on many is done to. Raises ``InvalidArgument``."""
+        """Of what an action on many is done to. Raises ``InvalidArgument``."""
         if self.on_whole:
             return "waiting message"
         return f"{request.state} message" if self.on_waiting else "dead letter"
@@ -239,18 +239,18 @@ class Deed:
         return [each._replace(value=given.get(each.name, each.value)) for each in self.fields]
 
 
-def perform(broker: Broker, deed: Deed, request: Request, audit: Audit) -> Outcome:
-    """Do it, with an entry of the audit that tells how it ended. Raises what the deed raises."""
-    deed.check(request)
-    deed.check_asked(broker, request)
-    entry = audit.begin(request.queue, f"{deed.label} ({request}): begun.")
-    ending = f"{deed.label} ({request}): interrupted"
+def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:
+    """Do it, with an entry of the audit that tells how it ended. Raises what the action raises."""
+    action.check(request)
+    action.check_asked(broker, request)
+    entry = audit.begin(request.queue, f"{action.label} ({request}): begun.")
+    ending = f"{action.label} ({request}): interrupted"
     try:
-        outcome = deed.run(broker, request)
+        outcome = action.run(broker, request)
         ending = outcome.audited or outcome.text
     except BaseException as error:
         reason = str(error) if isinstance(error, KombuFDBError) else f"{type(error).__name__}: {error}"
-        ending = f"{deed.label} ({request}): failed, {reason}"
+        ending = f"{action.label} ({request}): failed, {reason}"
         raise
     finally:
         entry.complete(ending)
@@ -264,7 +264,7 @@ def carried(name: str, value: str) -> tuple[str, str]:
     """A hidden field of a form that comes back as it was sent.
 
     Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
-    and its field's name says so. Else a deed would be done to a queue or key of another name.
+    and its field's name says so. Else an action would be done to a queue or key of another name.
     """
     if value.isprintable():
         return name, value

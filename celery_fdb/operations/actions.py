@@ -1,4 +1,4 @@
-"""All deeds by name, and which of them a page offers."""
+"""All actions by name, and which of them a page offers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import QueueView
 from celery_fdb.operations import cancelling, dead_letters, editing, limiting, queues, rescheduling
-from celery_fdb.operations.deed import Deed
+from celery_fdb.operations.action import Action
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["DEEDS", "offered", "offered_on_all", "offered_on_cause", "offered_on_key", "offered_on_queue"]
+__all__ = ["ACTIONS", "offered", "offered_on_all", "offered_on_cause", "offered_on_key", "offered_on_queue"]
 
 _ON_QUEUES_AND_KEYS = (
-    Deed(
+    Action(
         "pause",
         "Pause",
         "Stop delivering messages of {target}? Messages that workers hold are not affected.",
         limiting.pause,
         takes_key=True,
     ),
-    Deed("resume", "Resume", "Deliver messages of {target} again?", limiting.resume, takes_key=True),
-    Deed(
+    Action("resume", "Resume", "Deliver messages of {target} again?", limiting.resume, takes_key=True),
+    Action(
         "limit",
         "Set limits",
         "Set these limits of {target}? They apply from the next message on. Without a key they hold for every key that "
@@ -31,7 +31,7 @@ _ON_QUEUES_AND_KEYS = (
         prefill=limiting.limits,
         takes_key=True,
     ),
-    Deed(
+    Action(
         "unlimit",
         "Remove limits",
         "Remove the limits of {target}? A key has the limits of every key again.",
@@ -40,8 +40,8 @@ _ON_QUEUES_AND_KEYS = (
     ),
 )
 _ON_QUEUES = (
-    Deed("publish", "Publish a task", "Publish a task to {target}?", queues.publish, fields=queues.PUBLISH),
-    Deed(
+    Action("publish", "Publish a task", "Publish a task to {target}?", queues.publish, fields=queues.PUBLISH),
+    Action(
         "move",
         "Move messages",
         "Move {number} of {target} to the end of another queue, as they are?",
@@ -50,7 +50,7 @@ _ON_QUEUES = (
         on_whole=True,
         takes_key=True,
     ),
-    Deed(
+    Action(
         "purge",
         "Purge",
         "Delete {number} of {target} for good? Their results stay as they are: to have them REVOKED, cancel the "
@@ -59,7 +59,7 @@ _ON_QUEUES = (
         destroys=True,
         on_whole=True,
     ),
-    Deed(
+    Action(
         "delete_queue",
         "Delete queue",
         "Delete {target} with its bindings, its limits and {number} for good?",
@@ -69,8 +69,8 @@ _ON_QUEUES = (
     ),
 )
 _ON_DEAD_LETTERS = (
-    Deed("replay", "Replay", "Replay {number}, each to the queue it died in?", dead_letters.replay, selects=True),
-    Deed(
+    Action("replay", "Replay", "Replay {number}, each to the queue it died in?", dead_letters.replay, selects=True),
+    Action(
         "edit",
         "Edit and replay",
         "Replay {number} of {target} with these arguments, to the queue it died in?",
@@ -81,7 +81,7 @@ _ON_DEAD_LETTERS = (
         prefill=editing.arguments,
         shows_body=True,
     ),
-    Deed(
+    Action(
         "discard",
         "Discard",
         "Delete {number} of {target} for good?",
@@ -89,14 +89,14 @@ _ON_DEAD_LETTERS = (
         selects=True,
         destroys=True,
     ),
-    Deed(
+    Action(
         "replay_all",
         "Replay all",
         "Replay {number} of {target}{which}, each to the queue it died in?",
         dead_letters.replay_all,
         by_filter=True,
     ),
-    Deed(
+    Action(
         "discard_all",
         "Discard all",
         "Delete {number} of {target}{which} for good?",
@@ -104,7 +104,7 @@ _ON_DEAD_LETTERS = (
         destroys=True,
         by_filter=True,
     ),
-    Deed(
+    Action(
         "replay_everywhere",
         "Replay all",
         "Replay {number} of {target}{which}, each to the queue it died in?",
@@ -112,7 +112,7 @@ _ON_DEAD_LETTERS = (
         by_filter=True,
         everywhere=True,
     ),
-    Deed(
+    Action(
         "discard_everywhere",
         "Discard all",
         "Delete {number} of {target}{which} for good?",
@@ -123,14 +123,14 @@ _ON_DEAD_LETTERS = (
     ),
 )
 _ON_MESSAGES = (
-    Deed(
+    Action(
         "run_now",
         "Run now",
         "Make {number} of {target} ready now, instead of waiting until due?",
         rescheduling.run_now,
         selects=True,
     ),
-    Deed(
+    Action(
         "reschedule",
         "Reschedule",
         "Make {number} of {target} due at another moment?",
@@ -138,7 +138,7 @@ _ON_MESSAGES = (
         selects=True,
         fields=rescheduling.FIELDS,
     ),
-    Deed(
+    Action(
         "cancel",
         "Cancel",
         "Delete {number} of {target} for good? A worker that already runs one goes on, and may store its result. "
@@ -147,7 +147,7 @@ _ON_MESSAGES = (
         selects=True,
         destroys=True,
     ),
-    Deed(
+    Action(
         "cancel_all",
         "Cancel all",
         "Delete {number} of {target}{which} for good? {told}",
@@ -158,10 +158,10 @@ _ON_MESSAGES = (
     ),
 )
 
-DEEDS = {each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES)}
+ACTIONS = {each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES)}
 
 
-def offered(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
+def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     """For messages that are selected, all in one state.
 
     Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
@@ -175,7 +175,7 @@ def offered(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
     return _named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
 
 
-def offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
+def offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     """For all messages of the queue in the state of the rows, or all that match a filter."""
     states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX):
@@ -183,21 +183,21 @@ def offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Deed]:
     return _named("cancel_all") if states and "leased" not in states else []
 
 
-def offered_on_cause(*, everywhere: bool = False) -> list[Deed]:
+def offered_on_cause(*, everywhere: bool = False) -> list[Action]:
     """For the dead letters of one cause, of a queue or of all queues."""
     return _named("replay_everywhere", "discard_everywhere") if everywhere else _named("replay_all", "discard_all")
 
 
-def offered_on_queue(view: QueueView) -> list[Deed]:
+def offered_on_queue(view: QueueView) -> list[Action]:
     """For the queue as a whole."""
     pausing_ = "resume" if view.paused else "pause"
     return _named(pausing_, "limit", "unlimit", "publish", "move", "purge", "delete_queue")
 
 
-def offered_on_key(*, paused: bool, limited: bool) -> list[Deed]:
+def offered_on_key(*, paused: bool, limited: bool) -> list[Action]:
     """For one key of a queue."""
     return _named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")
 
 
-def _named(*found: str) -> list[Deed]:
-    return [DEEDS[name] for name in found]
+def _named(*found: str) -> list[Action]:
+    return [ACTIONS[name] for name in found]

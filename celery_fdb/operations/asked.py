@@ -1,12 +1,13 @@
-"""What a deed on many messages was asked about: its question counts them, and its form tells which they were.
+"""What an action on many messages was asked about: its question counts them, and its form tells which they were.
 
 Model. The question on all that match looks through the messages and notes a fingerprint of each one that matches. When
-it comes back confirmed, the deed is done to those and to no others: what has come meanwhile is left alone, whatever it
-is called. If some of them are gone, the deed is refused before it begins, and the question is put anew; a deed on
+it comes back confirmed, the action is done to those and to no others: what has come meanwhile is left alone, whatever
+it is called. If some of them are gone, the action is refused before it begins, and the question is put anew; one on
 waiting messages is not refused for that, as workers take them all the time.
 
-Where there are too many to be named, the question says "at least", and the deed is done to all that match and had come
-by then. The question on a whole queue has its number from the counters, and the deed is done to what had come by then.
+Where there are too many to be named, the question says "at least", and the action is done to all that match and had
+come by then. The question on a whole queue has its number from the counters, and the action is done to what had come by
+then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit: an entry for each deed, begun before it and completed after it, however it ends.
+"""The audit: an entry for each action, begun before it and completed after it, however it ends.
 
 So nothing is done without an entry. One that was begun and never completed means that the process died in between.
 Where entries are kept is the caller's: the Django admin writes its own log, everybody else may write a program's.
@@ -17,17 +17,17 @@ logger = logging.getLogger("celery_fdb.audit")
 
 
 class Entry(Protocol):
-    """One deed's."""
+    """One action's."""
 
     def complete(self, text: str) -> None:
         """Tell how it ended."""
 
 
 class Audit(Protocol):
-    """Where one person's deeds are told of."""
+    """Where one person's actions are told of."""
 
     def begin(self, queue: str, text: str) -> Entry:
-        """Before the deed. What this raises, the deed is not done."""
+        """Before the action. What this raises, the action is not done."""
 
 
 class LogAudit:

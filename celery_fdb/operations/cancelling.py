@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_fdb.inspection.search import PART
-from celery_fdb.operations.deed import Done, Outcome, Request, each_selected, names
+from celery_fdb.operations.action import Done, Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.tasks.revoking import NotTold, tell
 from kombu_fdb import Broker, Spot

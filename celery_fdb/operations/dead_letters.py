@@ -10,7 +10,7 @@ from typing import Any
 from celery_fdb.inspection.dead_letters.groups import died_elsewhere
 from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.deed import Outcome, Request, each_selected, names
+from celery_fdb.operations.action import Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts
 from kombu_fdb import Broker, DeadLetters, Spot
 from kombu_fdb.api.arguments import Conditions
@@ -126,4 +126,4 @@ def _split(mark: bytes) -> tuple[str, bytes]:
     try:
         return mark[4:end].decode(errors="surrogatepass"), mark[end:]
     except ValueError:
-        raise InvalidArgument("no mark of a deed", fix="Begin it anew.") from None
+        raise InvalidArgument("no mark of an action", fix="Begin it anew.") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from celery_fdb.operations.deed import Done, Field, Outcome, Request, names
+from celery_fdb.operations.action import Done, Field, Outcome, Request, names
 from celery_fdb.operations.task_message import Arguments, arguments_of, read_json, with_arguments
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_fdb.inspection.moments import rate_of
-from celery_fdb.operations.deed import Field, Outcome, Request
+from celery_fdb.operations.action import Field, Outcome, Request
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits

@@ -1,4 +1,4 @@
-"""A deed on very many messages, in parts: some transactions, then it says how far it is and where it goes on.
+"""An action on very many messages, in parts: some transactions, then it says how far it is and where it goes on.
 
 It ends after :data:`MOST_PARTS`, or when its time is over, whichever is first; one part is always done.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from celery_fdb.operations.deed import Outcome, Request
+from celery_fdb.operations.action import Outcome, Request
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import Part
 from kombu_fdb.primitives.plural import plural
@@ -69,4 +69,4 @@ def _read(mark: str) -> tuple[int, bytes]:
     try:
         return int(number if number.isdecimal() else "none"), bytes.fromhex(following)
     except ValueError:
-        raise InvalidArgument("no mark of a deed", given=shown(mark), fix="Begin it anew.") from None
+        raise InvalidArgument("no mark of an action", given=shown(mark), fix="Begin it anew.") from None

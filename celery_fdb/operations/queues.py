@@ -9,8 +9,8 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.moments import seconds_of
 from celery_fdb.inspection.overview import QueueView, look
+from celery_fdb.operations.action import WAITING, Field, Outcome, Request
 from celery_fdb.operations.asked import Asked, AskedAnew
-from celery_fdb.operations.deed import WAITING, Field, Outcome, Request
 from celery_fdb.operations.parts import in_parts
 from celery_fdb.operations.task_message import Arguments, make, read_json
 from kombu_fdb import Broker, Queue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from celery_fdb.inspection.moments import moment, seconds_of
-from celery_fdb.operations.deed import Done, Field, Outcome, Request, each_selected, names
+from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, names
 from celery_fdb.operations.task_message import due_at
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import InvalidArgument

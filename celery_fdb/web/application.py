@@ -22,8 +22,8 @@ from celery_fdb.web.live import trend
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
 from celery_fdb.web.pages import (
+    actions,
     dead_letters,
-    deeds,
     keys,
     messages,
     overview,
@@ -154,7 +154,7 @@ def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRout
     shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
     return [
         *shown,
-        Route(PATHS["act"], pages.acts(deeds.act), methods=["POST"]),
+        Route(PATHS["act"], pages.acts(actions.act), methods=["POST"]),
         Route(PATHS["events"], stream.__call__, methods=["GET"]),
         Route(PATHS["login"], reception.greet, methods=["GET"]),
         Route(PATHS["login"], pages.enters(reception.admit), methods=["POST"]),

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from celery_fdb.brokers.holding import Holding
-from celery_fdb.operations.deed import received
+from celery_fdb.operations.action import received
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Busy, Threads

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from celery_fdb.inspection.moments import age, moment
-from celery_fdb.operations.deed import carried
+from celery_fdb.operations.action import carried
 from kombu_fdb.primitives.masking import masked_text, plain
 
 __all__ = ["HERE", "environment", "files_version", "html"]

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from celery_fdb.operations.action import QUOTED, received
 from celery_fdb.operations.audit import Audit
-from celery_fdb.operations.deed import QUOTED, received
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery, login
 from celery_fdb.web.access.user import User

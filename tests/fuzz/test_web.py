@@ -1,4 +1,4 @@
-"""Any request, and any bytes in the store: no page of the dashboard answers a 500, and each deed leaves its audit.
+"""Any request, and any bytes in the store: no page of the dashboard answers a 500, and each action leaves its audit.
 
 The store's rows are mutated in value, among them those that a codec would never write; requests name queues, spots,
 keys, states and actions that exist and that don't. Django serves the same pages (``celery_fdb.contrib.django.pages``).
@@ -25,8 +25,8 @@ from store_messages import NAMES, clear, fill, mutated
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.remote.workers import WORKER_ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.addresses import PATHS
 from kombu_fdb import Broker
@@ -84,10 +84,10 @@ def asked(chance: random.Random, known: list[str]) -> str:
     return f"{chance.choice(PAGES)}?{urlencode(fields, errors='replace')}"[:60_000]
 
 
-def deed(chance: random.Random, pages: list[str]) -> dict[str, Any]:
+def action(chance: random.Random, pages: list[str]) -> dict[str, Any]:
     spots = re.findall(r'name="selected" value="([^"]+)"', chance.choice(pages)) if pages else []
     fields: dict[str, Any] = {
-        "deed": chance.choice([*DEEDS, *WORKER_DEEDS, "nonsense"]),
+        "action": chance.choice([*ACTIONS, *WORKER_ACTIONS, "nonsense"]),
         "queue": chance.choice(NAMES),
         "back": chance.choice(["/", "//x", *TEXTS]),
         "selected": chance.sample(spots, chance.randrange(len(spots) + 1)) or ["ready.00.00"],
@@ -151,12 +151,12 @@ def test_no_page_answers_over_499_but_that_the_store_is_away(
             known += links(answer.text)
             pages.append(answer.text)
         for _ in range(3):
-            fields = deed(chance, pages)
+            fields = action(chance, pages)
             data = {**fields, "form_token": person.cookies["celery_fdb_form"]}
             answer = person.post("/act", data=data, follow_redirects=False)
             assert answer.status_code < 500, (fields, answer.text[-2_000:])
         begun = [each for each in caplog.messages if each.endswith("begun.")]
-        assert len(caplog.messages) == 2 * len(begun), "each deed has two lines"
+        assert len(caplog.messages) == 2 * len(begun), "each action has two lines"
 
     fuzz(target)
     broker.close()

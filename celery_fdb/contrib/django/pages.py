@@ -31,7 +31,7 @@ from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.application import A_YEAR, READING, SHOWN
 from celery_fdb.web.live.stream import Poll
 from celery_fdb.web.page import READ_ONLY, answer, fields_of
-from celery_fdb.web.pages.deeds import act
+from celery_fdb.web.pages.actions import act
 from celery_fdb.web.pages.workers import Workers
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.settings import Settings

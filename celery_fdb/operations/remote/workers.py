@@ -10,12 +10,12 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_fdb.operations.deed import Deed, Field, Outcome, Request
+from celery_fdb.operations.action import Action, Field, Outcome, Request
 from celery_fdb.operations.limiting import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
 
-__all__ = ["WORKER_DEEDS"]
+__all__ = ["WORKER_ACTIONS"]
 
 #: Seconds that it has to answer.
 TIMEOUT_S = 2.0
@@ -81,12 +81,12 @@ def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
 
 
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
-WORKER_DEEDS = {
+WORKER_ACTIONS = {
     each.name: each
     for each in (
-        Deed("worker_grow", "Grow pool", "Give {target} more processes or threads?", _grow, fields=_BY),
-        Deed("worker_shrink", "Shrink pool", "Give {target} fewer processes or threads?", _shrink, fields=_BY),
-        Deed(
+        Action("worker_grow", "Grow pool", "Give {target} more processes or threads?", _grow, fields=_BY),
+        Action("worker_shrink", "Shrink pool", "Give {target} fewer processes or threads?", _shrink, fields=_BY),
+        Action(
             "worker_rate",
             "Rate limit",
             "Limit how often {target} runs a task? It holds until the worker ends.",
@@ -96,7 +96,7 @@ WORKER_DEEDS = {
                 Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
             ),
         ),
-        Deed(
+        Action(
             "worker_shutdown",
             "Shut down",
             "End {target}? It finishes what it runs; nothing is lost, and nobody starts it again unless a service "

@@ -1,7 +1,7 @@
-"""``/act``: a deed is asked for, shown as a question with its form, and done when the question comes back confirmed.
+"""``/act``: an action is asked for, shown as a question with its form, and done when the question comes back confirmed.
 
-What takes nothing away and is undone by one click is done at once. The audit tells who did it, before and after. A deed
-on very many messages is done in parts, one a request: the page goes on by itself, and a person may stop there.
+What takes nothing away and is undone by one click is done at once. The audit tells who did it, before and after. An
+action on very many messages is done in parts, one a request: the page goes on by itself, and a person may stop there.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
+from celery_fdb.operations.action import Action, Request, names_of, perform
+from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.asked import AskedAnew
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Deed, Request, names_of, perform
-from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.operations.remote.workers import WORKER_ACTIONS
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit
@@ -22,36 +22,36 @@ from kombu_fdb.errors import KombuFDBError, StoreError
 
 __all__ = ["act"]
 
-#: Messages that one deed may be asked for.
+#: Messages that one action may be asked for.
 MOST_SELECTED = 500
-#: Of the time that a page waits: a deed ends then, and says how far it is.
+#: Of the time that a page waits: an action ends then, and says how far it is.
 SHARE = 0.4
 AT_ONCE = frozenset({"pause", "resume"})
 
 
 def act(visit: Visit, broker: Broker) -> Response:
     """Ask, and when the answer is yes, act."""
-    deed = (DEEDS | WORKER_DEEDS).get(visit.sent("deed"))
-    if deed is None:
-        raise NotThere("There is no such deed. Nothing was changed.")
-    if deed.name in WORKER_DEEDS and not visit.user.may_act_on_workers:
+    action = (ACTIONS | WORKER_ACTIONS).get(visit.sent("action"))
+    if action is None:
+        raise NotThere("There is no such action. Nothing was changed.")
+    if action.name in WORKER_ACTIONS and not visit.user.may_act_on_workers:
         return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
-    if deed.shows_body and not visit.may_see_bodies:
+    if action.shows_body and not visit.may_see_bodies:
         return visit.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
     spots = [spot_of(token) for token in visit.fields.get("selected", [])[:MOST_SELECTED]]
-    if deed.selects and not spots:
+    if action.selects and not spots:
         return visit.back("Select messages first. Nothing was changed.")
-    if deed.selects_one and len(spots) > 1:
+    if action.selects_one and len(spots) > 1:
         return visit.back("Select one message only. Nothing was changed.")
-    asked = _request(visit, broker, deed, spots)
-    if visit.sent("confirmed") or deed.name in AT_ONCE:
-        return _do(visit, broker, deed, asked)
-    return _ask(visit, broker, deed, asked)
+    asked = _request(visit, broker, action, spots)
+    if visit.sent("confirmed") or action.name in AT_ONCE:
+        return _do(visit, broker, action, asked)
+    return _ask(visit, broker, action, asked)
 
 
-def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) -> Request:
-    queue = deed.target(visit.sent("queue"))
-    key, fields = deed.read({name: values[0] for name, values in visit.fields.items()})
+def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]) -> Request:
+    queue = action.target(visit.sent("queue"))
+    key, fields = action.read({name: values[0] for name, values in visit.fields.items()})
     return Request(
         queue,
         spots,
@@ -67,15 +67,15 @@ def _request(visit: Visit, broker: Broker, deed: Deed, spots: Sequence[Spot]) ->
     )
 
 
-def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = "") -> Response:
-    asked, form = deed.ask(broker, asked), deed.form(broker, asked)
+def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: str = "") -> Response:
+    asked, form = action.ask(broker, asked), action.form(broker, asked)
     named = {each.name for each in form}
     return visit.page(
         "question",
         status=422 if error else 200,
-        deed=deed,
+        action=action,
         asked=asked,
-        question=deed.question(asked),
+        question=action.question(asked),
         form=form,
         kept={name: value for name, value in asked.fields.items() if name not in named},
         queues=sorted(broker.queues())[:MOST_SHOWN] if any(each.kind == "queue" for each in form) else [],
@@ -84,14 +84,14 @@ def _ask(visit: Visit, broker: Broker, deed: Deed, asked: Request, error: str = 
     )
 
 
-def _do(visit: Visit, broker: Broker, deed: Deed, asked: Request) -> Response:
+def _do(visit: Visit, broker: Broker, action: Action, asked: Request) -> Response:
     try:
-        outcome = perform(broker, deed, asked, visit.audit)
+        outcome = perform(broker, action, asked, visit.audit)
     except StoreError:
         raise
     except KombuFDBError as error:
-        is_asked = deed.fields or isinstance(error, AskedAnew)
-        return _ask(visit, broker, deed, asked, str(error)) if is_asked else visit.back(str(error))
+        is_asked = action.fields or isinstance(error, AskedAnew)
+        return _ask(visit, broker, action, asked, str(error)) if is_asked else visit.back(str(error))
     if outcome.following:
-        return visit.page("part", deed=deed, asked=asked, outcome=outcome, back=visit.sent("back"))
+        return visit.page("part", action=action, asked=asked, outcome=outcome, back=visit.sent("back"))
     return visit.back(outcome.text)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from celery_fdb.inspection.dead_letters.groups import Groups, group, group_all
 from celery_fdb.inspection.dead_letters.queues import dead_queues
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.catalogue import offered_on_cause
+from celery_fdb.operations.actions import offered_on_cause
 from celery_fdb.web.pages.messages import wanted_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
@@ -51,5 +51,5 @@ def _causes(visit: Visit, found: Groups, *, queue: str | None, home: str) -> Res
         found=found,
         groups=found.groups[:MOST_GROUPS],
         hidden=max(len(found.groups) - MOST_GROUPS, 0),
-        deeds=offered_on_cause(everywhere=queue is None),
+        actions=offered_on_cause(everywhere=queue is None),
     )

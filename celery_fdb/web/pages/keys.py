@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.operations.catalogue import offered_on_key
+from celery_fdb.operations.actions import offered_on_key
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 

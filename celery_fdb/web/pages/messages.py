@@ -14,8 +14,8 @@ from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.moments import moment
 from celery_fdb.inspection.search import Scope, search
-from celery_fdb.operations.catalogue import offered, offered_on_all
-from celery_fdb.operations.deed import Deed
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import offered, offered_on_all
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker, Spot
@@ -51,8 +51,8 @@ def messages(visit: Visit, broker: Broker) -> Response:
         found=found,
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
-        deeds=allowed(visit, offered(name, rows)),
-        deeds_on_all=offered_on_all(name, rows),
+        actions=allowed(visit, offered(name, rows)),
+        actions_on_all=offered_on_all(name, rows),
     )
 
 
@@ -72,13 +72,13 @@ def message(visit: Visit, broker: Broker) -> Response:
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
         body=row.body() if asked else None,
-        deeds=allowed(visit, offered(name, [row])),
+        actions=allowed(visit, offered(name, [row])),
     )
 
 
-def allowed(visit: Visit, deeds: list[Deed]) -> list[Deed]:
+def allowed(visit: Visit, actions: list[Action]) -> list[Action]:
     """Without those whose forms show arguments to whoever may not see them."""
-    return [each for each in deeds if visit.may_see_bodies or not each.shows_body]
+    return [each for each in actions if visit.may_see_bodies or not each.shows_body]
 
 
 def wanted_of(visit: Visit) -> Filter:

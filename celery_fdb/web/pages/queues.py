@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import look, look_at_keys
-from celery_fdb.operations.catalogue import offered_on_queue
+from celery_fdb.operations.actions import offered_on_queue
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
@@ -44,7 +44,7 @@ def queue(visit: Visit, broker: Broker) -> Response:
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
         keys=keys[:TOP_KEYS],
-        deeds=offered_on_queue(view),
+        actions=offered_on_queue(view),
         has_more_keys=len(keys) > TOP_KEYS,
         dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
     )

@@ -16,7 +16,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from starlette.responses import Response
 
-from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.operations.remote.workers import WORKER_ACTIONS
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -68,7 +68,7 @@ class Workers:
                 self._seen = ask(app, clock.wall_ms() / 1000)
                 self._fresh_until = clock.monotonic() + FRESH_S
         found = None if app is None else self._seen
-        return visit.page("workers", workers=found, deeds=list(WORKER_DEEDS.values()))
+        return visit.page("workers", workers=found, actions=list(WORKER_ACTIONS.values()))
 
 
 def ask(app: Celery, now_s: float) -> list[Worker]:

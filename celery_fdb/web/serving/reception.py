@@ -28,7 +28,7 @@ audit = logging.getLogger("celery_fdb.audit")
 
 #: Who typed the token, and everybody where nobody has to.
 BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
-#: The cookie that carries one line from a deed to the page behind it.
+#: The cookie that carries one line from an action to the page behind it.
 NOTICE = "celery_fdb_notice"
 LONGEST_NOTICE = 2_000
 
@@ -151,7 +151,7 @@ def _too_many(visit: Visit, wait_s: float) -> Response:
     return answer
 
 
-# -- one line from a deed to the next page -----------------------------------------------------------------------------
+# -- one line from an action to the next page --------------------------------------------------------------------------
 
 
 def _notify(visit: Visit, answer: Response, text: str) -> None:

@@ -96,7 +96,7 @@ def test_pages_hold_each_dead_letter_that_matches_once(
 
 @pytest.mark.parametrize("wanted", FILTERS, ids=str)
 def test_what_is_shown_is_what_is_replayed(broker: Broker, wanted: Filter) -> None:
-    """The filter's predicate, and the conditions that the queue is given for a deed, are the same."""
+    """The filter's predicate, and the conditions that the queue is given for an action, are the same."""
     bury(broker, 30, random.Random(7))
     shown = {each.message.message_id for each in everything(broker, Scope("q.dead"), wanted)}
     assert broker.dead_letters("q.dead").replay(**wanted.conditions()) == len(shown)

@@ -1,4 +1,4 @@
-"""A broker, a Celery app that publishes to it, and a deed done to it."""
+"""A broker, a Celery app that publishes to it, and an action done to it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations import asked
+from celery_fdb.operations.action import Outcome, Request, perform
+from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.audit import LogAudit
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Outcome, Request, perform
 from kombu_fdb import Broker, Spot
 
 
@@ -40,17 +40,17 @@ def app(url: str) -> Iterator[Celery]:
 
 @pytest.fixture
 def do(broker: Broker) -> Callable[..., Outcome]:
-    """A deed, as a page does it: asked, and confirmed. One that goes on was asked before."""
+    """An action, as a page does it: asked, and confirmed. One that goes on was asked before."""
     before: dict[str, str] = {}
 
     def do(name: str, queue: str = "q", **given: Any) -> Outcome:
-        deed, request = DEEDS[name], Request(queue, **given)
+        action, request = ACTIONS[name], Request(queue, **given)
         if request.mark and name in before:
             request = request._replace(fields={**request.fields, asked.FIELD: before[name]})
         else:
-            request = deed.ask(broker, request)
+            request = action.ask(broker, request)
             before[name] = request.fields.get(asked.FIELD, "")
-        return perform(broker, deed, request, LogAudit("ann"))
+        return perform(broker, action, request, LogAudit("ann"))
 
     return do
 

@@ -1,4 +1,4 @@
-"""Each deed on both stores: what it does to the messages, and what it refuses."""
+"""Each action on both stores: what it does to the messages, and what it refuses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import asked as asked_
 from celery_fdb.operations import parts, queues
+from celery_fdb.operations.action import Request, carried, perform
+from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.asked import AskedAnew
 from celery_fdb.operations.audit import LogAudit
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Request, carried, perform
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -58,7 +58,7 @@ def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
 
 
 class Late(SystemClock):
-    """Half of a deed's time is over each time that somebody looks."""
+    """Half of an action's time is over each time that somebody looks."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -128,7 +128,7 @@ def test_edit_and_replay(app: Celery, broker: Broker, do: Do, spots: Do, size: i
     bury(broker)
     (spot,) = spots(queue="q.dead")
     assert headers(broker, spot, "q.dead")["argsrepr"].startswith("('xxx" if size > 1 else "('x'")
-    form = DEEDS["edit"].form(broker, Request("q.dead", spots=[spot]))
+    form = ACTIONS["edit"].form(broker, Request("q.dead", spots=[spot]))
     shown = {each.name: json.loads(each.value) for each in form}
     assert shown["args"] == ["x" * size]
     assert shown["kwargs"]["at"]["__type__"] == "datetime"
@@ -171,7 +171,7 @@ def test_what_can_not_be_read_is_refused_with_the_next_step(
     chosen = spots(queue="q.dead")
     for attempt in (
         lambda: do("edit", "q.dead", spots=chosen, fields={"args": "[2]"}),
-        lambda: DEEDS["edit"].form(broker, Request("q.dead", spots=chosen)),
+        lambda: ACTIONS["edit"].form(broker, Request("q.dead", spots=chosen)),
     ):
         with pytest.raises(QueueError, match=reason) as caught:
             attempt()
@@ -217,8 +217,8 @@ def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: D
     wanted = group(broker, "q.dead").groups[1].filter
     assert wanted == Filter(cause=Cause("shop.pay", "shop.Declined", "rejected"))
     assert Filter.of(wanted.fields()) == wanted
-    deed = DEEDS["replay_all"]
-    question = deed.question(deed.ask(broker, Request("q.dead", fields=wanted.fields())))
+    action = ACTIONS["replay_all"]
+    question = action.question(action.ask(broker, Request("q.dead", fields=wanted.fields())))
     assert (
         "Replay 3 dead letters of q.dead that match task='shop.pay', error='shop.Declined', reason='rejected'"
         in question
@@ -233,9 +233,9 @@ HOSTILE = ("shop.pay ", "shop.pay\u00a0", "shop.*", "*", "-", "pay", 'a", "b', "
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("deed", ["discard_all", "replay_all", "discard_everywhere"])
+@pytest.mark.parametrize("action", ["discard_all", "replay_all", "discard_everywhere"])
 def test_a_cause_is_no_pattern_whatever_its_task_is_called(
-    app: Celery, broker: Broker, do: Do, name: str, deed: str
+    app: Celery, broker: Broker, do: Do, name: str, action: str
 ) -> None:
     """The publisher of a message chooses the name of its task, and could so destroy the letters of others."""
     for task, number in (("shop.pay", 5), ("shop.refund", 3), (name, 1)):
@@ -245,7 +245,7 @@ def test_a_cause_is_no_pattern_whatever_its_task_is_called(
     (hostile,) = [each for each in group(broker, "q.dead").groups if each.task == name]
     assert hostile.count == 1
     sent = dict(carried(*each) for each in hostile.filter.fields().items())
-    assert do(deed, "q.dead", fields=sent).text.split()[1] == "1"
+    assert do(action, "q.dead", fields=sent).text.split()[1] == "1"
     assert {each.task: each.count for each in group(broker, "q.dead").groups} == {"shop.pay": 5, "shop.refund": 3}
 
 
@@ -253,30 +253,30 @@ def test_a_cause_is_no_pattern_whatever_its_task_is_called(
 def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Broker, name: str) -> None:
     """What has died meanwhile of the same cause is left; if some are gone, nothing is done and what changed is told."""
     causes(app, broker)
-    deed, letters = DEEDS[name], broker.dead_letters("q.dead")
+    action, letters = ACTIONS[name], broker.dead_letters("q.dead")
     fields = group(broker, "q.dead").groups[1].filter.fields()
-    asked = deed.ask(broker, Request("q.dead", fields=fields))
-    assert "3 dead letters of" in deed.question(asked)
+    asked = action.ask(broker, Request("q.dead", fields=fields))
+    assert "3 dead letters of" in action.question(asked)
     causes(app, broker)
     assert letters.replay(1, error="shop.Declined") == 1
     with pytest.raises(AskedAnew, match=r"nothing was changed \(asked=3, gone=1, still_there=2\)"):
-        perform(broker, deed, asked, LogAudit("ann"))
+        perform(broker, action, asked, LogAudit("ann"))
     assert letters.count(error="shop.Declined").total() == 5
-    asked = deed.ask(broker, Request("q.dead", fields=fields))
-    assert "5 dead letters of" in deed.question(asked)
+    asked = action.ask(broker, Request("q.dead", fields=fields))
+    assert "5 dead letters of" in action.question(asked)
     causes(app, broker)
-    assert perform(broker, deed, asked, LogAudit("ann")).text.split()[1] == "5"
+    assert perform(broker, action, asked, LogAudit("ann")).text.split()[1] == "5"
     assert letters.count(error="shop.Declined").total() == 4, "those of the last deaths, and the one that was back"
 
 
-def test_a_deed_on_all_that_match_needs_its_question(app: Celery, broker: Broker) -> None:
+def test_an_action_on_all_that_match_needs_its_question(app: Celery, broker: Broker) -> None:
     causes(app, broker)
-    for deed in DEEDS.values():
-        if deed.by_filter:
+    for action in ACTIONS.values():
+        if action.by_filter:
             for asked in ("", "x", "3", "3.", "3.x", "-1.AAAA"):
                 request = Request("q.dead", fields={"asked": asked})
                 with suppress(InvalidArgument, AskedAnew):
-                    perform(broker, deed, request, LogAudit("ann"))
+                    perform(broker, action, request, LogAudit("ann"))
     assert broker.queue("q.dead").count() == 9
 
 
@@ -285,18 +285,18 @@ def test_where_there_are_too_many_to_be_named_all_that_match_go(
 ) -> None:
     causes(app, broker)
     monkeypatch.setattr(asked_, "MOST_NAMED", 2)
-    deed = DEEDS["discard_all"]
-    assert "at least 3 dead letters" in deed.question(deed.ask(broker, Request("q.dead")))
+    action = ACTIONS["discard_all"]
+    assert "at least 3 dead letters" in action.question(action.ask(broker, Request("q.dead")))
     assert do("discard_all", "q.dead").text == "Discarded 9 dead letters of q.dead."
 
 
 def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker) -> None:
     broker.queue("q").put_many([b"x"] * 3)
-    deed = DEEDS["cancel_all"]
-    asked = deed.ask(broker, Request("q"))
+    action = ACTIONS["cancel_all"]
+    asked = action.ask(broker, Request("q"))
     broker.queue("q").take(0).ack()
     broker.queue("q").put(b"late")
-    assert perform(broker, deed, asked, LogAudit("ann")).text.startswith("Cancelled 2 ready messages")
+    assert perform(broker, action, asked, LogAudit("ann")).text.startswith("Cancelled 2 ready messages")
     assert broker.queue("q").count() == 1
 
 
@@ -336,10 +336,10 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
     ]
     assert (found.counted, found.total, found.is_whole) == (11, 11, True)
     wanted = found.groups[0].filter.fields()
-    request = Request(DEEDS["replay_everywhere"].target("whatever"), fields=wanted)
-    deed = DEEDS["replay_everywhere"]
+    request = Request(ACTIONS["replay_everywhere"].target("whatever"), fields=wanted)
+    action = ACTIONS["replay_everywhere"]
     asked = "Replay 6 dead letters of all queues of dead letters that match task='shop.pay'"
-    assert asked in deed.question(deed.ask(broker, request))
+    assert asked in action.question(action.ask(broker, request))
     outcome = do("replay_everywhere", fields=wanted)
     assert outcome.text.startswith("Replayed 6 dead letters")
     assert [broker.queue(each).count() for each in ("q", "r", "s")] == [2, 2, 2]
@@ -388,74 +388,76 @@ def test_what_comes_while_a_person_is_asked_stays(
     if is_dead:
         bury(broker)
     queue = "q.dead" if is_dead else "q"
-    deed = DEEDS[name]
-    request = deed.ask(broker, Request(deed.target(queue)))
-    assert re.search(r"(3|at least 2) (waiting messages|ready messages|dead letters)", deed.question(request))
+    action = ACTIONS[name]
+    request = action.ask(broker, Request(action.target(queue)))
+    assert re.search(r"(3|at least 2) (waiting messages|ready messages|dead letters)", action.question(request))
     broker.queue("q").put(b"late")
     if is_dead:
         bury(broker)
-    perform(broker, deed, request, LogAudit("ann"))
+    perform(broker, action, request, LogAudit("ann"))
     assert [each.message.payload for each in broker.queue(queue).page().messages] == [b"late"]
     assert len(spots(queue="q")) == (3 if name.startswith("replay") else 0 if is_dead else 1)
 
 
 def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker) -> None:
     """Though they are no more than that."""
-    deed, jobs = DEEDS["delete_queue"], broker.declare("q")
+    action, jobs = ACTIONS["delete_queue"], broker.declare("q")
     jobs.put_many([b"shown"] * 2)
-    request = deed.ask(broker, Request("q"))
+    request = action.ask(broker, Request("q"))
     for job in jobs.take_many(2, 0):
         job.ack()
     jobs.put(b"late")
     with pytest.raises(AskedAnew, match="asked=2, there=1"):
-        perform(broker, deed, request, LogAudit("ann"))
+        perform(broker, action, request, LogAudit("ann"))
     assert jobs.count() == 1
 
 
 def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None:
-    deed = DEEDS["delete_queue"]
+    action = ACTIONS["delete_queue"]
     broker.declare("q").put(b"shown")
-    request = deed.ask(broker, Request("q"))
-    assert deed.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
+    request = action.ask(broker, Request("q"))
+    assert action.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
     broker.queue("q").put(b"late", delay=60)
     with pytest.raises(AskedAnew, match="asked=1, there=2"):
-        perform(broker, deed, request, LogAudit("ann"))
+        perform(broker, action, request, LogAudit("ann"))
     assert broker.queue("q").stats().delayed == 1
-    perform(broker, deed, deed.ask(broker, request), LogAudit("ann"))
+    perform(broker, action, action.ask(broker, request), LogAudit("ann"))
     assert "q" not in broker.queues()
 
 
 @pytest.mark.parametrize("key", [None, "acme"])
 def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> None:
-    deed = DEEDS["move"]
+    action = ACTIONS["move"]
     broker.declare("other")
     broker.queue("q").put_many([b"shown"] * 3, key="acme")
     broker.queue("q").put_many([b"shown"] * 2, key="acme-2")
-    request = deed.ask(broker, Request("q", key=key, fields={"target": "other"}))
+    request = action.ask(broker, Request("q", key=key, fields={"target": "other"}))
     number = 5 if key is None else 3
-    assert deed.question(request).startswith(f"Move {number} waiting messages of ")
+    assert action.question(request).startswith(f"Move {number} waiting messages of ")
     broker.queue("q").put_many([b"late"] * 400, key="acme")
     taken = broker.queue("q").take_many(2, 0)  # what comes meanwhile does not stand in for them
     broker.queue("q").put_many([b"late"] * 4, key="acme")
     shown = sum(each.payload == b"shown" for each in broker.queue("q").peek(1000, key=key))
     assert shown + sum(key in (None, each.key) for each in taken) == number
-    outcome = perform(broker, deed, request, LogAudit("ann"))
+    outcome = perform(broker, action, request, LogAudit("ann"))
     assert (outcome.following, outcome.text.split()[1]) == ("", str(shown))
     assert {each.payload for each in broker.queue("other").peek(1000)} == {b"shown"}
 
 
-@pytest.mark.parametrize("name", [each for each, deed in DEEDS.items() if deed.by_filter or deed.on_whole])
+@pytest.mark.parametrize("name", [each for each, action in ACTIONS.items() if action.by_filter or action.on_whole])
 @pytest.mark.parametrize("given", [None, "", "x", "1", "1.-", "-.-.-", "1.-.xy", "9" * 5_000 + ".-."])
-def test_a_deed_on_many_that_nobody_was_asked_about_is_not_done(broker: Broker, name: str, given: str | None) -> None:
-    deed = DEEDS[name]
+def test_an_action_on_many_that_nobody_was_asked_about_is_not_done(
+    broker: Broker, name: str, given: str | None
+) -> None:
+    action = ACTIONS[name]
     broker.declare("other")
     broker.queue("q").put(b"x")
     bury(broker)
     broker.queue("q").put(b"x")
-    queue = "q" if deed.on_whole or deed.on_waiting else "q.dead"
-    request = Request(deed.target(queue), fields={"target": "other", **({} if given is None else {"asked": given})})
+    queue = "q" if action.on_whole or action.on_waiting else "q.dead"
+    request = Request(action.target(queue), fields={"target": "other", **({} if given is None else {"asked": given})})
     with pytest.raises(InvalidArgument, match="no question was asked"):
-        perform(broker, deed, request, LogAudit("eve"))
+        perform(broker, action, request, LogAudit("eve"))
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (1, 1)
 
 
@@ -489,7 +491,7 @@ def test_many_are_done_in_parts_that_tell_how_far_they_are(
 @pytest.mark.parametrize(
     ("name", "number"), [("replay_all", 400), ("discard_all", 400), ("purge", 1_000), ("move", 400), ("cancel_all", 2)]
 )
-def test_when_the_time_is_over_a_deed_tells_how_far_it_is(broker: Broker, do: Do, name: str, number: int) -> None:
+def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker: Broker, do: Do, name: str, number: int) -> None:
     """Whatever the store takes for each part; whoever asked is still there to read it."""
     queue = "q.dead" if name in {"replay_all", "discard_all"} else "q"
     broker.queue("q").put_many([b"x"] * 1_100)
@@ -565,7 +567,7 @@ def test_the_audit_counts_what_this_request_has_done(
     with caplog.at_level("INFO", "celery_fdb.audit"), suppress(InvalidArgument):
         do(name, queue, mark=begin, fields={"target": "other"})
     (_begun, ended) = caplog.messages
-    assert f"ed {5 - broker.queue(queue).count()} " in ended or "no mark of a deed" in ended
+    assert f"ed {5 - broker.queue(queue).count()} " in ended or "no mark of an action" in ended
     assert "1,000,00" not in ended
     assert "12 " not in ended
 
@@ -589,13 +591,13 @@ def test_cancel_all_is_of_one_state_that_waits(broker: Broker, do: Do, state: st
     assert broker.queue("q").count() == 1
 
 
-@pytest.mark.parametrize("name", [name for name, each in DEEDS.items() if not each.takes_key])
-def test_a_deed_on_all_refuses_a_key(broker: Broker, do: Do, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, each in ACTIONS.items() if not each.takes_key])
+def test_an_action_on_all_refuses_a_key(broker: Broker, do: Do, name: str) -> None:
     """Its question would be about the key, and it would act on the whole queue."""
     for key in ("acme", "other"):
         broker.queue("q").put("a", key=key)
     with pytest.raises(InvalidArgument, match="is not for one key"):
-        DEEDS[name].question(Request("q", key="acme"))
+        ACTIONS[name].question(Request("q", key="acme"))
     with pytest.raises(InvalidArgument, match="is not for one key"):
         do(name, key="acme")
     assert broker.queue("q").count() == 2
@@ -712,7 +714,7 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
     limits = queue.limits(key)
     assert (limits.weight, limits.max_in_flight, limits.rate, limits.burst) == (3, 2, 1.5, 1)
     assert (limits.capacity, limits.priority, limits.paused) == (None if key == "" else 5, None, key == "acme")
-    form = DEEDS["limit"].form(broker, Request("q", key=key))
+    form = ACTIONS["limit"].form(broker, Request("q", key=key))
     assert {each.name: each.value for each in form} == {**given, "rate": "1.5", "burst": "1"}
     do("limit", key=key, fields={each.name: each.value for each in form})
     assert queue.limits(key) == limits

@@ -1,4 +1,4 @@
-"""A deed leaves an entry of the audit, begun before it and completed after it, however it ends."""
+"""An action leaves an entry of the audit, begun before it and completed after it, however it ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_fdb.operations.action import Action, Outcome, Request, perform
+from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.audit import LogAudit
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.deed import Deed, Outcome, Request, perform
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 
@@ -26,15 +26,15 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name == "celery_fdb.audit"]
 
 
-def test_a_deed_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
     seen: list[list[str]] = []
 
     def run(broker: Broker, request: Request) -> Outcome:
         seen.append(told(caplog))
-        return DEEDS["pause"].run(broker, request)
+        return ACTIONS["pause"].run(broker, request)
 
-    outcome = perform(broker, Deed("pause", "Pause", "", run, takes_key=True), Request("q"), LogAudit("ann"))
+    outcome = perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q"), LogAudit("ann"))
     assert outcome == Outcome("Paused q.")
     assert seen == [["ann on q: Pause (q): begun."]]
     assert told(caplog)[1:] == ["ann on q: Paused q."]
@@ -49,7 +49,7 @@ def test_a_deed_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.Lo
         (KeyboardInterrupt(), "failed, KeyboardInterrupt: "),
     ],
 )
-def test_an_entry_ends_however_the_deed_does(
+def test_an_entry_ends_however_the_action_does(
     broker: Broker, caplog: pytest.LogCaptureFixture, error: BaseException, ending: str
 ) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
@@ -58,7 +58,7 @@ def test_an_entry_ends_however_the_deed_does(
         raise error
 
     with suppress(type(error)):
-        perform(broker, Deed("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), LogAudit("ann"))
+        perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), LogAudit("ann"))
     assert told(caplog)[-1] == f"ann on q: Pause (key 'k' of q): {ending}"
 
 
@@ -68,12 +68,12 @@ def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        perform(broker, DEEDS["pause"], Request("q"), Full())  # type: ignore[arg-type]  # it never returns
+        perform(broker, ACTIONS["pause"], Request("q"), Full())  # type: ignore[arg-type]  # it never returns
     assert not broker.queue("q").control().paused
 
 
 def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
-    perform(broker, DEEDS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), LogAudit("ann\n"))
+    perform(broker, ACTIONS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), LogAudit("ann\n"))
     assert all("\n" not in each and "\x1b" not in each and "\u202e" not in each for each in told(caplog))
     assert told(caplog)[0].startswith("ann\\n on q\\nroot on q: \\x1b[2J\\u202e: Pause")

@@ -72,14 +72,14 @@ def test_a_form_of_a_page_that_was_left_open_for_a_day_changes_nothing_and_asks_
     person.submit("/login", token=TOKEN)
     broker.queue("jobs").put("a")
     clock.advance(86_400)
-    page = person.submit("/act", status=401, deed="purge", queue="jobs", confirmed="yes")
+    page = person.submit("/act", status=401, action="purge", queue="jobs", confirmed="yes")
     assert "You are logged out. Nothing was changed." in page
     assert broker.queue("jobs").count() == 1
     assert "<h1>Overview" in person.submit("/login", token=TOKEN), "the form that it shows"
-    question = person.submit("/act", deed="purge", queue="jobs")
+    question = person.submit("/act", action="purge", queue="jobs")
     asked = re.search(r'name="asked" value="([^"]+)"', question)
     assert asked is not None
-    assert "Deleted 1 message" in person.submit("/act", deed="purge", queue="jobs", confirmed="yes", asked=asked[1])
+    assert "Deleted 1 message" in person.submit("/act", action="purge", queue="jobs", confirmed="yes", asked=asked[1])
 
 
 def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> None:

@@ -45,14 +45,14 @@ def test_pause_and_resume_a_queue_and_a_key(operator: Any, broker: Broker, caplo
     jobs = broker.queue("jobs")
     jobs.put("a", key="acme")
     with caplog.at_level(logging.INFO, "celery_fdb.audit"):
-        page = operator.submit("/act", deed="pause", queue="jobs", back="/queue?queue=jobs")
+        page = operator.submit("/act", action="pause", queue="jobs", back="/queue?queue=jobs")
     assert jobs.control().paused
     assert "Paused jobs." in page
     assert "<h1>jobs</h1>" in page
     assert caplog.messages == ["anybody on jobs: Pause (jobs): begun.", "anybody on jobs: Paused jobs."]
     assert "Paused jobs." not in operator.see("/queue", queue="jobs"), "told once"
-    operator.submit("/act", deed="resume", queue="jobs")
-    operator.submit("/act", deed="pause", queue="jobs", key="acme", back="/keys?queue=jobs")
+    operator.submit("/act", action="resume", queue="jobs")
+    operator.submit("/act", action="pause", queue="jobs", key="acme", back="/keys?queue=jobs")
     assert not jobs.control().paused
     assert jobs.limits("acme").paused
 
@@ -61,11 +61,11 @@ def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> 
     for number in range(3):
         app.send_task("shop.pay", queue="jobs", task_id=f"t{number}")
     spots = boxes(operator.see("/messages", queue="jobs"))
-    question = operator.submit("/act", deed="cancel", queue="jobs", selected=spots[:2])
+    question = operator.submit("/act", action="cancel", queue="jobs", selected=spots[:2])
     assert "Delete 2 messages of jobs for good?" in question
     assert "shop.pay t0" in question
     assert broker.queue("jobs").count() == 3, "asked only"
-    page = operator.submit("/act", deed="cancel", **fields(question) | {"selected": spots[:2]})
+    page = operator.submit("/act", action="cancel", **fields(question) | {"selected": spots[:2]})
     assert "Cancelled 2 messages of jobs" in page
     assert broker.queue("jobs").count() == 1
 
@@ -73,10 +73,10 @@ def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> 
 def test_replay_and_discard_dead_letters(operator: Any, broker: Broker, deaths: None) -> None:
     spots = boxes(operator.see("/messages", queue="jobs.dead"))
     assert len(spots) == 3
-    operator.submit("/act", deed="replay", queue="jobs.dead", selected=spots[0], confirmed="yes")
+    operator.submit("/act", action="replay", queue="jobs.dead", selected=spots[0], confirmed="yes")
     assert broker.queue("jobs").count() == 1
-    operator.submit("/act", deed="discard", queue="jobs.dead", selected=spots[1], confirmed="yes")
-    page = operator.submit("/act", deed="discard", queue="jobs.dead", selected=spots[1:], confirmed="yes")
+    operator.submit("/act", action="discard", queue="jobs.dead", selected=spots[1], confirmed="yes")
+    page = operator.submit("/act", action="discard", queue="jobs.dead", selected=spots[1:], confirmed="yes")
     assert "Left alone: 1 message" in page
     assert broker.queue("jobs.dead").count() == 0
 
@@ -102,7 +102,7 @@ def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths
     question = operator.submit("/act", **sent)
     asked = "Replay 1 dead letter of all queues of dead letters that match task='shop.task1'"
     assert asked in html.unescape(question)
-    assert "Replayed 1 dead letter" in operator.submit("/act", **fields(question), deed="replay_everywhere")
+    assert "Replayed 1 dead letter" in operator.submit("/act", **fields(question), action="replay_everywhere")
     assert "<h1>Dead letters of all queues</h1>" in operator.see("/causes")
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
@@ -172,9 +172,9 @@ def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
 def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer: Any, broker: Broker, deaths: None) -> None:
     for address in ("/queue?queue=jobs", "/messages?queue=jobs.dead", "/dead?queue=jobs.dead", "/keys?queue=jobs"):
         page = viewer.see(address)
-        assert 'name="deed"' not in page
+        assert 'name="action"' not in page
         assert 'type="checkbox" name="selected"' not in page
-    assert "only shows" in viewer.submit("/act", deed="pause", queue="jobs", status=403)
+    assert "only shows" in viewer.submit("/act", action="pause", queue="jobs", status=403)
     assert not broker.queue("jobs").control().paused
 
 
@@ -183,28 +183,28 @@ def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
 
     person = visit(user=lambda _: User("eve", may_act=False, may_see_bodies=False), read_only=False, show_bodies=True)
     broker.queue("jobs").put("x")
-    assert 'name="deed"' not in person.see("/queue", queue="jobs")
-    person.submit("/act", deed="pause", queue="jobs", status=403)
+    assert 'name="action"' not in person.see("/queue", queue="jobs")
+    person.submit("/act", action="pause", queue="jobs", status=403)
     assert not broker.queue("jobs").control().paused
 
 
-def test_a_deed_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
+def test_an_action_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put("x")
     operator.form_token()
-    assert operator.get("/act?deed=pause&queue=jobs").status_code == 405
-    answer = operator.post("/act", data={"deed": "pause", "queue": "jobs"}, headers=operator.origin())
+    assert operator.get("/act?action=pause&queue=jobs").status_code == 405
+    answer = operator.post("/act", data={"action": "pause", "queue": "jobs"}, headers=operator.origin())
     assert answer.status_code == 403
     assert not broker.queue("jobs").control().paused
 
 
-@pytest.mark.parametrize("given", [{}, {"deed": "nonsense"}, {"deed": "replay", "selected": "x"}])
-def test_a_deed_without_what_it_needs_changes_nothing(operator: Any, given: dict[str, str]) -> None:
+@pytest.mark.parametrize("given", [{}, {"action": "nonsense"}, {"action": "replay", "selected": "x"}])
+def test_an_action_without_what_it_needs_changes_nothing(operator: Any, given: dict[str, str]) -> None:
     assert "There is no such" in operator.submit("/act", status=404, queue="jobs", **given)
 
 
-def test_a_deed_on_nothing_selected_says_so(operator: Any, broker: Broker) -> None:
+def test_an_action_on_nothing_selected_says_so(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put("x")
-    page = operator.submit("/act", deed="cancel", queue="jobs", back="/messages?queue=jobs")
+    page = operator.submit("/act", action="cancel", queue="jobs", back="/messages?queue=jobs")
     assert "Select messages first." in page
     assert broker.queue("jobs").count() == 1
 
@@ -213,22 +213,22 @@ def test_a_deed_on_nothing_selected_says_so(operator: Any, broker: Broker) -> No
 def test_the_way_back_stays_here(operator: Any, back: str) -> None:
     answer = operator.post(
         "/act",
-        data={"deed": "pause", "queue": "jobs", "back": back, "form_token": operator.form_token()},
+        data={"action": "pause", "queue": "jobs", "back": back, "form_token": operator.form_token()},
         headers=operator.origin(),
         follow_redirects=False,
     )
     assert answer.headers["location"] == "/"
 
 
-# -- deeds with forms --------------------------------------------------------------------------------------------------
+# -- actions with forms ------------------------------------------------------------------------------------------------
 
 
 def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put("x", key="acme")
     broker.queue("jobs").limit("acme", rate=2.5)
-    question = operator.submit("/act", deed="limit", queue="jobs", key="acme")
+    question = operator.submit("/act", action="limit", queue="jobs", key="acme")
     assert 'name="rate" value="2.5"' in question
-    given = {"deed": "limit", "queue": "jobs", "key": "acme", "confirmed": "yes", "back": "/keys?queue=jobs"}
+    given = {"action": "limit", "queue": "jobs", "key": "acme", "confirmed": "yes", "back": "/keys?queue=jobs"}
     page = operator.submit("/act", status=422, **given, rate="fast")
     assert "is not a rate" in page
     assert 'value="fast"' in page, "what was typed stays"
@@ -239,8 +239,8 @@ def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> No
 
 def test_a_test_message_is_published(operator: Any, broker: Broker) -> None:
     broker.declare("jobs")
-    given = {"deed": "publish", "queue": "jobs", "task": "shop.pay", "args": '["a"]', "kwargs": "{}"}
-    assert 'name="task"' in operator.submit("/act", deed="publish", queue="jobs")
+    given = {"action": "publish", "queue": "jobs", "task": "shop.pay", "args": '["a"]', "kwargs": "{}"}
+    assert 'name="task"' in operator.submit("/act", action="publish", queue="jobs")
     operator.submit("/act", **given, confirmed="yes")
     assert broker.queue("jobs").count() == 1
     assert "shop.pay" in operator.see("/messages", queue="jobs")
@@ -249,14 +249,14 @@ def test_a_test_message_is_published(operator: Any, broker: Broker) -> None:
 def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put_many("abc")
     broker.queue("other").put("x")
-    assert '<option value="other">' in operator.submit("/act", deed="move", queue="jobs")
-    do(operator, deed="move", queue="jobs", target="other")
+    assert '<option value="other">' in operator.submit("/act", action="move", queue="jobs")
+    do(operator, action="move", queue="jobs", target="other")
     assert broker.queue("other").count() == 4
-    operator.submit("/act", deed="purge", queue="other", confirmed="yes")
+    operator.submit("/act", action="purge", queue="other", confirmed="yes")
     assert broker.queue("other").count() == 4, "nobody was asked"
-    do(operator, deed="purge", queue="other")
+    do(operator, action="purge", queue="other")
     assert broker.queue("other").count() == 0
-    page = do(operator, deed="delete_queue", queue="other", back="/queues")
+    page = do(operator, action="delete_queue", queue="other", back="/queues")
     assert "Deleted" in page
     assert "other" not in broker.queues()
 
@@ -264,7 +264,7 @@ def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> N
 def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_parts, "__defaults__", (b"", 1))
     broker.queue("jobs").put_many("x" for _ in range(1_100))
-    page = do(operator, deed="purge", queue="jobs")
+    page = do(operator, action="purge", queue="jobs")
     parts = 0
     while "part by part" in page:
         page = operator.submit("/act", **fields(page))
@@ -274,23 +274,23 @@ def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: p
 
 
 def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broker, deaths: None) -> None:
-    question = operator.submit("/act", deed="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
+    question = operator.submit("/act", action="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
     assert "task=shop.task1" in question
-    operator.submit("/act", deed="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
+    operator.submit("/act", action="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
     assert broker.queue("jobs").count() == 0, "nobody has asked"
-    operator.submit("/act", deed="replay_all", **fields(question))
+    operator.submit("/act", action="replay_all", **fields(question))
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
 
 def test_a_question_is_put_anew_if_it_is_about_others_now(operator: Any, broker: Broker, deaths: None) -> None:
-    question = operator.submit("/act", deed="discard_all", queue="jobs.dead")
+    question = operator.submit("/act", action="discard_all", queue="jobs.dead")
     assert "Delete 3 dead letters of jobs.dead for good?" in question
     broker.dead_letters("jobs.dead").discard(1)
-    anew = operator.submit("/act", status=422, deed="discard_all", **fields(question))
+    anew = operator.submit("/act", status=422, action="discard_all", **fields(question))
     assert "nothing was changed (asked=3, gone=1, still_there=2)" in anew
     assert "Delete 2 dead letters of jobs.dead for good?" in anew
     assert broker.queue("jobs.dead").count() == 2
-    assert "Discarded 2 dead letters" in operator.submit("/act", deed="discard_all", **fields(anew))
+    assert "Discarded 2 dead letters" in operator.submit("/act", action="discard_all", **fields(anew))
 
 
 def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery, broker: Broker) -> None:
@@ -300,7 +300,7 @@ def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery,
     page = blind.see("/messages", queue="jobs.dead")
     assert "Edit and replay" not in page
     (spot,) = boxes(page)
-    given = {"deed": "edit", "queue": "jobs.dead", "selected": spot}
+    given = {"action": "edit", "queue": "jobs.dead", "selected": spot}
     assert "acme" not in blind.submit("/act", status=403, **given)
     assert "&#34;acme&#34;" in operator.submit("/act", **given)
     operator.submit("/act", **given, args='["globex"]', kwargs="{}", confirmed="yes")
@@ -311,16 +311,16 @@ def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery,
 def test_a_delayed_message_is_run_now(operator: Any, app: Celery, broker: Broker) -> None:
     app.send_task("shop.pay", queue="jobs", countdown=3_600)
     (spot,) = boxes(operator.see("/messages", queue="jobs", state="delayed"))
-    operator.submit("/act", deed="run_now", queue="jobs", selected=spot, confirmed="yes")
+    operator.submit("/act", action="run_now", queue="jobs", selected=spot, confirmed="yes")
     assert broker.queue("jobs").count() == 1
 
 
 def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, broker: Broker) -> None:
     app.send_task("shop.pay", queue="jobs")
     (spot,) = boxes(operator.see("/messages", queue="jobs"))
-    question = operator.submit("/act", deed="reschedule", queue="jobs", selected=spot)
+    question = operator.submit("/act", action="reschedule", queue="jobs", selected=spot)
     assert 'name="due"' in question
-    given = {**fields(question), "deed": "reschedule"}
+    given = {**fields(question), "action": "reschedule"}
     assert "no moment to be due at" in operator.submit("/act", status=422, **given, due="sometime")
     operator.submit("/act", **given, due="2041-05-05T12:00")
     counts = broker.queue("jobs").stats()
@@ -342,7 +342,7 @@ def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, a
     sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', forms[0])}
     question = operator.submit("/act", **sent)
     assert "Delete 3 delayed messages of jobs for good?" in question
-    done = operator.submit("/act", deed="cancel_all", **fields(question))
+    done = operator.submit("/act", action="cancel_all", **fields(question))
     assert "Cancelled 3 delayed messages of jobs" in done
     counts = broker.queue("jobs").stats()
     assert (counts.ready, counts.delayed) == (3, 0)
@@ -364,11 +364,11 @@ def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator: Any, b
     page = operator.see("/keys", queue=name)
     form = next(each for each in page.split("<form ") if 'value="pause"' in each)
     found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form)
-    operator.submit("/act", deed="pause", **{k: as_a_browser_sends(html.unescape(v)) for k, v in found})
+    operator.submit("/act", action="pause", **{k: as_a_browser_sends(html.unescape(v)) for k, v in found})
     assert queue.limits(name or "k").paused
-    question = operator.submit("/act", deed="purge", queue=name)
+    question = operator.submit("/act", action="purge", queue=name)
     sent = {each: [as_a_browser_sends(value) for value in values] for each, values in fields(question).items()}
-    operator.submit("/act", deed="purge", **sent)
+    operator.submit("/act", action="purge", **sent)
     assert queue.count() == 0
     assert [broker.queue(each).count() for each in others] == [1] * len(others)
 
@@ -376,20 +376,20 @@ def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator: Any, b
 def test_what_is_quoted_wrongly_is_a_page(operator: Any) -> None:
     for value in ("%ff", "%", "%ed%a0%80", "%zz"):
         assert operator.post(
-            "/act", data={"form_token": operator.form_token(), "deed": "purge", "queue.quoted": value}
+            "/act", data={"form_token": operator.form_token(), "action": "purge", "queue.quoted": value}
         ).status_code in {200, 422}
 
 
 def test_a_question_about_a_key_is_confirmed_for_that_key(operator: Any, broker: Broker) -> None:
     for key in ("acme", "other"):
         broker.queue("jobs").put("a", key=key)
-    question = operator.submit("/act", deed="limit", queue="jobs", key="acme")
-    operator.submit("/act", deed="limit", **fields(question), rate="7")
+    question = operator.submit("/act", action="limit", queue="jobs", key="acme")
+    operator.submit("/act", action="limit", **fields(question), rate="7")
     assert broker.queue("jobs").limits("acme").rate == 7
     assert broker.queue("jobs").limits("other").rate is None
 
 
-def test_a_deed_on_one_key_goes_on_with_that_key(
+def test_an_action_on_one_key_goes_on_with_that_key(
     operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from celery_fdb.operations import queues
@@ -400,17 +400,17 @@ def test_a_deed_on_one_key_goes_on_with_that_key(
         for _ in range(5):
             broker.queue("jobs").put("a", key=key)
     broker.queue("third").put("a")
-    page = do(operator, deed="move", queue="jobs", key="acme", target="third")
+    page = do(operator, action="move", queue="jobs", key="acme", target="third")
     while "Go on" in page:
         page = operator.submit("/act", **fields(page))
     assert {key: each.ready for key, each in broker.queue("jobs").keys().items()} == {"other": 5}
 
 
-def test_a_key_is_not_purged_by_a_deed_on_the_whole_queue(operator: Any, broker: Broker) -> None:
+def test_a_key_is_not_purged_by_an_action_on_the_whole_queue(operator: Any, broker: Broker) -> None:
     for key in ("acme", "other"):
         broker.queue("jobs").put("a", key=key)
-    assert "not for one key" in operator.submit("/act", status=422, deed="purge", queue="jobs", key="acme")
-    page = operator.submit("/act", deed="purge", queue="jobs", key="acme", confirmed="yes")
+    assert "not for one key" in operator.submit("/act", status=422, action="purge", queue="jobs", key="acme")
+    page = operator.submit("/act", action="purge", queue="jobs", key="acme", confirmed="yes")
     assert "not for one key" in page
     assert broker.queue("jobs").count() == 2
 
@@ -421,7 +421,7 @@ def test_the_audit_does_not_repeat_arguments_that_were_refused(
     broker.queue("jobs").put("a")
     with caplog.at_level(logging.INFO, "celery_fdb.audit"):
         for args in ('{"card": "4111-2222"}', '["4111-2222"', '"4111-2222"'):
-            operator.submit("/act", status=422, deed="publish", queue="jobs", task="t", args=args, confirmed="yes")
+            operator.submit("/act", status=422, action="publish", queue="jobs", task="t", args=args, confirmed="yes")
     assert sum("args must be" in each for each in caplog.messages) == 3
     assert "4111" not in caplog.text
 
@@ -430,11 +430,11 @@ def test_a_name_does_not_turn_the_question_around(operator: Any, broker: Broker)
     """Written from right to left, a question would ask for something else than what is done."""
     name = "jobs\u202e\u2066x"
     broker.queue(name).put("a")
-    question = operator.submit("/act", deed="purge", queue=name)
+    question = operator.submit("/act", action="purge", queue=name)
     asked = re.findall("<p>(.*?)</p>", question)
     assert asked[0].startswith("Delete 1 waiting message of jobs\\u202e\\u2066x for good?")
     assert (
         "\u202e"
-        not in re.findall("<p class=.notice.*?</p>", operator.submit("/act", **fields(question), deed="purge"))[0]
+        not in re.findall("<p class=.notice.*?</p>", operator.submit("/act", **fields(question), action="purge"))[0]
     )
     assert broker.queue(name).count() == 0

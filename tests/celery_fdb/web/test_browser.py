@@ -147,7 +147,7 @@ def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-#: A page, the queue it is about, and the deed of which it asks for more.
+#: A page, the queue it is about, and the action of which it asks for more.
 QUESTIONS = [
     ("/queue", "payments", "publish"),
     ("/queue", "payments", "purge"),
@@ -164,13 +164,13 @@ def test_each_page_is_accessible_and_fits(window: Window, size: tuple[int, int],
     for path, query in pages(window):
         window.open(path, **query)
         check(window, size, f"{path} {query}")
-    for path, queue, deed in QUESTIONS:
+    for path, queue, action in QUESTIONS:
         window.open(path, queue=queue)
         for box in window.browser.find_elements("css selector", "input[name=selected]")[:1]:
             box.click()
-        window.find(f"button[value={deed}]").click()
+        window.find(f"button[value={action}]").click()
         window.wait_for("main form", "Go back")
-        check(window, size, f"{path} {deed}")
+        check(window, size, f"{path} {action}")
     assert not [each for each in window.complaints() if "/nowhere" not in each["message"]]
 
 

@@ -112,12 +112,12 @@ def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
     assert {"queue", "messages", "message", "dead", "keys", "sessions", "act", "events", "trend", "logout"} <= found
 
 
-def test_a_deed_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:
+def test_an_action_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:
     mounted.get("/ops/fdb/login")
     fields = {"form_token": mounted.kept("celery_fdb_form")}
     mounted.post("/ops/fdb/login", data={**fields, "token": TOKEN}, headers=mounted.origin())
-    deed = {**fields, "deed": "pause", "queue": "jobs", "back": "/ops/fdb/queue?queue=jobs"}
-    assert "Paused jobs." in mounted.post("/ops/fdb/act", data=deed, headers=mounted.origin()).text
+    action = {**fields, "action": "pause", "queue": "jobs", "back": "/ops/fdb/queue?queue=jobs"}
+    assert "Paused jobs." in mounted.post("/ops/fdb/act", data=action, headers=mounted.origin()).text
     assert broker.queue("jobs").control().paused
 
 

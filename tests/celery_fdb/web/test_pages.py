@@ -16,7 +16,7 @@ import pytest
 
 from celery_fdb.inspection import overview
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.pages import dead_letters, deeds, queues, sessions
+from celery_fdb.web.pages import actions, dead_letters, queues, sessions
 from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
 
@@ -70,7 +70,7 @@ def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeyp
 def test_no_table_and_no_list_of_choices_shows_everything(
     operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for page in (dead_letters, deeds, sessions):
+    for page in (dead_letters, actions, sessions):
         monkeypatch.setattr(page, "MOST_SHOWN", 2)
     for number in range(3):
         broker._engine.sessions.open({"host": f"host{number}"})
@@ -82,7 +82,7 @@ def test_no_table_and_no_list_of_choices_shows_everything(
     page = operator.see("/sessions")
     assert page.count("alive</span>") == 2
     assert "The first 2 of 4 sessions, silent ones first." in page
-    page = operator.submit("/act", deed="move", queue="jobs0", back="/")
+    page = operator.submit("/act", action="move", queue="jobs0", back="/")
     assert page.count("<option value=") == 2
 
 
@@ -173,7 +173,7 @@ def test_every_page_over_a_cluster(cluster: Any, visit: Any) -> None:
             if "text/html" in answer.headers["content-type"]:
                 todo |= {html.unescape(each) for each in re.findall(r'href="(/[^"#]*)"', answer.text)} - seen
         assert len({each.partition("?")[0] for each in seen} & set(PATHS.values())) >= 12
-        assert "Paused" in person.submit("/act", deed="pause", queue="jobs", back="/queue?queue=jobs")
+        assert "Paused" in person.submit("/act", action="pause", queue="jobs", back="/queue?queue=jobs")
         assert jobs.control().paused
 
 

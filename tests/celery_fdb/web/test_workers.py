@@ -137,7 +137,7 @@ def test_a_worker_may_answer_anything(told: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "fields", "asked"),
+    ("action", "fields", "asked"),
     [
         ("worker_shutdown", {}, ("shutdown", ["w@h"])),
         ("worker_grow", {"by": "2"}, ("pool_grow", 2, ["w@h"])),
@@ -146,9 +146,9 @@ def test_a_worker_may_answer_anything(told: Any) -> None:
     ],
 )
 def test_what_is_asked_of_a_worker(
-    operator: Any, control: list[Any], answers: Any, deed: str, fields: Any, asked: Any
+    operator: Any, control: list[Any], answers: Any, action: str, fields: Any, asked: Any
 ) -> None:
-    given = {"deed": deed, "queue": "w@h", "back": "/nowhere"}
+    given = {"action": action, "queue": "w@h", "back": "/nowhere"}
     assert "w@h" in operator.submit("/act", **given)
     assert control == [], "asked first"
     operator.submit("/act", status=404, **given, **fields, confirmed="yes")  # the way back
@@ -156,16 +156,16 @@ def test_what_is_asked_of_a_worker(
 
 
 @pytest.mark.parametrize(
-    ("deed", "fields"),
+    ("action", "fields"),
     [("worker_grow", {"by": "many"}), ("worker_grow", {"by": "9999"}), ("worker_rate", {"task": "t", "rate": "fast"})],
 )
-def test_what_no_worker_can_do_is_told(operator: Any, control: list[Any], deed: str, fields: Any) -> None:
-    operator.submit("/act", status=422, deed=deed, queue="w@h", confirmed="yes", **fields)
+def test_what_no_worker_can_do_is_told(operator: Any, control: list[Any], action: str, fields: Any) -> None:
+    operator.submit("/act", status=422, action=action, queue="w@h", confirmed="yes", **fields)
     assert control == []
 
 
 def test_a_worker_that_refuses_or_is_silent(operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"deed": "worker_grow", "queue": "w@h", "by": "1", "confirmed": "yes"}
+    given = {"action": "worker_grow", "queue": "w@h", "by": "1", "confirmed": "yes"}
     for replies, text in (
         ([{"w@h": {"error": "no pool"}}], "no pool"),
         ([], "did not answer"),

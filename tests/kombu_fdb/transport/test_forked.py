@@ -11,14 +11,14 @@ from kombu import Consumer, Producer, Queue
 from kombu_fdb.errors import ForkedError
 
 
-def in_child(deed) -> int:
+def in_child(action) -> int:
     """Its exit status: 0 if it did it, or heard that it must not."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             with contextlib.suppress(ForkedError):
-                deed()
+                action()
             status = 0
         finally:
             os._exit(status)
@@ -39,12 +39,12 @@ def held(connection, channel):
 
 @pytest.mark.parametrize("settled_before", [False, True])
 @pytest.mark.parametrize(
-    "deed", ["channel.close", "connection.close", "connection.release", "ack", "reject", "requeue", "recover"]
+    "action", ["channel.close", "connection.close", "connection.release", "ack", "reject", "requeue", "recover"]
 )
-def test_no_child_settles_it(connection, channel, held, deed, settled_before):
+def test_no_child_settles_it(connection, channel, held, action, settled_before):
     if settled_before:
         held.pop().ack()
-    deeds = {
+    actions = {
         "channel.close": channel.close,
         "connection.close": connection.close,
         "connection.release": connection.release,
@@ -53,7 +53,7 @@ def test_no_child_settles_it(connection, channel, held, deed, settled_before):
         "requeue": held[0].requeue,
         "recover": lambda: channel.basic_recover(requeue=True),
     }
-    assert in_child(deeds[deed]) == 0
+    assert in_child(actions[action]) == 0
     counts = channel.engine.inspect.counts("q")
     assert counts.ready == 0
     assert counts.leased >= len(held)

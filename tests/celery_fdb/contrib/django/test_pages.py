@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_fdb.operations.catalogue import DEEDS
-from celery_fdb.operations.remote.workers import WORKER_DEEDS
+from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.remote.workers import WORKER_ACTIONS
 from kombu_fdb import Broker
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
@@ -245,7 +245,7 @@ def test_who_has_no_permission_sees_nothing(jobs: Any, login: Any, root: str) ->
     client = login()
     for page in (*PAGES, "static/live.js", "nothing"):
         assert client.get(root + page).status_code == 403
-    assert client.post(f"{root}act", {"deed": "pause", "queue": "q"}).status_code == 403
+    assert client.post(f"{root}act", {"action": "pause", "queue": "q"}).status_code == 403
     assert "Queues" not in see(client, "/admin/")
 
 
@@ -265,23 +265,23 @@ def test_strangers_are_led_to_log_in(jobs: Any, configure: Any, root: str) -> No
         assert answer.status_code == 302
         assert "login" in answer.headers["location"]
     client = Client(enforce_csrf_checks=True)
-    assert client.post(f"{root}act", {"deed": "pause", "queue": "q"}).status_code in {302, 403}
+    assert client.post(f"{root}act", {"action": "pause", "queue": "q"}).status_code in {302, 403}
     assert not jobs.control().paused
 
 
 @mounts
 def test_a_viewer_sees_no_buttons_and_may_not_act(jobs: Any, viewer: Any, root: str) -> None:
     see(viewer, root)
-    assert not any('name="deed"' in see(viewer, root + page) for page in PAGES)
-    for deed in DEEDS | WORKER_DEEDS:
+    assert not any('name="action"' in see(viewer, root + page) for page in PAGES)
+    for action in ACTIONS | WORKER_ACTIONS:
         for confirmed in ({}, {"confirmed": "yes"}):
-            assert act(viewer, root, deed=deed, selected="ready.00.00", **confirmed).status_code == 403
+            assert act(viewer, root, action=action, selected="ready.00.00", **confirmed).status_code == 403
     assert log() == []
     assert not jobs.control().paused
 
 
 def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs: Any, operator: Any, login: Any) -> None:
-    fields = {"deed": "worker_shutdown", "queue": "worker@host"}
+    fields = {"action": "worker_shutdown", "queue": "worker@host"}
     assert act(operator, ADMIN, **fields, confirmed="yes").status_code == 403
     assert log() == []
     other = login("view_queue", "manage_queue", "manage_worker")
@@ -290,7 +290,7 @@ def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs: Any,
 
 @mounts
 def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs: Any, operator: Any, root: str) -> None:
-    fields = {"deed": "pause", "queue": "q"}
+    fields = {"action": "pause", "queue": "q"}
     assert operator.get(f"{root}act", fields).status_code == 405
     assert operator.post(root, fields).status_code in {403, 405}
     assert operator.post(f"{root}act", fields).status_code == 403
@@ -305,11 +305,11 @@ def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs: Any, o
 
 @mounts
 def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs: Any, operator: Any, root: str) -> None:
-    page = act(operator, root, deed="pause").content.decode()
+    page = act(operator, root, action="pause").content.decode()
     assert "Paused q." in page
     assert "Paused q." not in see(operator, f"{root}queue?queue=q"), "once"
     assert jobs.control().paused
-    assert "Discarded 1 dead letter of q.dead." in confirm(operator, root, deed="discard_all", queue="q.dead")
+    assert "Discarded 1 dead letter of q.dead." in confirm(operator, root, action="discard_all", queue="q.dead")
     assert log() == [("q", "Paused q."), ("q.dead", "Discarded 1 dead letter of q.dead.")]
     assert "Paused q." in see(operator, f"{ADMIN}q/history/")
     assert f'href="{ADMIN}q/history/"' in see(operator, f"{ADMIN}queue?queue=q")
@@ -318,7 +318,7 @@ def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs: Any, operator:
 def test_entries_of_any_name_have_their_history(broker: Broker, operator: Any) -> None:
     for name in ("", ".", "a\x00b", "a/b"):
         broker.queue(name).put("x")
-        act(operator, ADMIN, deed="pause", queue=name)
+        act(operator, ADMIN, action="pause", queue=name)
     from django.contrib.admin.models import LogEntry
 
     for each in LogEntry.objects.all():
@@ -341,7 +341,7 @@ def test_an_entry_of_the_log_always_ends(
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # xdist can't hand on what is not UTF-8
     monkeypatch.setattr(type(broker._engine.queues), "change_control", fail)
     with suppress(type(error)):
-        act(operator, ADMIN, deed="pause")
+        act(operator, ADMIN, action="pause")
     ((_, told),) = log()
     assert told.startswith(f"Pause (q): failed, {type(error).__name__}")
 
@@ -353,7 +353,7 @@ def test_a_cancelled_task_is_revoked(
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: project)
     configure(CELERY_FDB={"APP": "project.celery:app"})
     sent = project.send_task("shop.charge", queue="q")
-    assert "became REVOKED" in confirm(operator, ADMIN, deed="cancel", selected=selected(operator, ADMIN))
+    assert "became REVOKED" in confirm(operator, ADMIN, action="cancel", selected=selected(operator, ADMIN))
     assert sent.state == "REVOKED"
     project.pool.force_close_all()
     project.close()
@@ -361,7 +361,7 @@ def test_a_cancelled_task_is_revoked(
 
 def test_without_an_app_the_page_says_who_is_not_told(app: Celery, broker: Broker, operator: Any) -> None:
     app.send_task("shop.charge", queue="q")
-    page = confirm(operator, ADMIN, deed="cancel", selected=selected(operator, ADMIN))
+    page = confirm(operator, ADMIN, action="cancel", selected=selected(operator, ADMIN))
     assert "Set CELERY_FDB['APP']" in html.unescape(page)
     assert "Set CELERY_FDB['APP']" in log()[0][1]
 
@@ -379,6 +379,6 @@ def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
     for page in PAGES:
         assert async_to_sync(client.get)(root + page).status_code == 200, page
     token = client.cookies["csrftoken"].value
-    fields = {"csrfmiddlewaretoken": token, "deed": "pause", "queue": "q", "back": root}
+    fields = {"csrfmiddlewaretoken": token, "action": "pause", "queue": "q", "back": root}
     assert async_to_sync(client.post)(f"{root}act", fields).headers["location"] == root
     assert jobs.control().paused
