@@ -28,7 +28,7 @@ test: $(TOX) ## the tests, on this Python; ARGS="-k fork" goes to pytest
 test-all: $(TOX) ## the tests, on every supported Python that is installed
 	$(TOX) run -e py311,py312,py313,py314 -- $(ARGS)
 
-matrix: $(TOX) ## the README's matrix of versions, or one cell of it: make matrix CELL=py312-django52
+matrix: $(TOX) ## the matrix of versions, or one cell of it: make matrix CELL=py312-django52
 	$(TOX) run $(if $(CELL),-e $(CELL),-m matrix) $(if $(ARGS),-- $(ARGS))
 
 floors: $(TOX) ## the dashboard, with the oldest versions that it allows

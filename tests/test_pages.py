@@ -59,7 +59,7 @@ NOT_RUN = {
     ("README.md", "make demo"): "the demo is tests/examples/test_wordcount.py, and the tests do not run themselves",
     ("README.md", "pip install celery-fdb"): INDEX,
     ("README.md", "celery -A tasks worker"): "it works until it is stopped; the tutorial starts one",
-    ("README.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
+    ("docs/how-to/troubleshooting.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
     ("docs/architecture.md", "flowchart TD"): SHOWN,
     ("docs/dashboard.md", "pip install 'celery-fdb[web]'"): INDEX,
     ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/test_deployments.py attacks it",

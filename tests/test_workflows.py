@@ -1,4 +1,4 @@
-"""What ``.github`` asks for exists, asks for no more rights than it needs, and is what the README says is tested."""
+"""What ``.github`` asks for exists, asks for no more rights than it needs, and is what docs/versions.md says is tested."""
 
 import itertools
 import re
@@ -155,11 +155,13 @@ def test_github_understands_it(pattern):
 
 
 def shown():
-    return re.search(r"<!-- matrix -->\n(.*?)<!-- /matrix -->", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    return re.search(r"<!-- matrix -->\n(.*?)<!-- /matrix -->", (ROOT / "docs" / "versions.md").read_text(), re.DOTALL)[
+        1
+    ]
 
 
 def matrix():
-    """The README's rows of what is tested."""
+    """The page's rows of what is tested."""
     return dict(re.findall(r"^\| ([A-Z].+?) \| ([^|]+?) \|$", shown(), re.MULTILINE))
 
 
@@ -167,12 +169,12 @@ def versions_of(row):
     return re.findall(r"\d+\.\d+", matrix()[row])
 
 
-#: What the README calls a row of versions, and the factor of tox.
+#: What the page calls a row of versions, and the factor of tox.
 FACTORS = {"Celery": "celery", "Django": "django", "binding": "fdb"}
 
 
 def cells():
-    """The README's cells, by the name of their environment."""
+    """The page's cells, by the name of their environment."""
     lines = re.findall(r"^\| (?:\| Python|\w+ \d\.\d).*$", shown(), re.MULTILINE)
     (_, *pythons), *rows = [[each.strip() for each in line[1:-1].split("|")] for line in lines]
     named = [(f"{python}-{row[0]}", state) for row in rows for python, state in zip(pythons, row[1:], strict=True)]
@@ -206,12 +208,12 @@ def test_every_python_that_is_promised_is_tested():
     assert [f"3.{minor}" for minor in listed.split(",")] == tested
 
 
-def test_the_versions_in_the_readme_are_those_that_are_asked_for():
+def test_the_versions_on_the_page_are_those_that_are_asked_for():
     asked = {re.split(r"[><=]", each)[0]: each for each in settings()["project"]["dependencies"]}
     assert asked["celery"] == f"celery>={versions_of('Celery, kombu')[0]}"
     assert asked["kombu"] == f"kombu>={versions_of('Celery, kombu')[0]}"
     assert asked["foundationdb"] == f"foundationdb>={versions_of('FoundationDB')[1]},<7.4"
-    assert settings()["project"]["optional-dependencies"]["django"] == [f"django>={versions_of('Django')[0]}"]
+    assert settings()["project"]["optional-dependencies"]["django"][0] == f"django>={versions_of('Django')[0]}"
     classifiers = [each.rpartition(" ")[2] for each in settings()["project"]["classifiers"] if ":: Django ::" in each]
     assert classifiers == versions_of("Django")
 

@@ -116,7 +116,7 @@ def _text(about: str, *, longest: int = 4_096) -> _Metadata:
 class Options:
     """Everything that can be set, valid by construction. Field names are the option names.
 
-    Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the README's table,
+    Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the table of docs/options.md,
     which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a contradiction.
     """
 
@@ -370,7 +370,7 @@ def _unknown(name: str, known: set[str]) -> OptionError:
 
 
 def options_table() -> str:
-    """The README's table of options, in Markdown."""
+    """The table of docs/options.md, in Markdown."""
     return "\n".join(_table_rows()) + "\n"
 
 
@@ -384,4 +384,4 @@ def _table_rows() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(options_table(), end="")  # noqa: T201 - for the README
+    print(options_table(), end="")  # noqa: T201 - for docs/options.md

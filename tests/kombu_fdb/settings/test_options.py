@@ -10,7 +10,7 @@ from kombu_fdb.errors import OptionError
 from kombu_fdb.settings import options
 from kombu_fdb.settings.options import Options, options_table, parse_options
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 
 def test_defaults_are_valid_and_frozen():
@@ -148,7 +148,7 @@ def test_no_option_takes_a_name_that_kombu_uses():
     assert not ours & (options._KOMBU | options._FOREIGN)
 
 
-def test_the_readme_has_the_table_of_options():
-    shown = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", README.read_text(), re.DOTALL)
+def test_the_page_has_the_table_of_options():
+    shown = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", PAGE.read_text(), re.DOTALL)
     assert shown is not None
     assert shown[1] == options_table(), "paste the output of: python -m kombu_fdb.settings.options"
