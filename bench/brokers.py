@@ -110,7 +110,7 @@ def redis(appendfsync: str) -> Iterator[Broker]:
 @contextlib.contextmanager
 def rabbitmq() -> Iterator[list[Broker]]:
     """One server, with and without publisher confirms."""
-    from kit.parity.rabbitmq import Node
+    from kit.rabbitmq import Node
 
     with Node() as node:
         version = _rabbitmq_version(node.url)

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kit.celery_parity.stage import Broker, Observed, Stage
+from kit.rabbitmq import Node
 from kit.starter import Starter
 
 __all__ = ["BROKERS", "PEERS", "RECORDED", "broker", "came_to", "missing", "play"]
@@ -61,7 +62,7 @@ def _peer(name: str, folder: Path) -> Iterator[Broker]:
         if name == "redis":
             yield Broker(name, redis.url, results, folder)
         else:
-            server = stack.enter_context(bench.rabbitmq())[0]
+            server = stack.enter_context(Node())
             yield Broker(name, server.url, results, folder, {"confirm_publish": True})
 
 

@@ -17,8 +17,9 @@ from kit.parity.compare import Bench, Verdict, compare
 from kit.parity.deviations import RULES, documented
 from kit.parity.ours import Ours
 from kit.parity.program import make_program
-from kit.parity.rabbitmq import Node, RabbitMQ, rabbitmq_unavailable_reason
+from kit.parity.rabbitmq import RabbitMQ
 from kit.parity.shrink import shrink
+from kit.rabbitmq import Node, rabbitmq_unavailable_reason
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
 
