@@ -1,4 +1,4 @@
-"""What ``.github`` asks for exists, asks for no more rights than it needs, and is what docs/versions.md says is tested."""
+"""What ``.github`` asks for exists, asks for no more rights than it needs, and is what docs/versions.md promises."""
 
 import itertools
 import re

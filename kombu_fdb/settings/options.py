@@ -116,8 +116,8 @@ def _text(about: str, *, longest: int = 4_096) -> _Metadata:
 class Options:
     """Everything that can be set, valid by construction. Field names are the option names.
 
-    Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the table of docs/options.md,
-    which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a contradiction.
+    Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the table of
+    docs/options.md, which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a contradiction.
     """
 
     session_ttl: float = field(

@@ -23,7 +23,15 @@ from typing import NamedTuple
 from kombu_fdb.engine.dead_letters.scan import Letter, Walk, look_through
 from kombu_fdb.engine.inspection import inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete, forget, put_ready, take_out, with_payload
+from kombu_fdb.engine.messages.message import (
+    Message,
+    delete,
+    forget,
+    put_ready,
+    subqueue,
+    take_out,
+    with_payload,
+)
 from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueError, QueueNotFound
@@ -117,10 +125,12 @@ def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | 
         drop_expired(work, message, record)
         return False
     forget(work, message)
-    rank = work.keys.rank(record.priority or priority_of(letter.key))
+    priority = record.priority or priority_of(letter.key)
+    to = subqueue(work, queue, record.key, priority)
     expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
     if payload is not None:
         record = with_payload(work, record, payload)
-    alive = record._replace(expires_ms=expires_ms, redeliveries=0, seen=False, priority=NO_PRIORITY, way=Way("", queue))
-    put_ready(work, Subqueue(queue, record.key, rank), alive)
+    kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
+    alive = record._replace(expires_ms=expires_ms, redeliveries=0, seen=False, priority=kept, way=Way("", queue))
+    put_ready(work, to, alive)
     return True

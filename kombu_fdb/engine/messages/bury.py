@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, forget, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, forget, put_delayed, put_ready, subqueue
 from kombu_fdb.engine.stored import copies, newer, whereabouts
 from kombu_fdb.engine.stored.effects import DEAD
 from kombu_fdb.engine.stored.work import Work
@@ -111,8 +111,8 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
     """As it is, so that it takes no more room than it did."""
     forget(work, message)
-    subqueue = Subqueue(message.queue, record.key, work.keys.rank(record.priority))
-    put_delayed(work, subqueue, work.now_ms + REST_MS, message.value)
+    to = subqueue(work, message.queue, record.key, record.priority)
+    put_delayed(work, to, work.now_ms + REST_MS, message.value)
 
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
@@ -123,7 +123,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     if target.endswith(DEAD_SUFFIX):
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
     else:
-        to = Subqueue(target, record.key, work.keys.rank(record.priority))
+        to = subqueue(work, target, record.key, record.priority)
     put_ready(work, to, record._replace(expires_ms=expires_ms))
 
 

@@ -59,6 +59,7 @@ __all__ = [
     "read",
     "read_all",
     "read_beginnings",
+    "subqueue",
     "take_out",
     "take_row",
     "take_run",
@@ -88,6 +89,12 @@ class Subqueue(NamedTuple):
     queue: str
     key: str
     rank: Rank
+
+
+def subqueue(work: Work, queue: str, key: str, priority: int) -> Subqueue:
+    """Where a message of this priority stands: as urgent as its queue lets it be (``x-max-priority``)."""
+    most = work.routing.queue(work.tr, queue).max_priority
+    return Subqueue(queue, key, work.keys.rank(min(priority, most)))
 
 
 class Opened(NamedTuple):

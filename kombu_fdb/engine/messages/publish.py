@@ -22,7 +22,7 @@ from kombu_fdb.engine.stored.effects import PUBLISHED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
-from kombu_fdb.model import Death, Publication
+from kombu_fdb.model import NO_PRIORITY, Death, Publication
 from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import QueueDeclaration
 
@@ -157,6 +157,7 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
         key=key,
         ttr_ms=ttr_ms,
         task_id=task_id,
+        priority=priority if priority > queue.max_priority else NO_PRIORITY,  # what it has in a queue that has more
     )
     to = Subqueue(queue.name, key, work.keys.rank(min(priority, queue.max_priority)))
     if is_delayed:

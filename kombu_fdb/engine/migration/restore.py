@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
 from kombu_fdb.engine.stored.effects import DELAYED
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -59,11 +59,11 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
 
 def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
     stored = message.payload if message.unreadable else record_of(message, message_id)
-    rank = work.keys.rank(message.priority)
     if message.state == DELAYED:
-        put_delayed(work, Subqueue(message.queue, "", rank), message.due_ms, stored)
+        put_delayed(work, subqueue(work, message.queue, "", message.priority), message.due_ms, stored)
     else:
-        put_ready(work, Subqueue(message.queue, message.key if message.keyed else "", rank), stored)
+        key = message.key if message.keyed else ""
+        put_ready(work, subqueue(work, message.queue, key, message.priority), stored)
 
 
 def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:

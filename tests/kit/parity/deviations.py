@@ -127,14 +127,6 @@ def _was_returned_without_an_attempt(difference: Difference, seen: Seen) -> bool
     return is_limited and any(each.verb.startswith("close_") for each in [*seen.before, seen.step])
 
 
-def _was_capped(difference: Difference, seen: Seen) -> bool:
-    """Another message comes first, where a dead letter may come from a queue that has fewer priorities."""
-    declared = [each.given.get("arguments") or {} for each in seen.before if each.verb == "declare_queue"]
-    priorities = {each["x-max-priority"] for each in declared if "x-max-priority" in each}
-    can_die = any("x-dead-letter-exchange" in each for each in declared)
-    return difference.place[-1] == "body" and None not in difference[1:] and len(priorities) > 1 and can_die
-
-
 def _drops_least_urgent(difference: Difference, seen: Seen) -> bool:
     arguments = seen.arguments(str(seen.step.given.get("queue")))
     is_shed = {"x-max-priority", "x-max-length"} <= arguments.keys() and "x-overflow" not in arguments
@@ -285,17 +277,6 @@ RULES: Mapping[str, Rule] = {
             step(1, "publish", exchange="", key="q0"),
             step(2, "get", queue="q0"),
             step(3, "close_channel"),
-        ],
-        ends=True,
-    ),
-    "first-priority-stays": Rule(
-        _was_capped,
-        [
-            step(0, "declare_queue", queue="q0", arguments={"x-max-priority": 1, **_EXPIRING}),
-            step(1, "declare_queue", queue="q1", arguments={"x-max-priority": 9}),
-            step(2, "publish", exchange="", key="q1", priority=5),
-            step(3, "publish", exchange="", key="q0", priority=9),
-            step(4, "get", queue="q1"),
         ],
         ends=True,
     ),

@@ -55,6 +55,25 @@ def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_
         assert bench.payloads(2, grave) == [b"x" * size]
 
 
+def test_each_queue_caps_the_priority_that_a_dead_letter_was_published_with(bench: Bench) -> None:
+    """As on RabbitMQ: a queue with few priorities takes none away from the next one. So does a replay."""
+    to = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "many"}
+    bench.engine.queues.declare(QueueDeclaration("few", arguments={"x-max-priority": 1, **to}))
+    bench.engine.queues.declare(QueueDeclaration("many", arguments={"x-max-priority": 7, "x-message-ttl": 10**9}))
+    bench.engine.queues.declare(QueueDeclaration("most", arguments={"x-max-priority": 9}))
+    bench.engine.publisher.publish([Publication("", "many", b"5", 5), Publication("", "few", b"9", 9)])
+    bench.engine.publisher.publish([Publication("", "few", b"1", 1)])
+    first, second = bench.take(2, "few")
+    assert [first.payload, second.payload] == [b"9", b"1"], "of one priority in their queue, the older one first"
+    bench.engine.messages.reject([first.lease])
+    bench.check()
+    assert bench.payloads(2, "many") == [b"9", b"5"]
+    bench.engine.publisher.publish([Publication("", "few", b"8", 8)])
+    (capped,) = bench.take(1, "few")
+    bench.engine.messages.release([capped.lease])
+    assert bench.payloads(1, "few") == [b"8"]
+
+
 def kombus(routing_key: str, body: bytes = b"[]") -> bytes:
     """A message as kombu's."""
     return payload_of({"body": body, "headers": {}, "properties": {}}, "work", routing_key)
