@@ -14,8 +14,6 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.settings.location import SCHEMES, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["absent", "broker_of", "open_existing", "ours", "urls_of"]
-
 SET_IT = (
     "Set the app's broker_url to fdb+sqlite:////path/broker.db or fdb:// (in Django: CELERY_BROKER_URL, and import the "
     "app in the project's __init__.py, or name it in CELERY_FDB['APP']), or name a broker with --broker."

@@ -7,8 +7,6 @@ from statistics import median_low
 
 from kombu_fdb.model import SessionFacts
 
-__all__ = ["common_ms"]
-
 
 def common_ms(sessions: Iterable[SessionFacts], own_ms: int) -> int:
     """By the clocks of most workers, as of their last heartbeats; ``own_ms`` if there are none.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from kombu_fdb import Broker
 
-__all__ = ["Holding"]
-
 
 class Holding:
     """Thread-safe. ``open_`` opens the broker; what it raises comes out of :meth:`broker`."""

@@ -23,8 +23,6 @@ from kombu_fdb.model import Listed
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["delete", "pause", "publish", "purge", "reschedule", "resume", "run_now", "search"]
-
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (

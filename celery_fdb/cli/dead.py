@@ -25,8 +25,6 @@ from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["dead"]
-
 
 @click.group()
 def dead() -> None:

@@ -12,8 +12,6 @@ from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.transport.worker.options import without_effect
 
-__all__ = ["doctor"]
-
 
 @command()
 def doctor(run: Run) -> Answer:

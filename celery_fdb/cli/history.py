@@ -20,8 +20,6 @@ from celery_fdb.inspection.moments import age
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
-__all__ = ["history", "task"]
-
 #: Pages that one call reads at most: each reads a bounded number of rows.
 PAGES = 20
 SECONDS = "SECONDS"

@@ -16,19 +16,6 @@ from celery_fdb.inspection.sessions import heard_s, state_of
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
-__all__ = [
-    "KEY_SPEEDS",
-    "key_speeds",
-    "keys",
-    "known",
-    "queue_table",
-    "queues",
-    "session_table",
-    "sessions",
-    "status",
-    "summary",
-]
-
 ENDED = "ended, its messages are being released"
 #: Column and event.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}

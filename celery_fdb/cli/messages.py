@@ -17,8 +17,6 @@ from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["body_option", "cancel", "find", "message_table", "move", "peek", "shown"]
-
 #: After a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
 

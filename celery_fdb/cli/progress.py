@@ -10,8 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from celery_fdb.cli.terminal import Run
 
-__all__ = ["bar"]
-
 
 @contextmanager
 def bar(run: Run, what: str, total: int | None) -> Iterator[Callable[[int], None]]:

@@ -20,8 +20,6 @@ from celery_fdb.cli.where import Where, check_text
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
-__all__ = ["NOT_DONE", "Answer", "Refused", "Run", "clean", "command", "in_json", "number", "table"]
-
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
 WIDE = 200

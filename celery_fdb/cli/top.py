@@ -15,8 +15,6 @@ from celery_fdb.cli.terminal import Run, command, in_json, table
 from celery_fdb.inspection.overview import Overview, as_json, key_rates, look, rates
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["Beats", "top"]
-
 Speeds = dict[str, dict[str, float]]
 KeySpeeds = dict[str, Speeds]
 Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]

@@ -14,8 +14,6 @@ from celery_fdb.cli.where import Where
 from celery_fdb.migration.transfer import FileSource, Source, StoreSource, export_to, import_from
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["export", "import_"]
-
 leased_option = click.option(
     "--leased", is_flag=True, help="Include messages that workers hold, as ready ones; for workers that are dead."
 )

@@ -13,8 +13,6 @@ from kombu_fdb import Broker, OptionError
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["Where", "check_text"]
-
 NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 
 

@@ -13,8 +13,6 @@ from celery_fdb.inspection.moments import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import MOST
 
-__all__ = ["DURATION", "RATE", "limit"]
-
 WHOLE = click.IntRange(-1, MOST)
 
 

@@ -22,8 +22,6 @@ from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.encoding.envelope import open_delivery
 
-__all__ = ["BrokerInTest", "Published"]
-
 STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 

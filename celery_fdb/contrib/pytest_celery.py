@@ -30,18 +30,6 @@ from pytest_celery.api.broker import CeleryTestBroker
 from pytest_celery.api.container import CeleryTestContainer
 from pytest_docker_tools import container, fxtr
 
-__all__ = [
-    "FdbContainer",
-    "FdbTestBroker",
-    "celery_fdb_broker",
-    "default_fdb_broker",
-    "default_fdb_broker_cls",
-    "default_fdb_broker_command",
-    "default_fdb_broker_env",
-    "default_fdb_broker_image",
-    "default_fdb_broker_ports",
-]
-
 #: The series of the client library that the binding here asks for; another one by ``FDB_IMAGE``.
 DEFAULT_IMAGE = "foundationdb/foundationdb:7.3.79"
 PORT = 4500

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from kombu_fdb.testing.fdbserver import SingleNodeCluster
     from kombu_fdb.testing.stores import MemoryStores
 
-__all__ = [
-    "fdb_broker",
-    "fdb_cluster",
-    "fdb_cluster_broker",
-    "fdb_memory_stores",
-    "fdb_published",
-    "fdb_session_broker",
-    "fdb_sqlite_broker",
-]
-
 
 @pytest.fixture(scope="session")
 def fdb_memory_stores() -> Iterator[MemoryStores]:

@@ -18,8 +18,6 @@ from celery import states
 from celery_fdb.history.run import ENDED, Run
 from kombu_fdb.errors import FormatError
 
-__all__ = ["BOUNDS_S", "SLOTS", "WIDTH", "Counters", "delta_of", "unpack"]
-
 #: Upper bounds of the histogram's buckets, in seconds; behind the last one there is one without.
 BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

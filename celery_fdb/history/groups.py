@@ -16,8 +16,6 @@ from celery_fdb.history.run import ACTIVE, STATES, Follower, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.primitives.ranges import MOST, is_number, is_whole
 
-__all__ = ["GROUP_RUNS", "GROUP_SPAN_MS", "Group", "decode", "pack_groups"]
-
 #: What one group holds at most. FoundationDB's limit of a value is 100,000 B.
 GROUP_RUNS, GROUP_BYTES = 250, 90_000
 #: A run that is larger keeps no texts but its names and the beginning of its error.

@@ -31,8 +31,6 @@ from typing import NamedTuple
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_text, range_of, unpack, unpack_as
 
-__all__ = ["INDEXES", "GroupId", "HistoryKeys", "Range", "Spot"]
-
 Range = tuple[bytes, bytes]
 
 NONCE_BYTES = 12

@@ -8,8 +8,6 @@ from typing import Any
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import is_number, is_whole
 
-__all__ = ["ARGUMENTS", "History", "as_options"]
-
 ARGUMENTS = ("masked", "full", "none")
 #: A history is in up to so many segments, and a segment holds no more runs than this.
 SEGMENTS, LARGEST_SEGMENT = 50, 5_000

@@ -13,8 +13,6 @@ from celery.signals import before_task_publish
 
 from kombu_fdb.primitives.clock import SystemClock
 
-__all__ = ["AMQP", "PUBLISHED"]
-
 #: In milliseconds since 1970, by the publisher's clock. A retry has its own.
 PUBLISHED = "fdb_published"
 CLOCK = SystemClock()

@@ -23,20 +23,6 @@ from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.keyspace.tuples import pack_int, range_of
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = [
-    "GROUPS_PER_PAGE",
-    "MOST_COUNTERS",
-    "Cursor",
-    "Found",
-    "Wanted",
-    "active",
-    "holders",
-    "page",
-    "runs_of",
-    "slots",
-    "totals",
-]
-
 #: Groups that one page reads at most, and at once.
 GROUPS_PER_PAGE, GROUPS_AT_ONCE = 60, 10
 #: Rows of counters that are read at once.

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 from celery import states
 
-__all__ = ["ACTIVE", "ENDED", "LOST", "STATES", "TEXT_LENGTHS", "Follower", "Run", "bounded", "id_text"]
-
 ACTIVE: str = states.STARTED
 LOST = "LOST"
 #: In the order in which they are counted (``counters.py``).

@@ -22,8 +22,6 @@ from celery_fdb.history.options import LARGEST_SEGMENT, History
 from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["MOST_SEGMENTS", "TRIM_SEGMENTS", "Segment", "choose", "newest_first", "read", "trim"]
-
 #: Deleted in one transaction.
 TRIM_SEGMENTS = 4
 #: So many runs nobody flushes into one: a damaged counter must not have all the others cleared.

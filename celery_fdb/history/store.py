@@ -20,8 +20,6 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 
-__all__ = ["ActiveKey", "HistoryStore", "Unwritten"]
-
 T = TypeVar("T")
 
 #: Session, and the number that the worker gave the run.

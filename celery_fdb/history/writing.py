@@ -20,8 +20,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["LOST_RUNS", "MOST_TASKS", "OTHER_TASKS", "begin", "end", "lose", "set_settings", "write"]
-
 #: Names of tasks of one group that are counted by name; names come from the code, but nobody promises.
 MOST_TASKS, OTHER_TASKS = 100, "(other)"
 #: Active runs of a dead worker that one transaction ends.

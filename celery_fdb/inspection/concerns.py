@@ -9,8 +9,6 @@ from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.sessions import silent
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["Concern", "concerns"]
-
 #: So many are told of, the worst first.
 MOST = 12
 #: Seconds after which the oldest message of a queue with consumers is a concern.

@@ -34,8 +34,6 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
 
-__all__ = ["FIELDS", "NONE", "Cause", "Filter", "cause_of"]
-
 #: Finds those that have none.
 NONE = "-"
 TEXTS = ("task", "error", "reason", "home", "text")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from ipaddress import ip_address
 
-__all__ = ["LOOPBACK", "is_loopback", "is_ours"]
-
 #: How a browser on this machine calls it.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 

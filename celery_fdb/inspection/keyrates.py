@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 
 from kombu_fdb.engine.metrics.keytotals import OTHERS, KeyTotals
 
-__all__ = ["OTHER", "KeyRates"]
-
 #: The label of all those that have no series of their own; what has that name itself is one of them.
 OTHER = "(other)"
 

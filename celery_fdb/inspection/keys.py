@@ -7,8 +7,6 @@ from typing import NamedTuple
 from celery_fdb.inspection.overview import KeyView, key_view
 from kombu_fdb import Broker
 
-__all__ = ["KeyPage", "find_keys"]
-
 
 class KeyPage(NamedTuple):
     """Keys with their counts and limits, and the key behind which the next page begins; None at the end."""

@@ -22,8 +22,6 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 
-__all__ = ["Body", "MessageView", "describe", "view_of"]
-
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
 #: Headers that JSON shows as fields of their own.

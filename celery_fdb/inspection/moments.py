@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
 
-__all__ = ["age", "moment", "rate_of", "seconds_of"]
-
 #: Two days before a ``datetime`` ends, as every time zone needs some hours more.
 LAST_MS = LATEST_MS + 1 - 2 * 86_400_000
 #: Units as people write them.

@@ -23,20 +23,6 @@ from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
 
-__all__ = [
-    "KeyView",
-    "Overview",
-    "QueueView",
-    "SessionView",
-    "as_json",
-    "is_internal",
-    "key_rates",
-    "key_view",
-    "look",
-    "look_at_keys",
-    "rates",
-]
-
 #: Keys of one queue that are read to find its longest, and at once.
 KEYS_READ = 10_000
 KEYS_PER_LOOK = 1_000

@@ -14,8 +14,6 @@ from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Listed
 
-__all__ = ["MOST_LOOKED_AT", "PART", "Found", "Scope", "search"]
-
 #: Messages that one page of a search looks at, and of them in one transaction.
 MOST_LOOKED_AT = 2_000
 PART = 200

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from celery_fdb.inspection.overview import Overview, SessionView
 
-__all__ = ["heard_s", "silent", "state_of"]
-
 
 def heard_s(seen: Overview, session: SessionView) -> float | None:
     """How long ago it was heard, by its own wall clock and ours; None if it told no time."""

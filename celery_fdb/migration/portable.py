@@ -37,8 +37,6 @@ from kombu_fdb.model import (
 from kombu_fdb.primitives.ranges import LATEST_MS, check_text, is_whole, moment
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["Binding", "Control", "Dedup", "Entry", "Header", "Limits", "read_entries", "read_header", "verify", "write"]
-
 #: What reading a document of unknown shape may raise.
 _ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error)
 #: Bytes of a name: a key of FoundationDB has 10,000, with all else that stands in it.

@@ -34,8 +34,6 @@ from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 
 T = TypeVar("T")
 
-__all__ = ["FileSource", "Imported", "Source", "SourceBusy", "StoreSource", "export_to", "import_from"]
-
 #: Keys read at once.
 KEYS = 1_000
 #: Told how many messages are done.

@@ -35,22 +35,6 @@ from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = [
-    "EVERYWHERE",
-    "QUOTED",
-    "Action",
-    "Done",
-    "Field",
-    "Outcome",
-    "Request",
-    "carried",
-    "each_selected",
-    "names",
-    "names_of",
-    "perform",
-    "received",
-]
-
 T = TypeVar("T")
 
 #: Stands for the queue of an action on all queues of dead letters.

@@ -10,8 +10,6 @@ from celery_fdb.operations import cancelling, dead_letters, editing, limiting, q
 from celery_fdb.operations.action import Action
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["ACTIONS", "offered", "offered_on_all", "offered_on_cause", "offered_on_key", "offered_on_queue"]
-
 _ON_QUEUES_AND_KEYS = (
     Action(
         "pause",

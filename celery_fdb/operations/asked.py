@@ -25,8 +25,6 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELD", "MOST_LOOKED_AT", "MOST_NAMED", "Asked", "AskedAnew", "messages_of"]
-
 #: Of a form.
 FIELD = "asked"
 #: Messages that a question names, and among how many it looks for them; and of them in one transaction.

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from kombu_fdb.primitives.masking import plain
 
-__all__ = ["Audit", "Entry", "LogAudit"]
-
 logger = logging.getLogger("celery_fdb.audit")
 
 

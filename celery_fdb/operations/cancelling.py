@@ -15,8 +15,6 @@ from kombu_fdb import Broker, Spot
 from kombu_fdb.model import Part, Peeked
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["cancel", "cancel_all"]
-
 #: Of one part: each is deleted in a transaction of its own, and its result may be in another store.
 MOST_AT_ONCE = 20
 

@@ -18,8 +18,6 @@ from kombu_fdb.errors import InvalidArgument, QueueNotFound
 from kombu_fdb.model import Listed, Part
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["discard", "discard_all", "discard_everywhere", "replay", "replay_all", "replay_everywhere"]
-
 
 def replay(broker: Broker, request: Request) -> Outcome:
     """Each to the queue it died in."""

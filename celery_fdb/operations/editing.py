@@ -15,8 +15,6 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Listed
 
-__all__ = ["FIELDS", "arguments", "edit"]
-
 FIELDS = (
     Field("args", "Arguments", "json", "A JSON list.", "[]", required=True),
     Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}", required=True),

@@ -12,8 +12,6 @@ from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELDS", "limit", "limits", "pause", "read_rate", "resume", "unlimit"]
-
 FIELDS = (
     Field("weight", "Weight", "number", "Messages per turn."),
     Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for no limit."),

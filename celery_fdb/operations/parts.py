@@ -16,8 +16,6 @@ from kombu_fdb.model import Part
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["MOST_PARTS", "Progress", "in_parts"]
-
 #: Transactions of one request.
 MOST_PARTS = 50
 

@@ -19,8 +19,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["MOVE", "PUBLISH", "check_room", "delete", "move", "publish", "purge"]
-
 MOVE = (Field("target", "To the queue", "queue", required=True),)
 PUBLISH = (
     Field("task", "Task", help="Its name, as shop.tasks.charge.", required=True),

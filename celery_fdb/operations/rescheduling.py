@@ -12,8 +12,6 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-__all__ = ["FIELDS", "reschedule", "run_now"]
-
 FIELDS = (
     Field(
         "due", "Due", "moment", "A date and time, as 2031-12-31T23:59, or from now on: 90s, 10m, 2h, 7d.", required=True

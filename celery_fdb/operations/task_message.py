@@ -19,8 +19,6 @@ from kombu.utils.json import loads as loads_types
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.transport.encoding.envelope import Envelope, open_payload, payload_of
 
-__all__ = ["Arguments", "arguments_of", "due_at", "make", "read_json", "with_arguments"]
-
 #: Characters of a representation, as Celery has it.
 LONGEST_REPR = 1024
 #: Stands for one that a publisher has chosen itself, as for arguments that nobody is to see.

@@ -10,8 +10,6 @@ from celery.utils.log import get_logger
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 
-__all__ = ["Settings", "full_url", "settings_of"]
-
 logger = get_logger(__name__)
 
 #: What others' result backends read from the same setting; harmless here.

@@ -41,8 +41,6 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
 
-__all__ = ["FdbBackend"]
-
 logger = get_logger(__name__)
 
 T = TypeVar("T")

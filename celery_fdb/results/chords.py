@@ -38,24 +38,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = [
-    "CLAIM_MS",
-    "LOOK_ROWS",
-    "Chord",
-    "ChordOver",
-    "Return",
-    "Turn",
-    "abandoned",
-    "add",
-    "claim",
-    "enlarge",
-    "expire",
-    "finish",
-    "open_",
-    "parts",
-    "renew",
-]
-
 #: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
 CLAIM_MS = 10_000
 #: The longest pause between two looks at an open chord, in milliseconds; the first ones are shorter.

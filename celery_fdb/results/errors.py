@@ -7,8 +7,6 @@ from typing import Any
 from celery.exceptions import ChordError
 from kombu.exceptions import EncodeError
 
-__all__ = ["ResultTooLarge", "chord_error"]
-
 
 class ResultTooLarge(EncodeError):
     """The encoded result is over the maximum; it was not stored, the task's state is FAILURE with this error.

@@ -13,8 +13,6 @@ from __future__ import annotations
 from celery_fdb.results.layout import ResultKeys
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["move"]
-
 
 def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
     """It expired at ``before_ms`` and now does at ``after_ms``; 0 for never."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from celery_fdb.results.store import ResultStore
     from kombu_fdb.process.client import Client
 
-__all__ = ["COUNTED", "ChordSupport"]
-
 logger = get_logger(__name__)
 
 T = TypeVar("T")

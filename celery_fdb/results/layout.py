@@ -32,8 +32,6 @@ from typing import NamedTuple
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack, pack_int, range_of, unpack_as
 
-__all__ = ["LAST_PLACE", "Part", "Range", "ResultKeys"]
-
 Range = tuple[bytes, bytes]
 
 #: Of a header task that was given no place: behind all others.

@@ -14,8 +14,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, range_of
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-__all__ = ["INLINE_BYTES", "Record", "clear", "decode", "join", "prolong", "read", "write"]
-
 #: Up to this size a result stands in its record, above it in chunks of this size. FoundationDB's limit is 100,000 B.
 INLINE_BYTES = 90_000
 

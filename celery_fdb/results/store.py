@@ -23,8 +23,6 @@ from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 
-__all__ = ["Outcome", "ResultStore", "Sighting", "Stored"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from celery_fdb.results.layout import ResultKeys
 from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["SWEEP_ROWS", "sweep_part"]
-
 #: Deleted in one transaction.
 SWEEP_ROWS = 200
 

@@ -19,8 +19,6 @@ from celery.utils.log import get_logger
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import KombuFDBError
 
-__all__ = ["Sweeper"]
-
 logger = get_logger(__name__)
 
 #: Seconds between two looks, with jitter.

@@ -23,8 +23,6 @@ from kombu_fdb.errors import StoreError
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["MOST_WATCHES", "Waiting"]
-
 logger = logging.getLogger(__name__)
 
 MOST_WATCHES = 2_000

@@ -11,8 +11,6 @@ from celery.schedules import schedule
 from kombu_fdb.errors import FormatError
 from kombu_fdb.primitives.ranges import MOST, is_number
 
-__all__ = ["Told", "fit", "pack", "text_of", "told_of", "unpack"]
-
 #: Characters of a text.
 LONGEST = 500
 #: What an entry of somebody else's making may end in.

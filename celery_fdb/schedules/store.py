@@ -26,8 +26,6 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 
-__all__ = ["KEPT_S", "MOST_ENTRIES", "ScheduleStore", "schedule_of"]
-
 #: That are read, and that one beat tells of.
 MOST_ENTRIES = 1_000
 #: Seconds for which an entry is kept that nobody tells of.

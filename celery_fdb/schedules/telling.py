@@ -23,8 +23,6 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["Teller"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds: between two tellings, between tellings of all, of one call, after a failure.

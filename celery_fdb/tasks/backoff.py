@@ -10,8 +10,6 @@ from typing import Any
 
 from kombu_fdb.api.backoff import seconds
 
-__all__ = ["Backoff", "countdown"]
-
 
 def countdown(name: str, retries: int) -> float:
     """The pause before the next attempt of a task that was retried so often, in seconds. Raises ``OptionError``."""

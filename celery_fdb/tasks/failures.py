@@ -56,8 +56,6 @@ from kombu_fdb.transport.encoding.envelope import without_deaths
 from kombu_fdb.transport.publishing.again import encode_again
 from kombu_fdb.transport.worker.options import SETTING
 
-__all__ = ["FailureRequest", "details_of", "install", "keeps_failures"]
-
 logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 10

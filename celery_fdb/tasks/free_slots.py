@@ -22,8 +22,6 @@ from celery.worker import state
 
 from kombu_fdb.transport.channel import Channel
 
-__all__ = ["FreeSlots"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from kombu_fdb import Broker, Queue
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.errors import amqp_errors
 
-__all__ = ["limit_keys"]
-
 #: Keys remembered at most; a forgotten one is read again.
 MOST_KEYS = 10_000
 

@@ -19,8 +19,6 @@ from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.transport.publishing.batch import AtomicBatch, JoinedBatch, batching
 from kombu_fdb.transport.publishing.kombu_versions import BatchPublishError, batched
 
-__all__ = ["enqueue", "everywhere", "publish_many"]
-
 
 def publish_many(
     signatures: Iterable[Signature], *, app: Celery | None = None, atomic: bool = False, producer: Any = None

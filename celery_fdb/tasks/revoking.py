@@ -22,8 +22,6 @@ from kombu_fdb.model import NO_SESSION, Delivery, Lease, Peeked
 from kombu_fdb.transport.encoding.envelope import open_delivery
 from kombu_fdb.transport.encoding.properties import task_id_of
 
-__all__ = ["NotTold", "tell"]
-
 logger = logging.getLogger(__name__)
 
 REASON = "revoked"

@@ -50,8 +50,6 @@ from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_
 from kombu_fdb.transport.encoding.properties import text_of
 from kombu_fdb.transport.worker.options import OPTIONS
 
-__all__ = ["FdbTask"]
-
 #: How alike a name must be to be taken for a misspelt one of ours.
 CUTOFF = 0.8
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlencode
 
-__all__ = ["NAVIGATION", "PATHS", "local_path", "url"]
-
 PATHS = {
     "overview": "/",
     "events": "/events",

@@ -40,8 +40,6 @@ from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Login, Settings, settings_of
 
-__all__ = ["SHOWN", "dashboard"]
-
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
     "overview": overview.overview,

@@ -31,8 +31,6 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.masking import masked_text
 
-__all__ = ["READ_ONLY", "Endpoint", "NotThere", "Pages", "View", "answer", "fields_of"]
-
 logger = logging.getLogger(__name__)
 
 View = Callable[[Visit, Broker], Response]

@@ -14,8 +14,6 @@ from celery_fdb.inspection.moments import age, moment
 from celery_fdb.operations.action import carried
 from kombu_fdb.primitives.masking import masked_text, plain
 
-__all__ = ["HERE", "environment", "files_version", "html"]
-
 HERE = Path(__file__).parent
 #: A dash.
 NOTHING = "\N{EN DASH}"

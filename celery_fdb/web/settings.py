@@ -14,8 +14,6 @@ from celery_fdb.web.access.user import User
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["SHORTEST_TOKEN", "Login", "Settings", "settings_of"]
-
 #: Who asks: a name, a :class:`~celery_fdb.web.access.user.User`, or None for somebody who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
 #: What to do so that the results of cancelled tasks are told of.

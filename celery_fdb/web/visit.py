@@ -18,8 +18,6 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
 
-__all__ = ["MOST_SHOWN", "Visit"]
-
 #: Rows of a table, and choices of a form; a page says how many there are.
 MOST_SHOWN = 500
 

@@ -51,43 +51,6 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 
-__all__ = [
-    "AMOUNT_BYTES",
-    "CHUNK_BYTES",
-    "INLINE_BYTES",
-    "LAST_VERSION",
-    "UPGRADE",
-    "Record",
-    "chunks_of",
-    "control_of",
-    "decode_amount",
-    "decode_control",
-    "decode_count",
-    "decode_json",
-    "decode_lease",
-    "decode_limits",
-    "decode_record",
-    "decode_round",
-    "due_from",
-    "encode_amount",
-    "encode_control",
-    "encode_json",
-    "encode_lease",
-    "encode_limits",
-    "head_of_lease",
-    "is_newer",
-    "limits_of",
-    "names_of",
-    "outline_of",
-    "published_at",
-    "record_of",
-    "redelivered",
-    "seen",
-    "size_of",
-    "traces_of",
-    "way_of",
-]
-
 #: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
 INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.

@@ -88,22 +88,6 @@ from kombu_fdb.keyspace.tuples import (
 )
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, SessionId, Stamp
 
-__all__ = [
-    "BUCKETS",
-    "EVERY_RANK",
-    "FORMAT_VERSION",
-    "MOST_ROUNDS",
-    "NO_KEY",
-    "Keyspace",
-    "Range",
-    "counted",
-    "has_key",
-    "key_of",
-    "priority_of",
-    "readable",
-    "split_place",
-]
-
 T = TypeVar("T")
 
 #: Raised by one whenever a key or a value changes its meaning.

@@ -11,21 +11,6 @@ these is a ``FormatError`` to whoever packs it: what can be packed can be unpack
 
 from __future__ import annotations
 
-__all__ = [
-    "STAMP_CODE",
-    "STAMP_LENGTH",
-    "TEXT_CODE",
-    "Element",
-    "pack",
-    "pack_fresh",
-    "pack_int",
-    "pack_stamp",
-    "pack_text",
-    "range_of",
-    "unpack",
-    "unpack_as",
-]
-
 from functools import lru_cache
 from typing import Any
 

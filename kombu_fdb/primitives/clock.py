@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "IdSource", "SystemClock", "random_id"]
-
 #: Returns 16 bytes that nobody else will ever get.
 IdSource = Callable[[], bytes]
 

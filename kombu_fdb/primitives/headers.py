@@ -12,8 +12,6 @@ from typing import Any
 
 from kombu_fdb.model import Way
 
-__all__ = ["ATTEMPTS", "HEAD", "VERSION", "headers_of", "published_by"]
-
 #: Of a task that waits to be retried: its failed attempts, with time and error (``celery_fdb/tasks/failures.py``).
 ATTEMPTS = "fdb_attempts"
 

@@ -21,8 +21,6 @@ from typing import TypeVar
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["FairLock", "Signal", "Turn", "surely"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MASK", "masked", "masked_text", "plain"]
-
 MASK = "••••••"
 
 _WORDS = (

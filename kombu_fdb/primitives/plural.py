@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["plural"]
-
 
 def plural(number: int, noun: str) -> str:
     """The number, with separators, and its noun, given in the singular; its plural ends in ``s``."""

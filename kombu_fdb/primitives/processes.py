@@ -18,8 +18,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Seen", "see"]
-
 #: In ``/proc/<pid>/stat``, behind the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
 _USER, _SYSTEM, _START, _STACK = 11, 12, 19, 25
 #: In ``schedstat`` of a thread, in nanoseconds: with a core, waiting for one.

@@ -37,27 +37,6 @@ from kombu_fdb.model import (
     QueueControl,
 )
 
-__all__ = [
-    "LATEST_MS",
-    "LONGEST_MS",
-    "LONGEST_S",
-    "MOST",
-    "SLOWEST",
-    "check_control",
-    "check_limits",
-    "check_publication",
-    "check_text",
-    "is_number",
-    "is_whole",
-    "last_lines",
-    "milliseconds",
-    "moment",
-    "number",
-    "shown",
-    "utf8",
-    "utf8_bytes",
-]
-
 #: The largest whole number that JSON carries everywhere.
 MOST = 2**53 - 1
 #: The end of the year 9999, UTC: the last moment that a date can show.

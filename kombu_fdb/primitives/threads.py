@@ -7,8 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["in_hub", "instead_of_threads", "start", "start_native"]
-
 
 def start(thread: threading.Thread) -> None:
     """``thread.start()``, out of which an exception of a signal handler comes as itself.

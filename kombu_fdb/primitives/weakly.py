@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
-__all__ = ["weakly"]
-
 R = TypeVar("R")
 
 

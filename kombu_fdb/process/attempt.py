@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 from kombu_fdb.errors import ClientUnusable, StoreError, StoreUnavailable
 from kombu_fdb.primitives.locks import FairLock, Turn, surely
 
-__all__ = ["Attempt"]
-
 T = TypeVar("T")
 
 

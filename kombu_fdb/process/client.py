@@ -61,8 +61,6 @@ from kombu_fdb.settings.options import Options
 from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["Client", "client_for", "close_clients"]
-
 logger = logging.getLogger(__name__)
 
 #: While the store is known not to answer, a new connection gives up after this many seconds.

@@ -20,8 +20,6 @@ from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location,
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["Opened", "join", "open_memory", "open_store", "verify"]
-
 #: Opens a store in memory; None outside of tests.
 open_memory: Callable[[str], Database] | None = None
 

@@ -23,8 +23,6 @@ from kombu_fdb.primitives.threads import start
 from kombu_fdb.process.session_threads import RETRY_S, Trouble
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 
-__all__ = ["Attendant", "DeferredCalls", "move"]
-
 T = TypeVar("T")
 
 

@@ -35,8 +35,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.settings.options import Options
 
-__all__ = ["Membership", "Threads"]
-
 logger = logging.getLogger(__name__)
 
 #: Queues shown by a heartbeat at most.

@@ -29,8 +29,6 @@ from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import start
 
-__all__ = ["Overdue"]
-
 logger = logging.getLogger(__name__)
 
 #: Pause after a store error, in seconds.

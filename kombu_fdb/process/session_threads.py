@@ -35,8 +35,6 @@ from kombu_fdb.process.turns import Turns
 from kombu_fdb.process.upkeep.duty_cycle import Duties
 from kombu_fdb.settings.options import Options
 
-__all__ = ["BEATS", "RETRY_S", "SessionThreads", "Trouble", "open_session"]
-
 logger = logging.getLogger(__name__)
 
 #: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.

@@ -33,8 +33,6 @@ from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Rivalry", "Standing"]
-
 #: Alone again after so many services of nobody else.
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a

@@ -17,8 +17,6 @@ from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.upkeep.duty_cycle import Duties, Heartbeat
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Turns"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["EXCHANGE_TYPES", "matches"]
-
 EXCHANGE_TYPES = frozenset({"direct", "fanout", "topic"})
 
 

@@ -29,8 +29,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.routing.match import EXCHANGE_TYPES, matches
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["PREDECLARED", "Exchange", "QueueDeclaration", "RoutingTables", "declared_as"]
-
 V = TypeVar("V")
 
 #: How long a declaration is believed, in seconds.

@@ -29,23 +29,6 @@ from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import utf8_bytes
 from kombu_fdb.settings.options import LONGEST_NAMESPACE, Options
 
-__all__ = [
-    "FOUR_SLASHES",
-    "MEMORY_SCHEME",
-    "SCHEMES",
-    "ClusterLocation",
-    "Location",
-    "MemoryLocation",
-    "SqliteLocation",
-    "UrlParts",
-    "default_cluster_file",
-    "default_sqlite_path",
-    "is_connection_string",
-    "locate",
-    "masked",
-    "parse_url",
-]
-
 #: As in ``_kombu_fdb_autoload.py``, which must not import this.
 SCHEMES = ("fdb", "fdb+sqlite")
 #: Not among them: it opens nothing unless the test kit is there.

@@ -20,8 +20,6 @@ from typing import Any, Literal, cast
 
 from kombu_fdb.errors import OptionError
 
-__all__ = ["LONGEST_NAMESPACE", "Options", "options_table", "parse_options", "why_ignored"]
-
 logger = logging.getLogger(__name__)
 
 LONGEST_NAMESPACE = 255
@@ -117,7 +115,8 @@ class Options:
     """Everything that can be set, valid by construction. Field names are the option names.
 
     Times are seconds unless the name ends in ``_ms``. What each one means stands beside it, and in the table of
-    docs/options.md, which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a contradiction.
+    docs/options.md, which is made from here. Raises ``OptionError`` for a value of the wrong type or range, or a
+    contradiction.
     """
 
     session_ttl: float = field(

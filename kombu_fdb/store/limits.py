@@ -7,16 +7,6 @@ from __future__ import annotations
 
 from kombu_fdb.errors import LimitExceeded
 
-__all__ = [
-    "KEY_BYTES",
-    "TRANSACTION_AGE_S",
-    "TRANSACTION_BYTES",
-    "VALUE_BYTES",
-    "check_key",
-    "check_size",
-    "check_value",
-]
-
 KEY_BYTES = 10_000
 VALUE_BYTES = 100_000
 TRANSACTION_BYTES = 10_000_000

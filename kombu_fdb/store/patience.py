@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["ENDING_S", "LEAST_S", "Patience"]
-
 #: Of waiting in vain, in seconds: twice (a child process, then its parent) is well within the 10 s after which
 #: service managers begin to kill.
 ENDING_S = 4.0

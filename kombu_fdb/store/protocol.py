@@ -24,8 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-__all__ = ["Database", "KeyValue", "Transaction", "Watch"]
-
 KeyValue = tuple[bytes, bytes]
 
 

@@ -35,8 +35,6 @@ from kombu_fdb.store.patience import ENDING_S, Patience
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.tokens import CommitTokens, Doubt, Token
 
-__all__ = ["Retry"]
-
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.002

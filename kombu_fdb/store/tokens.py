@@ -31,8 +31,6 @@ from typing import Generic, TypeVar
 
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["LONGEST_DOUBT_S", "CommitTokens", "Doubt", "Token"]
-
 T = TypeVar("T")
 
 #: For how long a token tells what happened, in seconds: far shorter than it takes others to clear it.

@@ -6,8 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["OneShotWatch"]
-
 logger = logging.getLogger(__name__)
 
 

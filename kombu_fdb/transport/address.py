@@ -7,8 +7,6 @@ from kombu.connection import Connection
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options
 
-__all__ = ["location_of"]
-
 
 def location_of(connection: Connection, options: Options) -> Location:
     """Where the URL points to. Raises ``OptionError``.

@@ -39,8 +39,6 @@ from kombu_fdb.transport.holding.qos import QoS
 from kombu_fdb.transport.holding.settling import Connected, Settling
 from kombu_fdb.transport.publishing.batch import PublishBatch
 
-__all__ = ["Channel", "Connecting"]
-
 #: A direct get meets at most this many expired messages.
 MOST_EXPIRED = 1000
 #: What a consumer may ask RabbitMQ for to be served before others, and what does that here.

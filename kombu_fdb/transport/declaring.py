@@ -19,8 +19,6 @@ from kombu_fdb.errors import ExchangeNotFound
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.errors import amqp_errors, not_found
 
-__all__ = ["DeclaringChannel"]
-
 EXCHANGE_TYPES = ("direct", "topic", "fanout")
 
 

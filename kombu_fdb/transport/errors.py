@@ -32,18 +32,6 @@ from kombu_fdb.errors import (
     TransactionTooOld,
 )
 
-__all__ = [
-    "CHANNEL_ERRORS",
-    "CONNECTION_ERRORS",
-    "RECOVERABLE_CONNECTION_ERRORS",
-    "SessionLost",
-    "amqp_errors",
-    "not_found",
-    "raise_as_amqp",
-    "refuse",
-    "run_all",
-]
-
 
 class SessionLost(RecoverableConnectionError):
     """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""

@@ -15,8 +15,6 @@ from typing import Any
 from kombu_fdb.transport.channel import Channel, Connecting
 from kombu_fdb.transport.publishing.batch import PublishBatch
 
-__all__ = ["BatchingChannel"]
-
 
 class BatchingChannel(Channel):
     """Publishes into its thread's batch, if there is one."""

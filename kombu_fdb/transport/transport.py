@@ -48,8 +48,6 @@ from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.worker.joining import join_workers
 from kombu_fdb.transport.worker.stopping import end_stopping_worker, is_stopping
 
-__all__ = ["Transport"]
-
 logger = get_logger(__name__)
 
 #: Messages handed to an event loop in one go, and for how long, so that its other descriptors have their turn.

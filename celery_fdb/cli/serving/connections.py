@@ -14,8 +14,6 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["BACKLOG", "Connection"]
-
 HEAD_S = 15.0
 READ_S = 120.0
 #: Connections at a time: at most half of the files that the process may open.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from celery_fdb.cli.terminal import Refused
 
-__all__ = ["cannot_listen"]
-
 
 def cannot_listen(address: str, port: int, error: OSError) -> Refused:
     return Refused(

@@ -18,8 +18,6 @@ from celery_fdb.cli.serving.listening import cannot_listen
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from celery_fdb.inspection.hosts import LOOPBACK, is_loopback, is_ours
 
-__all__ = ["metrics"]
-
 #: Seconds in which a client has to send something; scrapes at a time. One that comes then ends the oldest.
 TIMEOUT_S = 10.0
 MOST = 50

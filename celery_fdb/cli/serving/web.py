@@ -15,8 +15,6 @@ from celery_fdb.cli.serving.listening import cannot_listen
 from celery_fdb.cli.terminal import Refused, Run, command
 from celery_fdb.inspection.hosts import LOOPBACK, is_loopback
 
-__all__ = ["web"]
-
 VARIABLE = "CELERY_FDB_WEB_TOKEN"
 #: Seconds that pages have to end when it is stopped: those that are live would never.
 GRACE_S = 1

@@ -16,8 +16,6 @@ from django.urls import URLPattern, path, re_path, reverse
 
 from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
 
-__all__ = ["DeadLetterAdmin", "QueueAdmin", "SessionAdmin"]
-
 View = Callable[..., HttpResponseBase]
 
 

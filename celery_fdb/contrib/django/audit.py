@@ -10,8 +10,6 @@ from django.contrib.contenttypes.models import ContentType
 
 from celery_fdb.contrib.django.models import Queue
 
-__all__ = ["AdminAudit", "fit"]
-
 #: What UTF-8 can't write (lone surrogates) and PostgreSQL can't store (NUL).
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 

@@ -50,8 +50,6 @@ with tasks_needed():
 
     from celery_fdb.contrib.django.registry import UnknownTask, registered
 
-__all__ = ["CeleryBackend", "execute"]
-
 _STATUS = {
     states.SUCCESS: TaskResultStatus.SUCCESSFUL,
     states.FAILURE: TaskResultStatus.FAILED,

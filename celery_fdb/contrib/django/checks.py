@@ -53,8 +53,6 @@ from kombu_fdb.settings.location import (
 )
 from kombu_fdb.settings.options import parse_options
 
-__all__ = ["check_deployment", "check_project", "check_settings", "check_store_files"]
-
 Messages = Iterator[CheckMessage]
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})
 

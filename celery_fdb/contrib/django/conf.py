@@ -19,8 +19,6 @@ from django.conf import settings as django_settings
 from celery_fdb.brokers import address
 from kombu_fdb.errors import OptionError
 
-__all__ = ["NAME", "RUN", "Settings", "app_of_broker", "broker_of", "celery_app", "read"]
-
 NAME = "CELERY_FDB"
 #: The Celery task that runs tasks of ``django.tasks``. It stands in messages, so it outlives the module it is in.
 RUN = "celery_fdb.django.run"

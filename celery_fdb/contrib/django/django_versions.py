@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import django
 from django.core.exceptions import ImproperlyConfigured
 
-__all__ = ["HAS_TASKS", "NO_TASKS", "tasks_needed"]
-
 HAS_TASKS = django.VERSION >= (6, 0)
 NO_TASKS = f"django.tasks came with Django 6.0, and this is Django {django.get_version()}."
 

@@ -11,8 +11,6 @@ from django.db import models
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["MANAGE", "MANAGE_WORKERS", "VIEW", "VIEW_BODY", "DeadLetter", "Queue", "Session", "allows"]
-
 VIEW = "celery_fdb.view_queue"
 MANAGE = "celery_fdb.manage_queue"
 MANAGE_WORKERS = "celery_fdb.manage_worker"

@@ -38,8 +38,6 @@ from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import Visit
 from kombu_fdb.errors import OptionError
 
-__all__ = ["page"]
-
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
 VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: Workers().page, PATHS["act"]: act}
 STATIC = f"{PATHS['static']}/".lstrip("/")

@@ -18,8 +18,6 @@ from typing import Any
 from django.tasks.base import Task
 from django.utils.module_loading import autodiscover_modules
 
-__all__ = ["UnknownTask", "registered"]
-
 
 class UnknownTask(ValueError):
     """A path that names no task of this process."""

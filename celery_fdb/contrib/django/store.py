@@ -15,8 +15,6 @@ from celery_fdb.brokers.holding import Holding
 from celery_fdb.contrib.django import conf
 from kombu_fdb import Broker
 
-__all__ = ["follow_settings", "holding"]
-
 
 def _open() -> Broker:
     """Raises ``OptionError``, or within ``CONNECT_TIMEOUT`` seconds a ``StoreError``."""

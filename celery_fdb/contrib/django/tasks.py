@@ -19,8 +19,6 @@ from celery.exceptions import Reject
 
 from celery_fdb.contrib.django.conf import RUN
 
-__all__ = ["run"]
-
 
 @shared_task(bind=True, name=RUN, acks_late=True, typing=False)
 def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: str, enqueued_at: str) -> dict[str, Any]:

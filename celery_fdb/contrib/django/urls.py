@@ -15,8 +15,6 @@ from django.http.response import HttpResponseBase
 from django.urls import re_path
 from django.views.decorators.csrf import csrf_protect
 
-__all__ = ["app_name", "urlpatterns"]
-
 
 def _page(request: HttpRequest, path: str) -> HttpResponseBase:
     from celery_fdb.contrib.django.pages import page

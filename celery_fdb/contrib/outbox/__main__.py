@@ -20,8 +20,6 @@ from celery.app.utils import find_app
 from celery_fdb.contrib.outbox import Outbox
 from celery_fdb.contrib.outbox.relay import FORMAT, run
 
-__all__ = ["main"]
-
 
 def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
     del ctx

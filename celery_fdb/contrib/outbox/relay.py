@@ -25,8 +25,6 @@ from celery_fdb.contrib.outbox import Outbox
 from celery_fdb.contrib.outbox.rows import TABLE, Rows
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["FAILED", "FORMAT", "OK", "UNREACHABLE", "Relay", "is_about_the_table", "run", "stopping"]
-
 logger = logging.getLogger(__name__)
 
 #: Exit codes; 2 is wrong usage.

@@ -20,20 +20,6 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import OptionError
 
-__all__ = [
-    "CLOCKS",
-    "DDL",
-    "INDEX_DDL",
-    "TABLE",
-    "Row",
-    "Rows",
-    "clock_of",
-    "has_skip_locked",
-    "in_transaction",
-    "insert",
-    "mark_of",
-]
-
 TABLE = "celery_outbox"
 #: MySQL: ``LONGTEXT`` for signatures of more than 65,535 bytes.
 DDL = """

@@ -17,8 +17,6 @@ from celery_fdb.tasks.publishing import everywhere
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.transport.publishing.kombu_versions import batched
 
-__all__ = ["DEDUP_WINDOW_S", "is_brokers", "send", "written"]
-
 #: How long the store remembers a row's messages, in seconds.
 DEDUP_WINDOW_S = 7 * 86_400.0
 

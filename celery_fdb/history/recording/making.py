@@ -28,8 +28,6 @@ from celery_fdb.tasks.failures import details_of
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
 
-__all__ = ["Error", "Facts", "error_of", "facts_of", "run_of", "weight_of"]
-
 #: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
 HINTS = ("auth", "pass", "secret", "token", "cookie", "credential", "key", "://")
 

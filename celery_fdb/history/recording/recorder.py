@@ -38,8 +38,6 @@ from celery_fdb.history.store import ActiveKey, HistoryStore, Unwritten
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.threads import start
 
-__all__ = ["CLOSING_S", "FLUSH_RUNS", "FLUSH_S", "MOST_BYTES", "Care", "Recorder", "Running", "Source"]
-
 logger = get_logger(__name__)
 
 #: Seconds between two flushes, and how many runs make one come earlier.

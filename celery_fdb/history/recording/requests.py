@@ -41,8 +41,6 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.channel import Channel
 
-__all__ = ["HistoryRequest", "Keeper", "step"]
-
 logger = get_logger(__name__)
 
 CLOCK = SystemClock()

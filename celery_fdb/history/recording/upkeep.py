@@ -21,8 +21,6 @@ from celery_fdb.history.store import HistoryStore
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["INTERVAL_S", "TRIM_PARTS", "Upkeep"]
-
 #: Seconds between two looks that no new segment makes necessary.
 INTERVAL_S = 30.0
 #: Transactions of one trim.

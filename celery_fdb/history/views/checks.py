@@ -7,8 +7,6 @@ from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding
 from kombu_fdb.primitives.plural import plural
 
-__all__ = ["check_history"]
-
 WHAT = "history"
 
 

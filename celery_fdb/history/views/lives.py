@@ -26,8 +26,6 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.headers import headers_of
 from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 
-__all__ = ["Event", "Life", "TaskUnknown", "fix_id", "life_of"]
-
 #: Newest runs of one task that are shown.
 MOST_RUNS = 100
 ENDS = {

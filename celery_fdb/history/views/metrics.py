@@ -29,8 +29,6 @@ from celery_fdb.history.views.opening import history_of
 from celery_fdb.inspection.metrics import OTHER
 from kombu_fdb import Broker, KombuFDBError
 
-__all__ = ["NAMES", "TASKS", "TaskCollector", "make_collector"]
-
 #: Tasks with series of their own.
 TASKS = 100
 

@@ -6,8 +6,6 @@ from celery_fdb.history.store import HistoryStore
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 
-__all__ = ["HistoryOff", "history_of", "kept_by"]
-
 FIX = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
 
 

@@ -10,8 +10,6 @@ from celery_fdb.history.views.opening import kept_by
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
 
-__all__ = ["RunView", "RunsPage", "active_runs", "page_of_runs", "view"]
-
 #: Of one page.
 MOST_RUNS = 500
 

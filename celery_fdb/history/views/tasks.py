@@ -13,8 +13,6 @@ from celery_fdb.history.views.opening import kept_by
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-__all__ = ["DAY_S", "HOUR_S", "SlotView", "TaskView", "TasksView", "look_at_tasks"]
-
 HOUR_S, DAY_S = 3_600, 86_400
 
 

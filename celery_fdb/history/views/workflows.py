@@ -27,8 +27,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Peeked
 from kombu_fdb.transport.encoding.envelope import open_payload
 
-__all__ = ["Node", "Workflow", "workflow_of"]
-
 #: Runs of one root or group, and how many tasks, roots and groups are looked up.
 MOST_RUNS, MOST_STEPS = 500, 100
 #: Queues that are looked into, and messages of each and of each state.

@@ -16,8 +16,6 @@ from celery_fdb.inspection.moments import moment
 from kombu_fdb import Broker
 from kombu_fdb.model import Listed, Peeked, Spot
 
-__all__ = ["MOST_COUNTED", "PART", "Group", "Groups", "died_elsewhere", "group", "group_all"]
-
 #: Letters that are counted unless somebody asks for more, and of them in one transaction.
 MOST_COUNTED = 10_000
 PART = 500

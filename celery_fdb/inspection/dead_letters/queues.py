@@ -6,8 +6,6 @@ from celery_fdb.inspection.overview import Overview, QueueView
 from kombu_fdb import Broker
 from kombu_fdb.errors import QueueError
 
-__all__ = ["dead_queues"]
-
 
 def dead_queues(broker: Broker, seen: Overview) -> dict[str, set[str]]:
     """Each of them, and the queues whose letters it holds."""

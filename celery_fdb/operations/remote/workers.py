@@ -15,8 +15,6 @@ from celery_fdb.operations.limiting import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
 
-__all__ = ["WORKER_ACTIONS"]
-
 #: Seconds that it has to answer.
 TIMEOUT_S = 2.0
 MOST_PROCESSES = 100

@@ -18,8 +18,6 @@ from threading import Lock
 
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["AGAIN_S", "FREE", "MOST", "Attempts", "address_of", "browser_of"]
-
 FREE, AGAIN_S = 10, 5.0
 MOST = 1_000
 #: What one subscriber has.

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-__all__ = ["COOKIE", "FIELD", "is_forged"]
-
 COOKIE = "celery_fdb_form"
 FIELD = "form_token"
 _SHORTEST = 32

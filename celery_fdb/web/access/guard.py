@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.inspection.hosts import is_ours
 
-__all__ = ["HEADERS", "KEEP_NOTHING", "Guard", "foreign", "is_of_another_site"]
-
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

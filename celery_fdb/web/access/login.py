@@ -13,19 +13,6 @@ import hmac
 import secrets
 from base64 import urlsafe_b64encode
 
-__all__ = [
-    "COOKIE",
-    "HOLDS_S",
-    "KNOWN_COOKIE",
-    "KNOWN_S",
-    "Ended",
-    "cookie",
-    "holds",
-    "is_token",
-    "signature",
-    "ticket",
-]
-
 COOKIE = "celery_fdb_session"
 #: How long nobody is asked for the token again.
 HOLDS_S = 12 * 3600

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["User"]
-
 
 @dataclass(frozen=True, slots=True)
 class User:

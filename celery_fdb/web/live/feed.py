@@ -20,8 +20,6 @@ from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
 
-__all__ = ["Feed", "event"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds without an event after which a comment shows that the stream lives.

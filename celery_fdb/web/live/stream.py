@@ -26,8 +26,6 @@ from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 
-__all__ = ["Poll", "Stream"]
-
 #: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
 LONGEST_S = 900.0
 #: For its end, which one that is not read has no room for.

@@ -14,8 +14,6 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics.samples import OTHERS, QueueSample, Sample
 
-__all__ = ["points", "trend"]
-
 
 def trend(visit: Visit, broker: Broker) -> Response:
     """``span``: hour or day."""

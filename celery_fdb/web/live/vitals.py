@@ -14,8 +14,6 @@ from celery_fdb.inspection.concerns import concerns
 from celery_fdb.inspection.overview import Overview, QueueView, rates
 from kombu_fdb.primitives.masking import plain
 
-__all__ = ["MOST_QUEUES", "Runs", "Vitals", "counts_of"]
-
 #: Queues that are told of in each event; the others are on their pages.
 MOST_QUEUES = 500
 #: Points of the charts that are remembered: at two seconds each, five minutes.

@@ -20,8 +20,6 @@ from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
 
-__all__ = ["act"]
-
 #: Messages that one action may be asked for.
 MOST_SELECTED = 500
 #: Of the time that a page waits: an action ends then, and says how far it is.

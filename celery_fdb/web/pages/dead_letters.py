@@ -13,8 +13,6 @@ from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["causes", "dead"]
-
 #: Causes that are shown.
 MOST_GROUPS = 100
 

@@ -9,8 +9,6 @@ from celery_fdb.operations.actions import offered_on_key
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
-__all__ = ["keys"]
-
 
 def keys(visit: Visit, broker: Broker) -> Response:
     name, prefix = visit.asked("queue"), visit.asked("prefix")

@@ -22,8 +22,6 @@ from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["message", "messages", "spot_of", "wanted_of"]
-
 STATES: tuple[State, ...] = get_args(State)
 
 

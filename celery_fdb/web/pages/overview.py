@@ -10,8 +10,6 @@ from celery_fdb.web.live.vitals import Vitals
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
-__all__ = ["overview"]
-
 #: Queues on this page; the others are on theirs.
 TOP = 12
 

@@ -13,8 +13,6 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.masking import masked
 
-__all__ = ["queue", "queues"]
-
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
 

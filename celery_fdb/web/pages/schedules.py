@@ -26,8 +26,6 @@ from celery_fdb.schedules.store import schedule_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
-__all__ = ["rows_of", "schedules"]
-
 #: Entries that are shown, and tasks whose last run is looked up.
 MOST_ENTRIES, MOST_TASKS = 500, 50
 #: A beat that is so many times later than it has said is silent.

@@ -11,8 +11,6 @@ from celery_fdb.inspection.sessions import heard_s, state_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 
-__all__ = ["sessions"]
-
 
 class Row(NamedTuple):
     view: SessionView

@@ -18,8 +18,6 @@ from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
 
-__all__ = ["runs", "task", "tasks"]
-
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker")
 #: Of a state or a filter; longer ones match nothing.

@@ -21,8 +21,6 @@ from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["Workers"]
-
 #: Seconds for all answers to one question; there are two.
 TIMEOUT_S = 1.0
 #: For so long an answer is shown again.

@@ -14,8 +14,6 @@ from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
-__all__ = ["workflow", "workflows"]
-
 #: Of the newest runs, among which the workflows are looked for.
 RUNS_READ = 500
 #: Levels of a tree that are drawn; a chain is as deep as it is long.

@@ -9,8 +9,6 @@ from celery_fdb.brokers.address import open_existing
 from celery_fdb.brokers.holding import Holding
 from celery_fdb.web.settings import Settings
 
-__all__ = ["opening"]
-
 
 def opening(settings: Settings) -> Holding:
     """Opens it within ``connect_timeout_s``."""

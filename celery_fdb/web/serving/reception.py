@@ -22,8 +22,6 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import Visit
 
-__all__ = ["Reception"]
-
 audit = logging.getLogger("celery_fdb.audit")
 
 #: Who typed the token, and everybody where nobody has to.

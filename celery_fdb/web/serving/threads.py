@@ -15,8 +15,6 @@ from typing import TypeVar
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 
-__all__ = ["Busy", "Threads"]
-
 T = TypeVar("T")
 
 

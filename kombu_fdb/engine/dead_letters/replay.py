@@ -40,8 +40,6 @@ from kombu_fdb.keyspace.layout import priority_of
 from kombu_fdb.model import NO_PRIORITY, Way
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Moved", "discard_part", "replay_part", "replay_row"]
-
 
 class Moved(NamedTuple):
     """How many letters one part replayed or discarded, and the cursor to go on with; b"" at the end.

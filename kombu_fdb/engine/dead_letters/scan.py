@@ -25,19 +25,6 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.headers import ATTEMPTS, headers_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "LETTERS_PER_TRANSACTION",
-    "NO_LAST",
-    "VERSION_BYTES",
-    "Letter",
-    "Part",
-    "Walk",
-    "Wanted",
-    "error_of",
-    "look_through",
-    "task_of",
-]
-
 LETTERS_PER_TRANSACTION = 200
 #: Of records and of payloads looked into; FoundationDB's transactions hold 10,000,000 B, and last 5 s.
 BYTES_PER_TRANSACTION = 2_000_000

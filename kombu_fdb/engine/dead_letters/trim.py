@@ -13,8 +13,6 @@ from kombu_fdb.keyspace.codec import decode_amount, outline_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["TRIMMED_PER_TRANSACTION", "trim"]
-
 TRIMMED_PER_TRANSACTION = 200
 
 

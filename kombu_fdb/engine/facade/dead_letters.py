@@ -12,8 +12,6 @@ from kombu_fdb.engine.stored.effects import READY
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.model import Peeked
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters:
     """The verbs on messages that died."""

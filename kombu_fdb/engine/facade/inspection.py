@@ -26,8 +26,6 @@ from kombu_fdb.model import (
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Inspection"]
-
 #: Queues and keys looked at in one transaction.
 QUEUES_PER_LOOK = 50
 KEYS_PER_LOOK = 1_000

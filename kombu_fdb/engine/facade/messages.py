@@ -27,8 +27,6 @@ from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Pee
 from kombu_fdb.store.protocol import KeyValue, Watch
 from kombu_fdb.store.tokens import Doubt
 
-__all__ = ["Messages"]
-
 NO_TERMS = ClaimTerms()
 
 

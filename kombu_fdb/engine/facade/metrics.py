@@ -11,8 +11,6 @@ from kombu_fdb.engine.metrics import keytotals, samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.stored.work import Work
 
-__all__ = ["Metrics"]
-
 #: Queues that are gone, whose totals one transaction clears.
 QUEUES_PER_FORGET = 200
 

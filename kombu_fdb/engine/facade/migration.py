@@ -16,8 +16,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.model import StoredMessage
 
-__all__ = ["MOST_BYTES", "MOST_MESSAGES", "Migration"]
-
 #: Of one :meth:`Migration.restore`.
 MOST_MESSAGES = restore.MESSAGES_PER_TRANSACTION
 MOST_BYTES = BATCH_BYTES

@@ -20,8 +20,6 @@ from kombu_fdb.primitives import ranges
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.tokens import Doubt
 
-__all__ = ["Publisher"]
-
 logger = logging.getLogger(__name__)
 
 #: How long a publisher tries to let the oldest of a full queue give way, in seconds.

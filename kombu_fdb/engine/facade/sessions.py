@@ -16,8 +16,6 @@ from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["SESSION_TTL_S", "Sessions"]
-
 #: How long a session may be silent, in seconds.
 SESSION_TTL_S = 30.0
 

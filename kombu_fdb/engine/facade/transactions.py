@@ -27,8 +27,6 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens, Doubt
 
-__all__ = ["Environment", "Timeouts", "Transactions"]
-
 T = TypeVar("T")
 
 #: What a message can be in the way of others with: it is too large, or its bytes make no sense.

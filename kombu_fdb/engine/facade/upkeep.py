@@ -21,8 +21,6 @@ from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["ROWS_PER_TRANSACTION", "Upkeep", "earliest"]
-
 #: Rows of the duties' own bookkeeping read, or cleared, in one transaction.
 ROWS_PER_TRANSACTION = 1_000
 #: Transactions for one overfull queue in one go, at most: its dead letters may come back to it.

@@ -25,20 +25,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_SESSION, Peeked, Rank, RoundSnapshot, SessionId
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-__all__ = [
-    "delayed",
-    "delete",
-    "find_part",
-    "look",
-    "look_all",
-    "owner_of",
-    "peek",
-    "ranges",
-    "remove",
-    "snapshot",
-    "taken",
-]
-
 #: Messages looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
 

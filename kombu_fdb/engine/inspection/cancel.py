@@ -14,8 +14,6 @@ from kombu_fdb.keyspace.codec import decode_lease, names_of
 from kombu_fdb.model import Peeked, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Found", "cancel", "find_task", "where"]
-
 #: A queue, and a row of one of its messages.
 Found = tuple[str, KeyValue]
 

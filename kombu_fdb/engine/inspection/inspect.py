@@ -24,20 +24,6 @@ from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionF
 from kombu_fdb.routing.tables import Exchange, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "OWNER",
-    "bindings",
-    "consumer_count",
-    "counts",
-    "exchanges",
-    "exists",
-    "facts",
-    "key_page",
-    "keys_of",
-    "queues",
-    "sessions",
-]
-
 #: With it begins the tag of what stands among a queue's consumers for the connection that it belongs to.
 OWNER = "exclusive-"
 STATES = (READY, DELAYED, LEASED, NEWER)

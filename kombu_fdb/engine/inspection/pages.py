@@ -24,8 +24,6 @@ from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Place, View
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["delete_at", "list_task", "page", "read_at", "row_at"]
-
 #: Leases of all queues stand together; so many are looked through for a page of one queue's.
 LEASES_PER_PAGE = 1_000
 

@@ -24,8 +24,6 @@ from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.model import Rank, Spot
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["reschedule"]
-
 
 def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes | None = None) -> bool:
     """The message at a page's position, ready or delayed. False if it has moved.

@@ -28,8 +28,6 @@ from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.store.tokens import Doubt
 
-__all__ = ["MOST_MESSAGES", "Burial", "Doubted", "Doubts"]
-
 MOST_MESSAGES = 10_000
 
 

@@ -18,8 +18,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Rank, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
-__all__ = ["Armed", "arm", "arm_all", "has_work"]
-
 
 class Armed(NamedTuple):
     """``hungry``: queues that have something to be claimed; the others are watched."""

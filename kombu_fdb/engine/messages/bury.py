@@ -39,8 +39,6 @@ from kombu_fdb.keyspace.layout import priority_of
 from kombu_fdb.model import NO_PRIORITY, Death, Way
 from kombu_fdb.primitives.headers import published_by
 
-__all__ = ["DEAD_SUFFIX", "Cause", "bury", "drop_expired", "fitted"]
-
 DEAD_SUFFIX = ".dead"
 #: A history must fit into a record, and a record into a value of the store (100,000 B): how large the details of one
 #: death may be as JSON, and how many of the latest deaths keep theirs.

@@ -39,20 +39,6 @@ from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import Delivery, Lease, Place, QueueControl
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "Found",
-    "choose",
-    "claim",
-    "delivery_of",
-    "find",
-    "head_ranges",
-    "is_single",
-    "state_keys",
-    "states_of",
-    "take",
-    "take_rows",
-]
-
 #: Read at once from the head of a queue, and in all.
 ROWS_PER_READ = 1_000
 #: Of so many queues the heads are read before it is known whether they are needed: it costs no round trip.

@@ -28,8 +28,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import Publication
 
-__all__ = ["ENTRIES_PER_TRANSACTION", "KEPT_MS", "clear_ended", "decode_end", "restore", "without_duplicates"]
-
 ENTRIES_PER_TRANSACTION = 500
 END_BYTES = 8
 #: How much longer than its window an entry is kept.

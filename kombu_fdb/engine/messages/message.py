@@ -42,31 +42,6 @@ from kombu_fdb.keyspace.tuples import STAMP_CODE
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "Message",
-    "Opened",
-    "Subqueue",
-    "delete",
-    "delete_rest",
-    "end_lease",
-    "forget",
-    "from_outside",
-    "open_record",
-    "put_delayed",
-    "put_in_place",
-    "put_leased",
-    "put_ready",
-    "read",
-    "read_all",
-    "read_beginnings",
-    "subqueue",
-    "take_out",
-    "take_row",
-    "take_run",
-    "with_payload",
-]
-
-
 #: A :data:`~kombu_fdb.model.Place`, or any bytes.
 At_co = TypeVar("At_co", bound=bytes, covariant=True)
 

@@ -22,8 +22,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "move", "move_some"]
-
 MESSAGES_PER_TRANSACTION = 200
 #: Of the records; what else a message adds to a transaction is small.
 MOST_BYTES = 2_000_000

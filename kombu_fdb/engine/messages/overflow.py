@@ -42,8 +42,6 @@ from kombu_fdb.keyspace.layout import EVERY_RANK, Range, split_place
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["ATTEMPTS", "MOST_LEAVING", "NO_VERDICT", "Load", "Verdict", "judge", "shed", "trim"]
-
 DROP_HEAD = "drop-head"
 REJECT = "reject-publish"
 REJECT_DLX = "reject-publish-dlx"

@@ -26,19 +26,6 @@ from kombu_fdb.model import NO_PRIORITY, Death, Publication
 from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import QueueDeclaration
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_MESSAGES",
-    "MOST_STAMPED",
-    "DeadCopy",
-    "Published",
-    "expires_at",
-    "named",
-    "publish",
-    "publish_dead",
-    "route",
-]
-
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
 #: A stamp's user version has 2 bytes; far fewer keep a transaction short.

@@ -21,8 +21,6 @@ from kombu_fdb.keyspace.layout import key_of, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["LeaseRows", "Release", "ack", "lease_rows", "over_limit", "reject", "release", "release_message"]
-
 
 class Release(NamedTuple):
     """How messages come back: as an attempt that counts or not, and not before ``due_ms``.

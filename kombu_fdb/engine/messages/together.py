@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
 from kombu_fdb.model import Publication
 
-__all__ = ["gather", "gathering", "parts"]
-
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 

@@ -28,8 +28,6 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["OTHERS", "Busiest", "KeyTotals", "Names", "fold", "forget", "read_next", "write"]
-
 #: Stands for all keys that are not counted by name. No message with a key has this one.
 OTHERS = ""
 KINDS_PENDING = 1_000

@@ -23,19 +23,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 
-__all__ = [
-    "DAY",
-    "HOUR",
-    "OTHERS",
-    "QUEUES_SAMPLED",
-    "QueueSample",
-    "Sample",
-    "Series",
-    "busiest",
-    "read_part",
-    "write",
-]
-
 #: Stands for all queues that are not sampled by name.
 OTHERS = ""
 #: Queues of one sample that have a name in it: the busiest. So many of the longest names fit into a row.

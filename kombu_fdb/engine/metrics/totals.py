@@ -22,8 +22,6 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Share", "Totals", "forget", "read"]
-
 INTERVAL_S = 1.0
 #: A process that only ever counts, and writes nothing, forgets what it counted beyond so many kinds.
 MOST_PENDING = 10_000

@@ -37,8 +37,6 @@ from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessa
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["dedups", "messages"]
-
 T = TypeVar("T")
 
 ROWS = 500

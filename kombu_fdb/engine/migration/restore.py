@@ -23,8 +23,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json, record_of
 from kombu_fdb.model import StoredMessage
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "clear_marks", "finish", "restore", "state"]
-
 MESSAGES_PER_TRANSACTION = 500
 MARKS_PER_TRANSACTION = 5_000
 

@@ -17,8 +17,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.model import Demand, Lease
 
-__all__ = ["join"]
-
 
 def join(work: Work, demand: Demand, acks: Sequence[Lease], queues: Sequence[str], over: Collection[int]) -> None:
     """``queues``: of the line; those of many are not looked at. ``over``: as in :func:`.line.join`.

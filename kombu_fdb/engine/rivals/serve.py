@@ -44,8 +44,6 @@ from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.model import Delivery, Demand, Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MOST_MESSAGES", "Collected", "Served", "look", "serve"]
-
 #: Of one service.
 MOST_MESSAGES = 512
 

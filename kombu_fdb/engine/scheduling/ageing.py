@@ -22,8 +22,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import URGENT
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["Urgency", "oldest_first", "urgency"]
-
 #: The smaller, the earlier.
 Urgency = tuple[int, int]
 

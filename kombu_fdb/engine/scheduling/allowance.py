@@ -21,8 +21,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl
 
-__all__ = ["Allowance", "Allowances", "control_keys", "note_unlimited"]
-
 UNLIMITED = 2**31
 #: Keys whose numbers are read at once.
 TOGETHER = 64

@@ -26,8 +26,6 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl
 from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
 
-__all__ = ["change", "change_control", "check_capacity", "limit", "read", "read_control", "set_control"]
-
 T = TypeVar("T", KeyLimits, QueueControl)
 
 #: Noted by ``limit`` and by the queue's declaration.

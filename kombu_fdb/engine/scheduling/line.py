@@ -64,27 +64,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Demand, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
-__all__ = [
-    "ENDED",
-    "GRANTED",
-    "GRANTED_SIGHT",
-    "WAITING",
-    "Row",
-    "Sight",
-    "depose",
-    "drop",
-    "end",
-    "first_range",
-    "forget",
-    "grant",
-    "granted",
-    "join",
-    "look",
-    "name",
-    "served",
-    "waits",
-]
-
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: What a session counts its leases up to, at most.
 MOST_LEASES = 2**62

@@ -35,8 +35,6 @@ from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["FULL_FOR_MS", "Bucket", "Sightings", "clear_full", "credit", "encode", "refilled", "seen", "wait_ms"]
-
 #: A moment that is further ahead is nobody's clock.
 MOST_AHEAD_MS = 24 * 3600 * 1000
 #: How long a bucket must have been full until its row goes, by the clock of whoever clears it: while clocks differ by

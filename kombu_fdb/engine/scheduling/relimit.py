@@ -38,8 +38,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Rank
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["LEASES_PER_PART", "MARKS_PER_PART", "TURNS_PER_PART", "begin", "begin_ring", "is_counting", "part"]
-
 #: A lease carries its record, up to 100 kB of it: so many stay below what one transaction holds.
 LEASES_PER_PART = 50
 MARKS_PER_PART = 500

@@ -25,8 +25,6 @@ from collections.abc import Collection, Mapping, Sequence
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.model import SessionId
 
-__all__ = ["active", "admitted", "leave", "leave_all", "standing_by", "vacate"]
-
 #: A session's id; what is shorter names nobody.
 SESSION_BYTES = 16
 

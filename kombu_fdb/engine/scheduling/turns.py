@@ -25,22 +25,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "ACTIVE",
-    "PARKED",
-    "SEPARATOR",
-    "Tenants",
-    "Turn",
-    "is_in_ring",
-    "leave",
-    "leave_places",
-    "pause",
-    "pause_marks",
-    "rank_of",
-    "take_out",
-    "tenant_of",
-]
-
 #: Marks. Behind the first one stands the turn of a tenant's key.
 ACTIVE = b"A"
 PARKED = b"P"

@@ -11,8 +11,6 @@ from kombu_fdb.engine.stored.room import Room
 from kombu_fdb.model import QueueControl, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["QueueState", "Window"]
-
 
 class QueueState(NamedTuple):
     """What a claim must know of a queue before it looks for messages.

@@ -15,8 +15,6 @@ from typing import TypeVar
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["Budget", "Portion"]
-
 T = TypeVar("T")
 
 

@@ -31,8 +31,6 @@ from collections.abc import Sequence
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
 
-__all__ = ["CHUNKS_PER_TRANSACTION", "COPIED_BYTES", "CopiesMissing", "clear_abandoned", "copy_part", "take"]
-
 #: What a burial copies by itself, for all its further queues together.
 COPIED_BYTES = 1_000_000
 CHUNKS_PER_TRANSACTION = 16

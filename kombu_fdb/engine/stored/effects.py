@@ -13,24 +13,6 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = [
-    "ACKED",
-    "CLAIMED",
-    "CONFLICTS",
-    "CONTESTED",
-    "DEAD",
-    "DELAYED",
-    "LATE",
-    "LEASED",
-    "LOST",
-    "NEWER",
-    "PUBLISHED",
-    "READY",
-    "RETURNED",
-    "Effects",
-    "Event",
-]
-
 READY = "ready"
 DELAYED = "delayed"
 LEASED = "leased"

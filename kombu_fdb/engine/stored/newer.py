@@ -27,8 +27,6 @@ from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.model import Place
 
-__all__ = ["LEASE", "RECORD", "keep", "keep_lease"]
-
 RECORD, LEASE = "record", "lease"
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from kombu_fdb.keyspace.codec import size_of
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["PAYLOAD_BYTES", "RECORD_BYTES", "Room"]
-
 RECORD_BYTES = 2_000_000
 PAYLOAD_BYTES = 8_000_000
 

@@ -13,8 +13,6 @@ from itertools import groupby
 
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["runs_of", "take"]
-
 
 def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
     """Of rows as they were read, those that are ``taken``, in runs."""

@@ -39,25 +39,6 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "LEASES_PER_CLAIM",
-    "beat",
-    "beat_ms",
-    "beats",
-    "consumed_of",
-    "description_of",
-    "fence",
-    "hold_role",
-    "holds",
-    "leases_of_claim",
-    "leave_role",
-    "neighbours",
-    "open_session",
-    "require",
-    "seal",
-    "seal_beat",
-]
-
 #: A claim's leases are numbered inside a block of its own, so it takes no more.
 LEASES_PER_CLAIM = 4096
 _TTL = struct.Struct(">I")

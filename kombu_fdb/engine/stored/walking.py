@@ -9,8 +9,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["came_by", "rows_from"]
-
 
 def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
     """Up to ``most`` rows of the ranges, which stand in the order of their keys, and where to go on; b"" at the end.

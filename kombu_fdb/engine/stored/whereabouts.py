@@ -17,8 +17,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
 
-__all__ = ["MOST_OF_TASK", "STAMP_BYTES", "forget", "note", "places"]
-
 #: A versionstamp and the 2 bytes that order the messages of one transaction.
 STAMP_BYTES = 12
 #: Messages of one task in one transaction: publishers choose the ids, and may give many the same.

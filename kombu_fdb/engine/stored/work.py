@@ -11,8 +11,6 @@ from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-__all__ = ["Work"]
-
 
 class Work(NamedTuple):
     """One run of a verb in one transaction. A verb that has to run again gets another one."""

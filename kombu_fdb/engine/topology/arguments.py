@@ -18,8 +18,6 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import MOST, is_whole, shown
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["KINDS", "check", "check_exchange", "for_claims"]
-
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: Ours begin with it.
 OWN = "x-fair-"

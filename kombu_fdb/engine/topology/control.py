@@ -35,29 +35,6 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "VERSION_BYTES",
-    "add_consumer",
-    "being_deleted",
-    "bind",
-    "check_format",
-    "clear_if",
-    "declare_exchange",
-    "declare_queue",
-    "declared_with",
-    "delete_exchange",
-    "delete_queue",
-    "drop_consumers",
-    "expire",
-    "expiring",
-    "last_stamp",
-    "purge_part",
-    "remove_consumer",
-    "to_be_purged",
-    "touch",
-    "unbind",
-]
-
 MESSAGES_PER_PURGE = 500
 #: The first bytes of a stamp: the version of the commit.
 VERSION_BYTES = 10

@@ -15,8 +15,6 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.masking import masked_text, plain
 
-__all__ = ["Aside", "read", "write"]
-
 #: Of an error's text, in characters.
 LONGEST_ERROR = 500
 #: Shown at most.

@@ -25,8 +25,6 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "due_queues", "promote", "unpark"]
-
 MESSAGES_PER_TRANSACTION = 200
 #: Whose next message is looked at in one transaction.
 QUEUES_PER_LOOK = 500

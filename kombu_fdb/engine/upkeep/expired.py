@@ -19,8 +19,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, outline_of
 from kombu_fdb.keyspace.tuples import range_of
 
-__all__ = ["ROWS_PER_TRANSACTION", "at_heads", "drop_part"]
-
 ROWS_PER_TRANSACTION = 200
 
 

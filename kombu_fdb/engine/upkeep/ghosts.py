@@ -13,8 +13,6 @@ from kombu_fdb.engine.topology import control
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.routing.tables import PREDECLARED
 
-__all__ = ["clear_exchange", "clear_queue"]
-
 
 def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
     """Clear what an undeclared queue has left, if its bell is still what was observed.

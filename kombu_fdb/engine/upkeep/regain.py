@@ -15,8 +15,6 @@ from kombu_fdb.keyspace.layout import Keyspace, Range
 from kombu_fdb.model import Place
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["MESSAGES_PER_TRANSACTION", "is_any", "part"]
-
 MESSAGES_PER_TRANSACTION = 200
 
 

@@ -27,8 +27,6 @@ from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import SessionId
 
-__all__ = ["LEASES_PER_TRANSACTION", "Observer", "forget", "release_part", "skip"]
-
 LEASES_PER_TRANSACTION = 200
 
 K = TypeVar("K", bound=Hashable)

@@ -19,8 +19,6 @@ from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.processes import see
 
-__all__ = ["SHARE", "Computing"]
-
 #: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. A worker that
 #: has nothing to do needs a tenth of that; one that computes is busy all the time.
 SHARE = 1 / 40

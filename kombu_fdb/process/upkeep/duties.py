@@ -23,27 +23,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = [
-    "LEFT_TTL_S",
-    "LOOK_S",
-    "DeadLetters",
-    "DedupIds",
-    "Deletions",
-    "Duty",
-    "ExpiredHeads",
-    "ExpiredMessages",
-    "FullQueues",
-    "Ghosts",
-    "Leftovers",
-    "Limits",
-    "Newer",
-    "Promotion",
-    "Samples",
-    "Totals",
-    "UnusedQueues",
-    "Walk",
-]
-
 #: Longest time between two looks at what may be due, in seconds.
 LOOK_S = 1.0
 #: Rows that belong to nobody are cleared after this time, in seconds; what they are for ends in far less.

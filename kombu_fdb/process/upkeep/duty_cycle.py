@@ -43,8 +43,6 @@ from kombu_fdb.process.upkeep.duties import Duty
 from kombu_fdb.process.upkeep.ring import Jitter, Sweep
 from kombu_fdb.process.upkeep.round_robin import Guard
 
-__all__ = ["PROMOTER", "Duties", "Heartbeat"]
-
 logger = logging.getLogger(__name__)
 
 PROMOTER = "promoter"

@@ -22,8 +22,6 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.upkeep.computing import Computing
 
-__all__ = ["Reclaim"]
-
 #: So soon after a look another one would see nothing new, in seconds.
 PAUSE_S = 0.1
 #: Of one call that was refused, in seconds.

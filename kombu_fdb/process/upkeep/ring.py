@@ -19,8 +19,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.upkeep.computing import Computing
 from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
 
-__all__ = ["LIVING", "Jitter", "Sweep"]
-
 #: How many living sessions each process observes.
 LIVING = 8
 LEAST_PAUSE_S = 0.001

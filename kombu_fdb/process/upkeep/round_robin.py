@@ -21,8 +21,6 @@ from kombu_fdb.engine.upkeep.asides import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["ASIDE_PAUSE_S", "Guard", "RoundRobin"]
-
 T = TypeVar("T")
 
 #: How long what failed is left alone, in seconds.

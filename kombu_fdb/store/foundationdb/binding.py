@@ -36,8 +36,6 @@ from typing import Any
 from kombu_fdb.errors import ClientUnusable, StoreUnavailable
 from kombu_fdb.store.foundationdb.gevent import adapt
 
-__all__ = ["API_VERSION", "binding"]
-
 #: The newest whose behaviour this driver was tested with.
 API_VERSION = 730
 #: The oldest that knows everything the driver uses.

@@ -21,8 +21,6 @@ from typing import Any
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.foundationdb.binding import binding
 
-__all__ = ["ABANDONED", "TIMED_OUT", "ClusterBusy", "explain", "explain_commit", "explain_open", "no_cluster_file"]
-
 TOO_OLD, CONFLICT, UNKNOWN_RESULT, CANCELLED, TIMED_OUT = 1007, 1020, 1021, 1025, 1031
 UNREADABLE, CLUSTER_CHANGED, OPERATION_CANCELLED = 1036, 1039, 1101
 TOO_LARGE = (2101, 2102, 2103)

@@ -15,8 +15,6 @@ from typing import Any
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.threads import instead_of_threads, start_native
 
-__all__ = ["adapt"]
-
 
 def adapt(impl: Any) -> None:
     """Make the module ``fdb.impl`` fit the process: nothing to do where threads are threads."""

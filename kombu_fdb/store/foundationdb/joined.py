@@ -17,8 +17,6 @@ from kombu_fdb.errors import OptionError, StoreError
 from kombu_fdb.store.foundationdb.database import FoundationTransaction
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["JoinedTransaction", "join_transaction"]
-
 #: Answered by the client library, without a round trip. ``description:id@coordinators``.
 CONNECTION_STRING = b"\xff\xff/connection_string"
 #: Bounds the read of our own connection string, in seconds.

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["Tls", "apply"]
-
 #: Where the module of the binding keeps what it was told; a forked child's is a new module.
 _ATTRIBUTE = "_kombu_fdb_tls"
 

@@ -41,8 +41,6 @@ from kombu_fdb.store.sqlite.open_file import OpenFile
 from kombu_fdb.store.sqlite.registry import attach, detach
 from kombu_fdb.store.sqlite.transaction import ReadingTransaction, SqliteTransaction
 
-__all__ = ["SqliteDatabase"]
-
 
 class SqliteDatabase:
     """A :class:`~kombu_fdb.store.protocol.Database` in a file; safe for many threads and many processes of one host."""

@@ -9,8 +9,6 @@ import sqlite3
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
-__all__ = ["explain", "explain_os"]
-
 #: A disk with less than this is full to SQLite, whatever its error says: so much the log's index grows by.
 NO_SPACE_BYTES = 64 * 1024
 

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["OLDEST_SQLITE", "check_library", "check_path", "connect", "create", "identify", "set_synchronous"]
-
 #: What was supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 

@@ -21,8 +21,6 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import Turn
 
-__all__ = ["Users", "guard", "refuse_tainted", "unguard"]
-
 WAIT_S = 2.0
 #: Only who forks or closes waits for transactions, and only in that moment do they wait.
 PAUSE_S = 0.0005

@@ -31,8 +31,6 @@ from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
 from kombu_fdb.store.sqlite.wakeups.pipes import BellDirectory
 from kombu_fdb.store.sqlite.write_lock import WriterLock
 
-__all__ = ["OpenFile"]
-
 T = TypeVar("T")
 
 IDLE_READERS = 8

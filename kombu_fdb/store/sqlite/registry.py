@@ -19,8 +19,6 @@ from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
 from kombu_fdb.store.sqlite.transaction import ReadingTransaction
 
-__all__ = ["attach", "detach", "read_values"]
-
 # The process's state, because POSIX locks are: what it has open.
 _open: set[OpenFile] = set()
 _changing = FairLock()

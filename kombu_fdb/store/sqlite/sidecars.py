@@ -24,8 +24,6 @@ from typing import Self
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.store.sqlite.errors import explain_os
 
-__all__ = ["Access", "open_directory", "open_pipe", "open_sidecar", "share_database"]
-
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -34,8 +34,6 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import StoreFull
 
-__all__ = ["CLEARING", "FILLING", "FULL_S", "MOVING", "Space"]
-
 #: What a checkpoint copies at most while writers wait.
 CHECKPOINT_BYTES = 16_000_000
 #: Less would mean a checkpoint for each larger transaction.

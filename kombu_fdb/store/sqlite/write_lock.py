@@ -37,8 +37,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
 from kombu_fdb.primitives.threads import instead_of_threads, start
 
-__all__ = ["WriterLock"]
-
 #: Tries at *main*: about as long as one short write transaction takes.
 SPINS = 60
 LONGEST_POLL_S = 0.002

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from time import monotonic
 from weakref import WeakSet
 
-__all__ = ["Attendance", "Drain"]
-
 
 class Drain:
     """One that runs. Whoever drains refers to it, so it ends with him even if an exception keeps him from saying so."""

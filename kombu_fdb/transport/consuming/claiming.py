@@ -23,8 +23,6 @@ from kombu_fdb.process.standing import Standing
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.holding.credit import Room
 
-__all__ = ["Claiming"]
-
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
 

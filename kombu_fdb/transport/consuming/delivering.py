@@ -9,8 +9,6 @@ from kombu_fdb.transport.consuming.subscription import Arrival
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.worker.poison import fault_in, survive
 
-__all__ = ["deliver_next"]
-
 
 def deliver_next(reception: Reception) -> bool:
     """False if there is nothing to deliver. Raises the reception's error, and what the callback raises."""

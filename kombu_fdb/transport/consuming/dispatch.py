@@ -31,8 +31,6 @@ from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
 from kombu_fdb.transport.holding.credit import Credit, Room
 
-__all__ = ["Dispatch", "Plan"]
-
 
 @dataclass(slots=True)
 class Plan:

@@ -18,8 +18,6 @@ from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Lookout"]
-
 
 class Lookout:
     """For the receiver's thread, but for :meth:`stop` and ``bell.ring``."""

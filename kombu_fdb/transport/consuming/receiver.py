@@ -51,8 +51,6 @@ from kombu_fdb.transport.consuming.reception import Reception
 from kombu_fdb.transport.consuming.subscription import Subscription
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 
-__all__ = ["Receiver"]
-
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
 #: How long the thread rests at least when a drain has ended, in seconds; as long as an ack waits, if that is longer.

@@ -61,8 +61,6 @@ from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settling import MANY_ACKS
 from kombu_fdb.transport.worker.poison import is_workers
 
-__all__ = ["Reception"]
-
 #: The first one of a line looks into so many queues without asking. Who consumes more watches their bells while it
 #: waits, too, so that it knows then which ones have messages.
 FEW_QUEUES = 8

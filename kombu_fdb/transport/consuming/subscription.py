@@ -11,8 +11,6 @@ from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settler import Settler
 
-__all__ = ["Arrival", "Subscription", "next_tag"]
-
 _tags = count(1)
 _numbers = count(1)
 

@@ -40,8 +40,6 @@ from kombu_fdb.transport.encoding.properties import (
 )
 from kombu_fdb.transport.encoding.timing import due_ms, served, ttl_ms, ttr_ms
 
-__all__ = ["Envelope", "encode", "open_delivery", "open_payload", "payload_of", "without_deaths"]
-
 _MARKER = b'"__type__"'
 #: An object of these names stands for a value of another type in kombu's JSON.
 _ENCODED_TYPE = {"__type__", "__value__"}

@@ -28,8 +28,6 @@ from kombu.serialization import loads
 from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.encoding.properties import KEYS, text_of
 
-__all__ = ["KeyOf", "explicit_key", "key_reader"]
-
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"

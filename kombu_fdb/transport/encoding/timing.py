@@ -30,8 +30,6 @@ from typing import Any
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, number, shown
 
-__all__ = ["TIMES", "due_ms", "served", "ttl_ms", "ttr_ms"]
-
 #: Headers that delay a message by a time from its publication.
 _DELAYS = ("x-delay", "DelaySeconds")
 #: Headers and properties that name a time, besides those of AMQP and Celery.

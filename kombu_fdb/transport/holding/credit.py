@@ -22,9 +22,6 @@ from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.holding.held import Held
 from kombu_fdb.transport.holding.inbox import C, Inbox
 
-__all__ = ["Credit", "Room"]
-
-
 #: For how long a consumer without a prefetch has work ahead, in seconds.
 AHEAD_S = 0.1
 MOST_AHEAD = 10_000

@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client
 
-__all__ = ["Estate", "Holder"]
-
 
 class Holder(Protocol):
     """A channel, as its heirs see it."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from kombu_fdb.model import Lease
 
-__all__ = ["Held"]
-
 #: Of a rejection that nobody has explained.
 REJECTED: tuple[str, dict[str, Any]] = ("rejected", {})
 

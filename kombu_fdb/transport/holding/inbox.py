@@ -8,8 +8,6 @@ from typing import Generic, Protocol, TypeVar
 
 from kombu_fdb.model import Delivery, Lease
 
-__all__ = ["Assigned", "Inbox"]
-
 
 class Assigned(Protocol):
     """A consumer, as the inbox sees it."""

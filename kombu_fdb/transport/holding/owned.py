@@ -17,8 +17,6 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.routing.tables import QueueDeclaration
 
-__all__ = ["Owned"]
-
 #: A session has many connections; no two of its tags are the same.
 _numbers = count(1)
 

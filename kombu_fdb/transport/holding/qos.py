@@ -28,8 +28,6 @@ from kombu.transport import virtual
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settler import Settler
 
-__all__ = ["QoS"]
-
 logger = logging.getLogger(__name__)
 
 LATE = (

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from kombu_fdb.model import Delivery, Lease
 
-__all__ = ["Settler"]
-
 
 class Settler(Protocol):
     """``settling.py`` does it through the process's client."""

@@ -17,8 +17,6 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.holding.credit import Credit
 
-__all__ = ["MANY_ACKS", "Connected", "Settling"]
-
 logger = logging.getLogger(__name__)
 
 #: This many pending acks don't wait for more.

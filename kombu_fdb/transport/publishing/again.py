@@ -9,8 +9,6 @@ from kombu_fdb.model import Death, Publication
 from kombu_fdb.transport.encoding.envelope import payload_of, without_deaths
 from kombu_fdb.transport.publishing.batch import Encoder
 
-__all__ = ["encode_again"]
-
 
 def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Death, ...]]:
     """And its history as a dead letter."""

@@ -28,8 +28,6 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.publishing.kombu_versions import BatchPublishError, batched
 
-__all__ = ["AtomicBatch", "Encoder", "JoinedBatch", "PublishBatch", "batching"]
-
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 

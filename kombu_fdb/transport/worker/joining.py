@@ -8,8 +8,6 @@ from typing import Any
 from kombu_fdb.transport.worker import options
 from kombu_fdb.transport.worker.requests import guard_pool, receive
 
-__all__ = ["join_workers"]
-
 #: Stands for the requests under way while a pool ends: it is empty when its children have ended.
 UNTIL_THE_CHILDREN_END = {"until": "the children have ended"}
 

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["OPTIONS", "SETTING", "warn", "without_effect"]
-
 logger = logging.getLogger(__name__)
 
 OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")

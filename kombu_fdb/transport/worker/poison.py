@@ -31,8 +31,6 @@ from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.encoding.properties import body_fault, fault_of, is_timelimit
 
-__all__ = ["fault_in", "give_back", "is_workers", "mend", "survive"]
-
 logger = logging.getLogger(__name__)
 
 #: The modules of Celery's callbacks: for tasks, and for these and remote control.

@@ -31,8 +31,6 @@ from celery.utils.log import get_logger
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.worker.poison import give_back, mend
 
-__all__ = ["guard_pool", "receive"]
-
 logger = get_logger(__name__)
 
 GUARDED = "fdb_guarded"

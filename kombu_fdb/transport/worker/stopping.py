@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 
-__all__ = ["end_stopping_worker", "is_stopping"]
-
 
 def is_stopping() -> bool:
     """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""

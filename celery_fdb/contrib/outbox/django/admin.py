@@ -11,8 +11,6 @@ from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.django.models import OutboxRow
 
-__all__ = ["OutboxRowAdmin"]
-
 
 def _moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -11,8 +11,6 @@ from django.db import connections, router
 from celery_fdb.contrib.outbox.django.models import OutboxRow
 from celery_fdb.contrib.outbox.rows import TABLE
 
-__all__ = ["check_table"]
-
 
 def check_table(**_: Any) -> list[CheckMessage]:
     """``celery_outbox.E001``: the outbox has no table, so that every ``delay`` of it fails."""

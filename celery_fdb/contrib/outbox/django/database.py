@@ -27,8 +27,6 @@ from celery_fdb.contrib.outbox.django.models import OutboxRow
 from celery_fdb.contrib.outbox.rows import CLOCKS, Rows
 from kombu_fdb.errors import OptionError
 
-__all__ = ["DjangoOutbox", "outbox"]
-
 logger = logging.getLogger(__name__)
 
 QUIET_S = 10.0

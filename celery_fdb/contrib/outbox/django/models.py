@@ -10,8 +10,6 @@ from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.rows import TABLE
 
-__all__ = ["OutboxRow"]
-
 
 class OutboxRow(models.Model):
     """A task that is to be published. Moments are milliseconds since 1970."""

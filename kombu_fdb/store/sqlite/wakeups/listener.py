@@ -53,8 +53,6 @@ from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.sqlite.wakeups.pipes import SUFFIX, BellDirectory
 from kombu_fdb.store.watch import OneShotWatch
 
-__all__ = ["ALL_KEYS", "LOCK_S", "NEWS_BYTES", "Listener", "digest"]
-
 DIGEST_BYTES = 8
 #: Stands for every key.
 ALL_KEYS = bytes(DIGEST_BYTES)

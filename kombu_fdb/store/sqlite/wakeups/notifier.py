@@ -17,8 +17,6 @@ from kombu_fdb.primitives.wakeup import write
 from kombu_fdb.store.sqlite.wakeups.listener import ALL_KEYS, LOCK_S, NEWS_BYTES, Listener, digest
 from kombu_fdb.store.sqlite.wakeups.pipes import BellDirectory
 
-__all__ = ["Ringer"]
-
 logger = logging.getLogger(__name__)
 
 

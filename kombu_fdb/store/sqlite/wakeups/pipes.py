@@ -14,8 +14,6 @@ from dataclasses import replace
 from kombu_fdb.primitives.wakeup import write
 from kombu_fdb.store.sqlite.sidecars import Access, open_directory, open_pipe, open_sidecar
 
-__all__ = ["SUFFIX", "BellDirectory"]
-
 GENERATION = "generation"
 SUFFIX = ".bell"
 
