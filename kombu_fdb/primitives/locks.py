@@ -81,41 +81,34 @@ class FairLock:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        #: Its head has the lock. Who appends a turn itself goes on as :meth:`acquire` does.
-        self.queue: deque[Turn] = deque()
+        self._queue: deque[Turn] = deque()
 
     def __len__(self) -> int:
         """How many have it or wait for it."""
-        return len(self.queue)
+        return len(self._queue)
 
     @property
     def head(self) -> Turn | None:
         """Whose turn it is."""
         try:
-            return self.queue[0]
+            return self._queue[0]
         except IndexError:
             return None
 
     def acquire(self, turn: Turn, timeout_s: float) -> bool:
         """False: it was not given within ``timeout_s``, and ``turn`` has left the queue."""
-        queue = self.queue
+        queue = self._queue
         queue.append(turn)
-        return queue[0] is turn or self.wait(turn, self._clock.monotonic() + timeout_s)
+        return queue[0] is turn or self._wait(turn, self._clock.monotonic() + timeout_s)
 
     def release(self, turn: Turn) -> None:
         """Leave, whether ``turn`` has the lock, waits for it, has left or never came."""
         turn.over = True
         try:  # noqa: SIM105 - suppress takes longer than all of this
-            self.queue.remove(turn)
+            self._queue.remove(turn)
         except ValueError:
             pass
-        if self.queue:
-            self.wake_head()
-
-    def wake_head(self) -> None:
-        """After a turn has left."""
-        head = self.head
-        if head is not None:
+        if self._queue and (head := self.head) is not None:
             head.wake()
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
@@ -129,8 +122,7 @@ class FairLock:
 
         return surely(in_turn, lambda: self.release(turn))
 
-    def wait(self, turn: Turn, deadline: float) -> bool:
-        """Until ``turn``, which stands in the queue, is its head. False: as of :meth:`acquire`."""
+    def _wait(self, turn: Turn, deadline: float) -> bool:
         signal = turn.listen()
         while self.head is not turn:
             if not signal.wait(deadline - self._clock.monotonic()):

@@ -322,14 +322,7 @@ class RoutingTables:
 
     def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
         """The same of several, in one round trip."""
-        now = self._clock.monotonic()
-        found: dict[str, QueueDeclaration] = {}
-        for name in names:
-            known = self._declarations.get(name)
-            if known is None or now - known[0] >= DECLARATION_AGE_S:
-                return self._believed(self._declarations, names, partial(self._read_queues, tr))
-            found[name] = known[1]
-        return found
+        return self._believed(self._declarations, names, partial(self._read_queues, tr))
 
     def _read_queues(self, tr: Transaction, names: list[str]) -> list[QueueDeclaration]:
         values = tr.get_many([self._keys.queue(name) for name in names], snapshot=True)

@@ -94,7 +94,7 @@ class Effects:
 
     def ready(self, queue: str, size: int) -> None:
         """A message of ``size`` bytes became ready: count it and wake who waits for it."""
-        self._amounts[queue] = self._amounts.get(queue, 0) + (size << 64) + 1  # as encode_amount
+        self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
         self._bells.add(queue)
 
     def unready(self, queue: str, size: int) -> None:

@@ -127,11 +127,7 @@ class OpenFile:
 
     def return_writer(self, turn: Turn, *, sound: bool = True) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
-        try:
-            is_head = self.lock.queue[0] is turn
-        except IndexError:
-            is_head = False
-        if is_head:
+        if self.lock.held_by(turn):
             if self._writer is not None and (self._writer.in_transaction or not sound):
                 self._roll_back(sound)
             if self.closed:
@@ -182,19 +178,9 @@ class OpenFile:
 
     def check_place(self) -> None:
         """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
-        log = self._log
-        try:
-            status = os.stat(self.path)
-            is_there = (status.st_dev, status.st_ino) == self.identity
-            if is_there and log is not None:
-                status = os.stat(self._log_path)
-                is_there = (status.st_dev, status.st_ino) == log
-        except OSError:
-            is_there = False
-        if not is_there:  # or it can't be told
-            _check(self.path, self.identity)
-            if log is not None:
-                _check(self._log_path, log)
+        _check(self.path, self.identity)
+        if self._log is not None:
+            _check(self._log_path, self._log)
 
     # Readers
 

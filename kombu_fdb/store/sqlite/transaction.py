@@ -353,8 +353,7 @@ class SqliteTransaction:
                 self._cursor.execute("COMMIT")
             except sqlite3.Error as error:
                 raise self._failed(error) from error
-            self._file.return_writer(self._turn)  # type: ignore[arg-type]  # a cursor has a turn
-            self._turn = self._cursor = None
+            self._release()
         self._ended = True
         if self._bells:
             self._file.ringer.ring(self._bells)

@@ -67,8 +67,6 @@ class WriterLock:
         self._files = [gate, main]
         self._clock = clock
         self._turns = FairLock(clock)
-        #: Of the threads of this process: its head may write, or is next to.
-        self.queue = self._turns.queue
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
@@ -82,34 +80,27 @@ class WriterLock:
 
     def acquire(self, turn: Turn, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then."""
-        queue = self.queue
-        queue.append(turn)
-        if queue[0] is not turn and not self._turns.wait(turn, deadline):
+        if not self._turns.acquire(turn, deadline - self._clock.monotonic()):
             raise self._too_late()
         if self._closed:
             raise StoreUnavailable("the database was closed")
         if self._busy or not (self._taken or self._take_at_once()):
             self._wait(turn, deadline)
 
+    def held_by(self, turn: Turn) -> bool:
+        """Whether ``turn`` is the one that may write; it is for its owner to ask."""
+        return self._turns.head is turn
+
     def release(self, turn: Turn) -> None:
         """End ``turn``, however far it came. Idempotent."""
-        queue = self.queue
-        try:
-            is_head = queue[0] is turn
-        except IndexError:
-            is_head = False
-        turn.over = True  # before the look at _busy, see _give_back
-        if is_head and not (self._busy or self._closed):
-            self._taken = False
-            flock(self._main, fcntl.LOCK_UN)
-            if self._at_gate:
-                self._open_gate()
-        try:  # noqa: SIM105 - suppress takes longer than all of this
-            queue.remove(turn)
-        except ValueError:
-            pass
-        if queue:
-            self._turns.wake_head()
+        if self._turns.head is turn:
+            turn.over = True  # before the look at _busy, see _give_back
+            if not (self._busy or self._closed):
+                self._taken = False
+                flock(self._main, fcntl.LOCK_UN)
+                if self._at_gate:
+                    self._open_gate()
+        self._turns.release(turn)
 
     def close(self) -> bool:
         """Nobody writes from now on. False if a thread still does: call it again when that has ended. Idempotent."""

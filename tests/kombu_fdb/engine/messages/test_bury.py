@@ -56,22 +56,37 @@ def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_
 
 
 def test_each_queue_caps_the_priority_that_a_dead_letter_was_published_with(bench: Bench) -> None:
-    """As on RabbitMQ: a queue with few priorities takes none away from the next one. So does a replay."""
-    to = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "many"}
-    bench.engine.queues.declare(QueueDeclaration("few", arguments={"x-max-priority": 1, **to}))
-    bench.engine.queues.declare(QueueDeclaration("many", arguments={"x-max-priority": 7, "x-message-ttl": 10**9}))
-    bench.engine.queues.declare(QueueDeclaration("most", arguments={"x-max-priority": 9}))
-    bench.engine.publisher.publish([Publication("", "many", b"5", 5), Publication("", "few", b"9", 9)])
-    bench.engine.publisher.publish([Publication("", "few", b"1", 1)])
-    first, second = bench.take(2, "few")
-    assert [first.payload, second.payload] == [b"9", b"1"], "of one priority in their queue, the older one first"
-    bench.engine.messages.reject([first.lease])
+    """As on RabbitMQ: a queue with few priorities takes none away from the next one."""
+    for queue, most, following in (("few", 1, "some"), ("some", 7, "many"), ("many", 9, "end")):
+        to = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": following}
+        bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-max-priority": most, **to}))
+    older = [Publication("", "some", b"7", 7), Publication("", "some", b"5", 5), Publication("", "many", b"8", 8)]
+    bench.engine.publisher.publish([*older, Publication("", "few", b"9", 9)])
+    bench.engine.messages.reject([each.lease for each in bench.take(1, "few")])
     bench.check()
-    assert bench.payloads(2, "many") == [b"9", b"5"]
-    bench.engine.publisher.publish([Publication("", "few", b"8", 8)])
-    (capped,) = bench.take(1, "few")
-    bench.engine.messages.release([capped.lease])
-    assert bench.payloads(1, "few") == [b"8"]
+    found = bench.take(3, "some")
+    assert [each.payload for each in found] == [b"7", b"9", b"5"]
+    bench.engine.messages.reject([each.lease for each in found])
+    assert bench.payloads(4, "many") == [b"9", b"8", b"7", b"5"]
+
+
+def replay_to(bench: Bench, queue: str, to: str) -> None:
+    bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk(f"{queue}.dead"), b"", 1, to=to)
+
+
+def test_a_replay_keeps_the_priority_and_its_queue_caps_it(bench: Bench) -> None:
+    bench.engine.queues.declare(QueueDeclaration("q"))
+    bench.engine.queues.declare(QueueDeclaration("few", arguments={"x-max-priority": 1}))
+    bench.engine.publisher.publish([Publication("", "few", b"1", 1), Publication("", "q", b"9", 9)])
+    bench.engine.messages.reject([each.lease for each in bench.take(1, "q")])
+    replay_to(bench, "q", "few")
+    bench.check()
+    found = bench.take(2, "few")
+    assert [each.payload for each in found] == [b"1", b"9"]
+    bench.engine.messages.reject([found[1].lease])
+    bench.engine.publisher.publish([Publication("", "q", b"8", 8)])
+    replay_to(bench, "few", "q")
+    assert bench.payloads(2, "q") == [b"9", b"8"]
 
 
 def kombus(routing_key: str, body: bytes = b"[]") -> bytes:
