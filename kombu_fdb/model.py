@@ -265,7 +265,8 @@ class Death:
     """One ``x-death`` entry (https://www.rabbitmq.com/docs/dlx#effects).
 
     ``exchange``, ``routing_keys``: by which the message had come to the queue when it died there for the first time.
-    ``time_ms``: of the last time. ``first``: its first death of all was one of these.
+    ``time_ms``: of the last time; ``since_ms``: of the first time, 0 if that is the same. ``first``: its first death of
+    all was one of these.
     """
 
     queue: str
@@ -276,6 +277,7 @@ class Death:
     routing_keys: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
     first: bool = False
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

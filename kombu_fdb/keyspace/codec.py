@@ -13,9 +13,10 @@ older process counts, delays, promotes, releases, moves and deletes a message th
 to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
 number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 
-Version 2 of a record is version 1 with three facts that it has no room for: the way by which the message came to its
-queue (in the extras), which death was its first, and, as the highest bit of the redelivery count, that a consumer has
-had it. Where there is none of them, version 1 is written, which every older process reads.
+Version 2 of a record is version 1 with four facts that it has no room for: the way by which the message came to its
+queue (in the extras), which death was its first, since when it has died in this way, and, as the highest bit of the
+redelivery count, that a consumer has had it. Where there is none of them, version 1 is written, which every older
+process reads.
 
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
@@ -142,7 +143,8 @@ class Record(NamedTuple):
         has_extras = self.deaths or self.ttr_ms or self.priority or self.way
         extras = _encode_extras(self) if has_extras else b""
         version, redeliveries = 1, self.redeliveries
-        if self.way is not None or self.seen or (self.deaths and any(death.first for death in self.deaths)):
+        of_version_2 = self.deaths and any(each.first or each.since_ms for each in self.deaths)
+        if self.way is not None or self.seen or of_version_2:
             version, redeliveries = RECORD_VERSION, min(redeliveries, _SEEN - 1) | (_SEEN if self.seen else 0)
         name, task = self.key.encode(), self.task_id.encode()
         head = _HEAD.pack(
@@ -507,8 +509,9 @@ def _encode_extras(record: Record) -> bytes:
 
 def _fields_of(death: Death) -> dict[str, Any]:
     fields = dataclasses.asdict(death)
-    if not death.first:
-        del fields["first"]
+    for name in ("first", "since_ms"):
+        if not fields[name]:
+            del fields[name]
     return fields
 
 
@@ -537,6 +540,7 @@ def _death(entry: Any) -> Death:
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("unreadable death history", value=str(entry)[:80])
     death = _typed(Death, {**entry, "routing_keys": tuple(keys)})
-    if not (0 <= death.count <= MOST and -MOST <= death.time_ms <= MOST):
-        raise FormatError("unreadable death history", count=str(death.count)[:80], time_ms=str(death.time_ms)[:80])
+    times_ms = death.time_ms, death.since_ms
+    if not (0 <= death.count <= MOST and all(-MOST <= each <= MOST for each in times_ms)):
+        raise FormatError("unreadable death history", count=str(death.count)[:80], times_ms=str(times_ms)[:80])
     return death

@@ -182,7 +182,7 @@ def _goes_in_circles(deaths: tuple[Death, ...], queue: str, target: str, reason:
 
 
 def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:
-    """One entry per queue and reason, the newest first; how it had come there the first time stays, as in RabbitMQ."""
+    """One entry per queue and reason, newest first; when and how it first died so stays, as in RabbitMQ."""
     others = []
     for old in deaths:
         if (old.queue, old.reason) == (death.queue, death.reason):
@@ -192,6 +192,7 @@ def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple
                 exchange=old.exchange,
                 routing_keys=old.routing_keys,
                 first=old.first,
+                since_ms=old.since_ms or old.time_ms,
             )
         else:
             others.append(old)

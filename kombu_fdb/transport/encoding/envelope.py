@@ -242,7 +242,7 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: 
             "queue": death.queue,
             "reason": death.reason,
             "count": death.count,
-            "time": death.time_ms // 1000,
+            "time": (death.since_ms or death.time_ms) // 1000,
             "exchange": death.exchange,
             "routing-keys": list(death.routing_keys),
             **death.details,

@@ -46,6 +46,7 @@ deaths = st.lists(
         routing_keys=st.lists(st.text(), max_size=3).map(tuple),
         details=st.dictionaries(st.text(), st.text(), max_size=3),
         first=st.booleans(),
+        since_ms=st.integers(0, MOST),
     ),
     max_size=3,
 ).map(tuple)
@@ -105,15 +106,16 @@ def test_records_round_trip(  # noqa: PLR0917
 def test_golden_bytes_of_version_2() -> None:
     """A message that died, and came to where it is by an exchange; what version 1 has room for is still version 1."""
     record = Record.of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
-    death = Death("q", "rejected", 1, 5, "ex", ("key",), first=True)
+    death = Death("q", "rejected", 2, 5, "ex", ("key",), first=True, since_ms=4)
     value = record._replace(way=Way("dlx", "dead"), deaths=(death,)).encode()
     extras = (
-        b'[0,7,["dlx","dead"],{"count":1,"details":{},"exchange":"ex","first":true,"queue":"q","reason":"rejected",'
-        b'"routing_keys":["key"],"time_ms":5}]'
+        b'[0,7,["dlx","dead"],{"count":2,"details":{},"exchange":"ex","first":true,"queue":"q","reason":"rejected",'
+        b'"routing_keys":["key"],"since_ms":4,"time_ms":5}]'
     )
     assert value[:1] == b"\x02"
     assert value.endswith(b"0123456789abcdef" + extras + b"hello")
-    assert record._replace(deaths=(dataclasses.replace(death, first=False),)).encode()[:1] == b"\x01"
+    for change, version in (({"first": False}, 2), ({"since_ms": 0}, 2), ({"first": False, "since_ms": 0}, 1)):
+        assert record._replace(deaths=(dataclasses.replace(death, **change),)).encode()[0] == version
 
 
 @pytest.mark.parametrize("way", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])

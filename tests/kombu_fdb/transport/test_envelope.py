@@ -94,6 +94,13 @@ def test_redelivered_and_dead() -> None:
     assert (headers["x-first-death-queue"], headers["x-last-death-queue"]) == ("a", "b")
 
 
+def test_the_time_of_a_death_is_that_of_the_first_one_of_its_kind() -> None:
+    """Recorded from RabbitMQ 3.10, where a second one changes the count only."""
+    deaths = (Death("a", "rejected", 2, NOW_MS + 9_000, since_ms=NOW_MS), Death("b", "expired", 1, NOW_MS + 5_000))
+    headers = open_delivery(delivery(encode(message(), "e", "k", now_ms=NOW_MS).payload, 3, deaths), 1)["headers"]
+    assert [entry["time"] - NOW_MS // 1000 for entry in headers["x-death"]] == [0, 5]
+
+
 def test_an_expiration_is_over_with_the_first_death():
     payload = encode({"body": "b", "properties": {"expiration": "5"}}, "e", "k", now_ms=NOW_MS).payload
     deaths = (Death("b", "rejected", 1, NOW_MS), Death("a", "expired", 1, NOW_MS, first=True))

@@ -146,6 +146,22 @@ def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, targe
     bench.check()
 
 
+def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench: Bench) -> None:
+    """The first one is what RabbitMQ tells; the last one is what "older than" asks for."""
+    bench.engine.queues.declare(
+        QueueDeclaration("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    )
+    bench.put(b"x")
+    began_ms = bench.clock.wall_ms()
+    for _ in range(3):
+        bench.later(10)
+        (message,) = bench.take(1)
+        bench.engine.messages.reject([message.lease])
+    (letter,) = bench.take(1)
+    (death,) = letter.deaths
+    assert (death.count, death.since_ms - began_ms, death.time_ms - began_ms) == (3, 10_000, 30_000)
+
+
 def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end(bench: Bench) -> None:
     """A traceback's last lines say most; of other texts the beginning does."""
     traceback, text = "first line" + "." * DETAILS_BYTES * 4 + "last line", "begin" + "." * DETAILS_BYTES * 2 + "end"
