@@ -131,8 +131,8 @@ class Channel(DeclaringChannel):
     ) -> None:
         """Store the message. ``timeout``: seconds, instead of ``publish_timeout``.
 
-        Raises 404 for an unknown exchange, 406 for a message over the maximum, a connection error if the store does not
-        answer: the message may be stored only after ``CommitUnknown``.
+        Raises 404 for an unknown exchange, 406 for a message over the maximum, ``MessageNacked`` for a full queue, a
+        connection error if the store does not answer: the message may be stored only after ``CommitUnknown``.
         """
         if immediate:
             refuse(

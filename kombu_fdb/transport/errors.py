@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from amqp import exceptions as amqp
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
 from kombu.exceptions import ChannelError as KombuChannelError
 from kombu.exceptions import ConnectionError as KombuConnectionError
 
 from kombu_fdb.errors import (
+    CapacityExceeded,
     CommitUnknown,
     Conflict,
     ExchangeNotFound,
@@ -35,6 +37,10 @@ from kombu_fdb.errors import (
 
 class SessionLost(RecoverableConnectionError):
     """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""
+
+
+class MessageNacked(CapacityExceeded, amqp.MessageNacked):
+    """What RabbitMQ's client raises for a message that a full queue has refused, with what it is full of."""
 
 
 #: After one of these, connecting again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
@@ -68,6 +74,8 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
     """The same where each call counts: a context manager takes ten times as long when nothing is wrong."""
     if isinstance(error, QueueNotFound | ExchangeNotFound):
         raise not_found(str(error), method) from error
+    if isinstance(error, CapacityExceeded):
+        raise MessageNacked(error.text, **error.attributes) from error
     # Of an invalid argument kombu's callers know a ValueError.
     is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):

@@ -28,8 +28,8 @@ PROPERTIES = ("priority", "expiration", "content_type", "content_encoding", "del
 #: The queue that lives for a single step.
 SHORT_LIVED = "short-lived"
 PAUSE_S = 0.002
-#: What tells a publisher that a queue is full; these close nothing, anywhere.
-REFUSALS = ("MessageNacked", "CapacityExceeded")
+#: What tells a publisher that a queue is full; it closes nothing, anywhere.
+REFUSAL = "MessageNacked"
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Broker:
             seen["error",] = type(error).__name__
             seen["code",] = getattr(error, "reply_code", None) or getattr(error, "code", None)
             seen["channel closed",] = self.has_closed(step.channel, error)
-            if seen["error",] not in REFUSALS:
+            if seen["error",] != REFUSAL:
                 self._reopen(step.channel, error)
         self.settle()
         return seen | self._observed()

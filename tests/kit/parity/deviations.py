@@ -154,7 +154,7 @@ def _has_got_messages(difference: Difference, seen: Seen) -> bool:
 
 
 def _refuses_all(difference: Difference, seen: Seen) -> bool:
-    return seen.errors() == ("MessageNacked", "CapacityExceeded") and difference.place[0] in ("queue", "delivered")
+    return seen.errors() == ("MessageNacked", "MessageNacked") and difference.place[0] in ("queue", "delivered")
 
 
 RULES: Mapping[str, Rule] = {
@@ -343,10 +343,6 @@ RULES: Mapping[str, Rule] = {
             step(1, "consume", queue="q0", tag="c0"),
             step(2, "delete_queue", queue="q0"),
         ],
-    ),
-    "full-queue-error": Rule(
-        lambda difference, seen: difference == (("error",), "MessageNacked", "CapacityExceeded"),
-        [step(0, "declare_queue", queue="q0", arguments=_FULL), step(1, "publish", exchange="", key="q0")],
     ),
     "full-queue-refuses-all": Rule(
         _refuses_all,

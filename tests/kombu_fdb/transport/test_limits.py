@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from amqp.exceptions import PreconditionFailed
+from amqp.exceptions import MessageNacked, PreconditionFailed
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
@@ -91,6 +92,15 @@ class TestArguments:
             publish(connection, "c" * 300)
         assert caught.value.capacity == 1000
         assert isinstance(caught.value, connection.channel_errors)
+
+    def test_a_refusal_is_what_rabbitmq_s_client_raises(self, connection: Connection) -> None:
+        declare(connection, max_length=0, overflow="reject-publish")
+        with pytest.raises(MessageNacked) as caught:
+            publish(connection, "a")
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert isinstance(again, MessageNacked)
+        assert str(again) == str(caught.value)
+        assert "raise the queue's x-max-length" in str(again)
 
     def test_max_length_bytes_dead_letters_the_new_one(self, connection: Connection) -> None:
         declare(
