@@ -282,6 +282,7 @@ class Channel(DeclaringChannel):
     def _hand_out(self, delivery: Delivery, tag: int, *, no_ack: bool) -> Any:
         if not no_ack:
             self.credit.held.leases[tag] = delivery.lease
+            self.credit.held.got.add(tag)
         message = self.open(delivery, tag)
         if no_ack and delivery.leased and message is not None:
             self._settling.note_ack(delivery.lease)

@@ -45,7 +45,7 @@ class Credit(Generic[C]):
         self.inbox: Inbox[C] = Inbox()
         #: Handed out and not settled.
         self.held = Held()
-        #: How many may be held; 0 is no limit.
+        #: How many its consumers may hold; 0 is no limit.
         self.prefetch = 0
         #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
         self.can_consume: Callable[[], bool] = self._within_prefetch
@@ -65,7 +65,7 @@ class Credit(Generic[C]):
     # -- how many more -----------------------------------------------------------------------------------------------
 
     def _within_prefetch(self) -> bool:
-        return not self.prefetch or len(self.held.leases) < self.prefetch
+        return not self.prefetch or self.held.consumed < self.prefetch
 
     def may_consume(self) -> bool:
         """Whether the next message may be handed out; if not, from now on an ack wakes the thread that drains."""
@@ -85,7 +85,7 @@ class Credit(Generic[C]):
 
     @property
     def _free(self) -> int:
-        return self.prefetch - len(self.held.leases) - self.inbox.with_acks
+        return self.prefetch - self.held.consumed - self.inbox.with_acks
 
     @property
     def _slots(self) -> int:

@@ -23,12 +23,19 @@ class Held:
     def __init__(self) -> None:
         self.leases: dict[int, Lease] = {}
         self.late: set[int] = set()
+        #: Taken by ``basic_get``.
+        self.got: set[int] = set()
         #: Weakly: one that nobody refers to will never be settled.
         self.messages: dict[int, weakref.ref[Any]] = {}
         self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
 
     def __len__(self) -> int:
         return len(self.leases)
+
+    @property
+    def consumed(self) -> int:
+        """How many fill a channel's prefetch window: what its consumers have, as in RabbitMQ."""
+        return len(self.leases) - len(self.got)
 
     def has(self, lease: Lease) -> bool:
         """Whether it is held under any tag."""
@@ -44,6 +51,7 @@ class Held:
         """It is settled, or was no message after all."""
         self._explanations.pop(tag, None)
         self.messages.pop(tag, None)
+        self.got.discard(tag)  # before: in between, the window may seem too full, not too empty
         self.leases.pop(tag, None)
         self.late.discard(tag)
 
@@ -62,7 +70,7 @@ class Held:
         """All that is unsettled, which is somebody else's business from now on."""
         held, self.leases = self.leases, {}
         leases = [lease for tag, lease in held.items() if tag not in self.late]
-        self.late = set()
+        self.late, self.got = set(), set()
         return leases
 
     # -- the messages ------------------------------------------------------------------------------------------------

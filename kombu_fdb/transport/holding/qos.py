@@ -71,7 +71,7 @@ class QoS(virtual.QoS):
         """How many more may be handed out; None for no limit."""
         if not self._credit.prefetch:
             return None
-        return max(self._credit.prefetch - len(self), 0)
+        return max(self._credit.prefetch - self._held.consumed, 0)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 

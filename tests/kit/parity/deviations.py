@@ -146,13 +146,6 @@ def _enters_a_full_queue(difference: Difference, seen: Seen) -> bool:
     return bool(full and ours > theirs and str(arguments.get("x-overflow")).startswith("reject-publish"))
 
 
-def _has_got_messages(difference: Difference, seen: Seen) -> bool:
-    """A consumer here has no room, though all that it was delivered is settled: its channel got some beside."""
-    is_left = _is_place("queue", None, "ready")(difference, seen) and (difference.theirs or 0) < (difference.ours or 0)
-    verbs = {each.verb for each in seen.before}
-    return is_left and {"get", "qos", "consume"} <= verbs | {seen.step.verb}
-
-
 def _refuses_all(difference: Difference, seen: Seen) -> bool:
     return seen.errors() == ("MessageNacked", "MessageNacked") and difference.place[0] in ("queue", "delivered")
 
@@ -221,18 +214,6 @@ RULES: Mapping[str, Rule] = {
             step(3, "publish", exchange="", key="q0"),
             step(4, "publish", exchange="", key="q0"),
             step(5, "get", queue="q0"),
-        ],
-        ends=True,
-    ),
-    "get-fills-the-window": Rule(
-        _has_got_messages,
-        [
-            step(0, "declare_queue", queue="q0"),
-            step(1, "qos", count=1),
-            step(2, "publish", exchange="", key="q0"),
-            step(3, "get", queue="q0"),
-            step(4, "consume", queue="q0", tag="c0"),
-            step(5, "publish", exchange="", key="q0"),
         ],
         ends=True,
     ),

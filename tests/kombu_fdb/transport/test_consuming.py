@@ -66,6 +66,23 @@ class TestPrefetch:
             drain_all(connection)
             assert engine.inspect.counts("q").leased == 4
 
+    def test_what_was_got_does_not_count(self, connection: Connection, until: Any) -> None:
+        """As on RabbitMQ: the window is the consumers'."""
+        fill(connection, 7)
+        channel, held = connection.default_channel, list[Any]()
+        got = [channel.basic_get("q") for _ in range(3)]
+        with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=2):
+            until(lambda: drain_all(connection) is None and len(held) == 2)
+            assert channel.qos.can_consume_max_estimate() == 0
+            got[0].ack()
+            got[1].reject()
+            got[2].requeue()
+            drain_all(connection)
+            assert [message.payload for message in held] == [3, 4]
+            held[0].ack()
+            until(lambda: drain_all(connection) is None and len(held) == 3)
+            assert held[2].payload == 2
+
     def test_unlimited_has_one_ahead_at_first(self, connection: Connection, until: Any) -> None:
         fill(connection, 50)
         engine = connection.default_channel.engine
