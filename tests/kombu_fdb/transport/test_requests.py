@@ -115,7 +115,8 @@ def test_each_way_to_fail_has_an_option_of_its_own(channel, request_of, name, op
     setattr(request.task, option, False)
     getattr(request, name)(None)
     counts = channel.engine.inspect.counts
-    assert (counts("q").ready + counts("q").leased, counts("q.dead").ready) == (left, 1 - left)
+    there, dead = counts("q"), counts("q.dead")
+    assert (there.ready + there.leased, dead.ready) == (left, 1 - left)
 
 
 @pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
