@@ -50,7 +50,7 @@ key                                                   value                     
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
 ``("deleting", queue)``                               version: what came by it is to go        delete; cleared when it is done
-``("consumer", queue, session, tag)``                 ""                                       consume on queues that can vanish
+``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
 ``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/tokens.py``)       every writing transaction

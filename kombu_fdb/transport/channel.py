@@ -10,10 +10,11 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from amqp import spec
-from amqp.exceptions import ChannelError, NotAllowed
+from amqp.exceptions import ChannelError, ConsumerCancelled, NotAllowed
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
@@ -194,7 +195,10 @@ class Channel(DeclaringChannel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
-        """Raises 404 for a queue that is not there, 406 for what is not supported, 530 for a tag that is in use."""
+        """Raises 404 for a queue that is not there, 406 for what is not supported, 530 for a tag that is in use.
+
+        When the queue is deleted, a drain calls ``on_cancel`` with the tag, or raises ``ConsumerCancelled``.
+        """
         for what, given in {"exclusive": kwargs.get("exclusive"), **(kwargs.get("arguments") or {})}.items():
             if what in ONE_OF_SEVERAL:
                 refuse(given, f"{what} consumers", "basic_consume", ONE_OF_SEVERAL[what])
@@ -212,8 +216,18 @@ class Channel(DeclaringChannel):
             self._require(queue, "basic_consume")
         transient = declaration is not None and declaration.can_vanish
         single = declaration is not None and declaration.single_active
+        on_cancel = partial(self._end_consumer, on_cancel=kwargs.get("on_cancel"))
         subscription = Subscription(
-            consumer_tag, queue, self.credit, self._settling, self.open, bool(no_ack), callback, transient, single
+            consumer_tag,
+            queue,
+            self.credit,
+            self._settling,
+            self.open,
+            bool(no_ack),
+            callback,
+            on_cancel,
+            transient,
+            single,
         )
         self.transport.receiver.subscribe(subscription)
         self._subscriptions[consumer_tag] = subscription
@@ -224,12 +238,28 @@ class Channel(DeclaringChannel):
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """What was claimed for it and not handed out goes back to its place at once."""
-        self._consumers.discard(consumer_tag)
-        self.no_ack_consumers.discard(consumer_tag)
-        subscription = self._subscriptions.pop(consumer_tag, None)
+        subscription = self._forget_consumer(consumer_tag)
         receiver = self.transport.receiver_if_any
         if subscription is not None and receiver is not None:
             receiver.cancel(subscription)
+
+    def _forget_consumer(self, consumer_tag: str) -> Subscription | None:
+        self._consumers.discard(consumer_tag)
+        self.no_ack_consumers.discard(consumer_tag)
+        return self._subscriptions.pop(consumer_tag, None)
+
+    def _end_consumer(self, subscription: Subscription, on_cancel: Callable[[str], Any] | None) -> None:
+        """Its queue was deleted. Raises ``ConsumerCancelled`` if it has no ``on_cancel``, as RabbitMQ's client does."""
+        tag = subscription.consumer_tag
+        if self._subscriptions.get(tag) is not subscription:  # cancelled meanwhile
+            return
+        self._forget_consumer(tag)
+        if on_cancel is None:
+            fix = "Connect again, declare it, and consume anew: Celery's workers and kombu's ConsumerMixin do"
+            raise ConsumerCancelled(
+                f"the queue {subscription.queue!r} of consumer {tag!r} was deleted. {fix}", spec.Basic.Cancel
+            )
+        on_cancel(tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404.

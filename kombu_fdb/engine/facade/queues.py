@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,6 +149,10 @@ class Queues:
         ``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost``.
         """
         self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag, declared=declared))
+
+    def forgotten(self, session_id: SessionId, consumers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those of the session's consumers, by queue and tag, whose queues were deleted. Raises ``SessionLost``."""
+        return self._run.read(lambda work: control.forgotten(work, session_id, consumers))
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""

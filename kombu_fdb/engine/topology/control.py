@@ -8,9 +8,9 @@ same transaction writes ``("deleting", queue)``, and they follow in parts. So wh
 left; and before the name is declared again, all of it goes. A queue that vanishes with its last consumer is deleted in
 the transaction in which that one leaves.
 
-A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)``
-exists for it; these records go with their session. Its idle time is measured like a session's silence: an observer sees
-``("expiring", queue)`` unchanged for long enough by its own clock.
+A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
+go with their session; or with their queue, by which its consumers learn that it was deleted. Its idle time is measured
+like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 """
 
 from __future__ import annotations
@@ -278,6 +278,14 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
     if declared and work.tr.get(work.keys.queue(queue)) is None:
         raise QueueNotFound(queue=queue, fix="Declare it again.")
     work.tr.set(work.keys.consumer(queue, session_id, tag), b"")
+
+
+def forgotten(work: Work, session_id: SessionId, consumers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of a session's ``consumers``, by queue and tag, whose queues were deleted. Raises ``SessionLost``."""
+    rows, _ = session.require(
+        work, session_id, and_read=[work.keys.consumer(q, session_id, tag) for q, tag in consumers]
+    )
+    return [each for each, row in zip(consumers, rows, strict=True) if row is None]
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:

@@ -11,7 +11,17 @@ from kombu_fdb.transport.worker.poison import fault_in, survive
 
 
 def deliver_next(reception: Reception) -> bool:
-    """False if there is nothing to deliver. Raises the reception's error, and what the callback raises."""
+    """False if there is nothing to deliver. Raises the reception's error, and what the callback raises.
+
+    That a consumer has ended with its queue is something, too.
+    """
+    if reception.ended:
+        ended = reception.ended[0]
+        try:
+            ended.on_cancel(ended)
+        finally:
+            reception.ended.popleft()
+        return True
     hand: list[Arrival] = []
     try:
         while reception.next(hand) is not None:

@@ -23,6 +23,7 @@ What happens at each failure:
 
 * the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
   vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
+* a consumed queue was deleted: its consumers end at the next safety look, and a drain tells them (``delivering.py``).
 * the store fails: the reception has *failed*, and the error is raised by the consumer's next drain, as the connection
   error it is. ``recover``, when the connection is established again, goes on with the same consumers.
 * a turn is interrupted anywhere: acks that it had taken along are pending again, what its claim leased without anybody
@@ -104,6 +105,8 @@ class Reception:
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._membership: Membership | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
+        #: Consumers that ended with their queues, and have not been told.
+        self.ended: deque[Subscription] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
         self._fruitless = 0
@@ -262,6 +265,7 @@ class Reception:
             if now >= self._next_look:
                 self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
                 self._lookout.disarm()
+                self._end_forgotten(membership)
             self._lookout.report(membership, self.dispatch.queues)
             return self._serve_consumers(membership, now)
         except errors.SessionLost:
@@ -433,6 +437,28 @@ class Reception:
         except errors.QueueNotFound as error:  # its last other consumer has left meanwhile
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
         subscription.session_id = membership.session_id
+
+    def _end_forgotten(self, membership: Membership) -> None:
+        """Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them."""
+        own = {
+            (each.queue, each.tag): each
+            for each in self.dispatch.subscriptions
+            if each.session_id
+            == membership.session_id  # one that comes just now may have been entered in another's name
+        }
+        if not own:
+            return
+        try:
+            forgotten = self._client.engine.queues.forgotten(membership.session_id, [*own])
+        except errors.SessionLost:
+            membership.lose()
+            raise
+        for each in forgotten:
+            self.ended.append(own[each])  # before: interrupted in between, it is told twice, and hears it once
+            self.cancel(own[each], leave=True)
+        if forgotten:
+            self.carry_out_cancels()
+            self.arrived.ring()
 
     def carry_out_cancels(self) -> None:
         """May be repeated, and by several threads. One that is interrupted is carried out again."""

@@ -34,6 +34,8 @@ class Subscription:
     open: Callable[[Delivery, int, str], Any]
     no_ack: bool
     callback: Callable[[Any], Any]
+    #: Called by a drain when the queue was deleted.
+    on_cancel: Callable[[Subscription], Any]
     #: The queue vanishes with its consumers.
     transient: bool
     #: The queue serves one consumer at a time.

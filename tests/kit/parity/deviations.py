@@ -317,14 +317,6 @@ RULES: Mapping[str, Rule] = {
         ],
         ends=True,
     ),
-    "consumers-outlive-queues": Rule(
-        lambda difference, seen: difference.place == ("cancelled",) and difference.ours is None,
-        [
-            step(0, "declare_queue", queue="q0"),
-            step(1, "consume", queue="q0", tag="c0"),
-            step(2, "delete_queue", queue="q0"),
-        ],
-    ),
     "full-queue-refuses-all": Rule(
         _refuses_all,
         [

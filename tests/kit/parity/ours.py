@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from kit.parity.broker import Broker
+from kit.parity.broker import Broker, Opened
 from kit.parity.program import CHANNELS, QUEUES, Step
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -13,6 +13,8 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 __all__ = ["Ours"]
 
 DRAIN_S = 0.005
+#: How often it is looked whether a consumer's queue was deleted.
+LOOK_S = 0.05
 #: How long a consumer without acks may have a message that is counted nowhere any more.
 LAST_S = 0.03
 
@@ -21,7 +23,7 @@ class Ours(Broker):
     """Over one store, in a namespace of its own. Its duties are done whenever a program waits for what they do."""
 
     def __init__(self, url: str, *, name: str, patience_s: float) -> None:
-        super().__init__(url, {"namespace": os.urandom(6).hex()}, patience_s=patience_s)
+        super().__init__(url, {"namespace": os.urandom(6).hex(), "poll_interval": LOOK_S}, patience_s=patience_s)
         self.name = name
 
     def has_closed(self, channel: str, error: Exception) -> bool:
@@ -42,14 +44,15 @@ class Ours(Broker):
         self.standing = self.look()
 
     def _is_calm(self) -> bool:
-        for connection in {CHANNELS[name] for name, opened in self.opened.items() if opened.consumers}:
+        for connection in {CHANNELS[name] for name, opened in self.opened.items() if _tags_of(opened)}:
             self._drain(connection, DRAIN_S)
+        is_ending = any(_tags_of(opened) != opened.consumers.keys() for opened in self.opened.values())
         counts = {queue: self.engine.inspect.counts(queue) for queue in QUEUES}
         is_moving = any(
             self.is_moving(queue, found.ready) or found.leased > self.held_of(queue) for queue, found in counts.items()
         )
         # At last: what expires on its own may make a queue too long.
-        return not self._do_duties() and not is_moving
+        return not self._do_duties() and not is_moving and not is_ending
 
     def _do_duties(self) -> int:
         """What a consumer process does within ten seconds. Returns for how many queues and messages."""
@@ -75,14 +78,6 @@ class Ours(Broker):
             self.engine.upkeep.drop_expired_part(queue)
         return done
 
-    def delete_queue(self, step: Step, queue: str, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Its consumers stay. As RabbitMQ ends them, the program does."""
-        consumers = self.consumers_of(queue)
-        deleted = super().delete_queue(step, queue, if_unused, if_empty)
-        for name, tag, _ in consumers:
-            self.opened[name].channel.basic_cancel(tag)
-        return deleted
-
     def is_empty(self, queue: str) -> bool:
         self._do_duties()
         return super().is_empty(queue)
@@ -95,3 +90,9 @@ class Ours(Broker):
             if name == queue:
                 self.engine.queues.expire(name, last_use)
         return self.engine.inspect.queue(queue) is None
+
+
+def _tags_of(opened: Opened) -> set[str]:
+    """Of the consumers that the channel has; those of a deleted queue stay until a drain tells of it."""
+    tags: set[str] = opened.channel._consumers
+    return tags

@@ -156,11 +156,26 @@ class SimulatedTransport:
     def consume(self, queue: str, tag: str, *, no_ack: bool = False, transient: bool = False) -> None:
         single = self.single_active(queue)
         subscription = Subscription(
-            tag, queue, self.credit, self.settling, self._open, no_ack, self._on_message, transient, single
+            tag,
+            queue,
+            self.credit,
+            self.settling,
+            self._open,
+            no_ack,
+            self._on_message,
+            self._consume_anew,
+            transient,
+            single,
         )
         self.reception.subscribe(subscription)
         self.subscriptions.append(subscription)
         self.bell.ring()
+
+    def _consume_anew(self, ended: Subscription) -> None:
+        """Its queue was deleted."""
+        if ended in self.subscriptions:
+            self.subscriptions.remove(ended)
+            self.consume(ended.queue, ended.consumer_tag, no_ack=ended.no_ack, transient=ended.transient)
 
     def cancel(self, subscription: Subscription) -> None:
         self.subscriptions.remove(subscription)

@@ -29,7 +29,14 @@ class Channel:
 def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription:
     settings = {"no_ack": False, "transient": False, **options}
     return Subscription(
-        f"{queue}-{id(settings)}", queue, channel.credit, settler=None, open=None, callback=print, **settings
+        f"{queue}-{id(settings)}",
+        queue,
+        channel.credit,
+        settler=None,
+        open=None,
+        callback=print,
+        on_cancel=print,
+        **settings,
     )
 
 

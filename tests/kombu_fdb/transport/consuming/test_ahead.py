@@ -24,7 +24,7 @@ class Worked:
         self.dispatch = Dispatch(64, 0.01, 5.0, lambda: self.now)
         self.credit: Credit[Subscription] = Credit()
         self.numbers = iter(range(10_000))
-        self.dispatch.add(Subscription("tag", "q", self.credit, None, None, no_ack, print, transient=False))
+        self.dispatch.add(Subscription("tag", "q", self.credit, None, None, no_ack, print, print, transient=False))
 
     def claim(self) -> int:
         limit = self.dispatch.plan({"q"}, self.now).limit

@@ -1,0 +1,123 @@
+"""Consumers end with their queue, as in RabbitMQ, in whatever process it was deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from amqp.exceptions import ConsumerCancelled
+from kombu import Connection, Exchange, Queue
+from kombu.mixins import ConsumerMixin
+
+#: Makes a client, and so a session, of its own in this process.
+ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
+
+
+@pytest.fixture
+def channel(connection: Connection) -> Any:
+    Queue("q")(connection.default_channel).declare()
+    return connection.default_channel
+
+
+def delete(connect: Any, queue: str = "q") -> None:
+    connect(**ANOTHER_PROCESS).default_channel.queue_delete(queue)
+
+
+def test_who_wants_to_know_is_told_once(connection: Connection, channel: Any, connect: Any) -> None:
+    cancelled: list[str] = []
+    Queue("other")(channel).declare()
+    Queue("q", channel=channel).consume("one", print, on_cancel=cancelled.append)
+    Queue("q", channel=channel).consume("two", print, on_cancel=cancelled.append)
+    Queue("other", channel=channel).consume("three", print, on_cancel=cancelled.append)
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0)
+    delete(connect)
+    for _ in range(2):
+        connection.drain_events(timeout=60)
+    assert sorted(cancelled) == ["one", "two"]
+    assert channel.engine.inspect.consumer_count("other") == 1
+    Queue("q")(channel).declare()
+    Queue("q", channel=channel).consume("one", cancelled.append)  # its tag is free
+    connection.Producer(auto_declare=False).publish("x", routing_key="q")
+    connection.drain_events(timeout=60)
+    assert cancelled[2].payload == "x"
+
+
+def test_others_get_the_error_that_rabbitmq_s_client_raises(connection: Connection, channel: Any, connect: Any) -> None:
+    Queue("q", channel=channel).consume("one", print)
+    delete(connect)
+    with pytest.raises(ConsumerCancelled, match="the queue 'q' of consumer 'one' was deleted") as caught:
+        connection.drain_events(timeout=60)
+    assert isinstance(caught.value, connection.recoverable_connection_errors)
+
+
+def test_what_it_has_not_settled_stays_with_it(connection: Connection, channel: Any, connect: Any) -> None:
+    held: list[Any] = []
+    Queue("q", channel=channel).consume("one", held.append, on_cancel=held.append)
+    connection.Producer(auto_declare=False).publish("x", routing_key="q")
+    connection.drain_events(timeout=60)
+    delete(connect)
+    connection.drain_events(timeout=60)
+    assert held[1] == "one"
+    held[0].ack()
+    channel.close()
+    assert channel.engine.inspect.counts("q").ready == 0
+
+
+def test_a_program_that_connects_again_gets_what_its_bindings_bring(connection: Connection, connect: Any) -> None:
+    """They had gone with the queue."""
+    queue = Queue("q", Exchange("shop", "topic"), "parcel.#")
+    bodies: list[Any] = []
+
+    class Listener(ConsumerMixin):
+        def __init__(self) -> None:
+            self.connection = connection
+
+        def get_consumers(self, consumer: Any, _channel: Any) -> list[Any]:
+            return [consumer([queue], on_message=self.on_message)]
+
+        def on_consume_ready(self, *_: Any, **__: Any) -> None:
+            if not bodies:
+                bodies.append("ready")
+                delete(connect)
+            else:
+                connect(**ANOTHER_PROCESS).Producer(auto_declare=False).publish("x", "parcel.sent", exchange="shop")
+
+        def on_message(self, message: Any) -> None:
+            bodies.append(message.payload)
+            message.ack()
+            self.should_stop = True
+
+    Listener().run()
+    assert bodies == ["ready", "x"]
+
+
+def test_one_that_was_cancelled_meanwhile_is_not_told(
+    connection: Connection, channel: Any, connect: Any, until: Any
+) -> None:
+    cancelled: list[str] = []
+    Queue("q", channel=channel).consume("one", print, on_cancel=cancelled.append)
+    reception = connection.transport.receiver.reception
+    reception.attend_loop(registered=True)
+    delete(connect)
+    until(lambda: reception.ended)
+    channel.basic_cancel("one")
+    connection.drain_events(timeout=60)
+    assert cancelled == []
+    assert not reception.ended
+
+
+def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channel: Any, until: Any) -> None:
+    """Its rows are gone too; but the process consumes on in another one's name."""
+    cancelled, held = list[str](), list[Any]()
+    Queue("q", channel=channel).consume("one", held.append, on_cancel=cancelled.append)
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0)
+    reception = connection.transport.receiver.reception
+    lost = reception.session_id
+    channel.engine.sessions.close(lost)
+    reception._next_look = 0.0
+    connection.Producer(auto_declare=False).publish("x", routing_key="q")
+    connection.drain_events(timeout=60)
+    assert (held[0].payload, cancelled) == ("x", [])
+    assert reception.session_id != lost
