@@ -9,7 +9,7 @@ never come. After an error each broker's channel is closed and opened anew, as R
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ Observation = dict[tuple[str, ...], Any]
 PROPERTIES = ("priority", "expiration", "content_type", "content_encoding", "delivery_mode")
 #: The queue that lives for a single step.
 SHORT_LIVED = "short-lived"
+#: What makes a body large: of it a program observes how much there is.
+FILLING = "."
 PAUSE_S = 0.002
 #: What tells a publisher that a queue is full; it closes nothing, anywhere.
 REFUSAL = "MessageNacked"
@@ -83,7 +85,7 @@ class Broker:
         #: What may be there: a channel is lost for each look at what is not.
         self.queues: set[str] = set()
         self.exchanges: set[str] = set()
-        self._arrived: list[tuple[str, dict[str, Any]]] = []
+        self._arrived: list[tuple[str, str, dict[str, Any]]] = []
         self._returned: list[dict[str, Any]] = []
         self._cancelled: list[str] = []
 
@@ -157,6 +159,8 @@ class Broker:
             return
         if isinstance(error, connection.connection_errors):
             self._close_connection(CHANNELS[name])
+            # RabbitMQ ends its channels one by one, and the next may get what the first one had: it is too late.
+            self._arrived = [each for each in self._arrived if CHANNELS[each[0]] != CHANNELS[name]]
         else:
             self._close_channel(name)
 
@@ -170,7 +174,7 @@ class Broker:
             if not seen["exchange", exchange]:
                 self.exchanges.discard(exchange)
         by_queue: dict[str, list[dict[str, Any]]] = {}
-        for queue, message in self._arrived:
+        for _, queue, message in self._arrived:
             by_queue.setdefault(queue, []).append(message)
         for queue, messages in by_queue.items():
             if len(self.consumers_of(queue)) > 1:  # which of them gets which, no broker says
@@ -256,10 +260,10 @@ class Broker:
         to_python = getattr(opened.channel, "message_to_python", None)
         message = to_python(raw) if to_python is not None and not hasattr(raw, "payload") else raw
         if not no_ack:
-            opened.held.append(Held(message, str(message.payload), queue, tag))
+            opened.held.append(Held(message, _label(message.payload), queue, tag))
         info, headers = message.delivery_info, dict(message.headers)
         found = {
-            "body": message.payload,
+            "body": _label(message.payload),
             "exchange": info["exchange"],
             "routing_key": info["routing_key"],
             "redelivered": bool(info["redelivered"]),
@@ -283,7 +287,7 @@ class Broker:
                 "code": error.reply_code,
                 "exchange": exchange,
                 "routing_key": routing_key,
-                "body": body,
+                "body": _label(body),
             }
         )
 
@@ -296,9 +300,13 @@ class Broker:
         type: str,  # noqa: A002 - AMQP's name
         passive: bool = False,
         auto_delete: bool = False,
+        alternate: str | None = None,
     ) -> None:
         channel = self.channel(step.channel).channel
-        declared = Exchange(exchange, type, channel=channel, durable=False, auto_delete=auto_delete)
+        arguments = None if alternate is None else {"alternate-exchange": alternate}
+        declared = Exchange(
+            exchange, type, channel=channel, durable=False, auto_delete=auto_delete, arguments=arguments
+        )
         declared.declare(passive=passive)
         self.exchanges.add(exchange)
 
@@ -369,19 +377,18 @@ class Broker:
         step: Step,
         exchange: str,
         key: str,
-        mandatory: bool = False,
-        priority: int | None = None,
+        size: int = 0,
         expiration_ms: int | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **properties: Any,
     ) -> None:
         self.channel(step.channel).producer.publish(
-            f"m{step.number}",
+            f"m{step.number}".ljust(size, FILLING),
             exchange=exchange,
             routing_key=key,
-            mandatory=mandatory,
-            priority=priority or 0,
             expiration=None if expiration_ms is None else expiration_ms / 1000,
             headers=dict(headers or {}),
+            **{"priority": 0, **properties},
         )
 
     def publish_expiring(self, step: Step, queue: str, behind: bool = False) -> bool:
@@ -413,7 +420,7 @@ class Broker:
                 raise Skipped
 
         def arrived(raw: Any) -> None:
-            self._arrived.append((queue, self._deliver(step.channel, raw, queue, tag, no_ack=no_ack)))
+            self._arrived.append((step.channel, queue, self._deliver(step.channel, raw, queue, tag, no_ack=no_ack)))
 
         if tag not in opened.consumers:
             opened.consumers[tag] = Consumer(queue, no_ack, step.number)
@@ -430,6 +437,11 @@ class Broker:
 
     def qos(self, step: Step, count: int, of_channel: bool = True) -> None:
         opened = self.channel(step.channel)
+        if of_channel and any(
+            self.arguments.get(consumer.queue, {}).get("x-queue-type") == "quorum"
+            for consumer in opened.consumers.values()
+        ):  # RabbitMQ does not limit them so, and does not say it
+            raise Skipped
         opened.channel.basic_qos(0, count, of_channel)
         opened.prefetch = count
 
@@ -475,6 +487,12 @@ class Broker:
     def close_connection(self, step: Step) -> None:
         self.channel(step.channel)
         self._close_connection(CHANNELS[step.channel])
+
+
+def _label(body: Any) -> str:
+    """Which message it is; of a large one also its size."""
+    text = str(body)
+    return f"{text.rstrip(FILLING)} of {len(text)}" if text.endswith(FILLING) else text
 
 
 def _spread(place: tuple[str, ...], message: dict[str, Any]) -> Observation:

@@ -46,7 +46,7 @@ def compare(
             for place in sorted({*rabbits, *own})
             if rabbits.get(place) != own.get(place)
         ]
-        explained, ends = explain(found, Seen(program[:at], step, rabbits, own), ids)
+        explained, ends = explain(found, Seen(program[:at], step, rabbits, own, ours[:at]), ids)
         shown |= {*explained.values()}
         unexplained = [each for number, each in enumerate(found) if number not in explained]
         if unexplained:

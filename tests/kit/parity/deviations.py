@@ -1,8 +1,9 @@
 """Deliberate differences from RabbitMQ: the table in the docs says which there are, a rule here says how each looks.
 
-A rule is good for one step at a time. One that *ends* a program explains all that differs in its step, and what
-follows is not compared: the queues of the two are not the same any more. Each has a *witness*, a program that shows it:
-a rule that explains nothing is out of date.
+A rule is good for one step at a time. After one that *ends* a program nothing is compared: the queues of the two are
+not the same any more. Of its own step a rule excuses what it *explains*, and what *follows* from that: a message that
+only one of the two has got differs in every field. Each rule has a *witness*, a program that shows it: a rule that
+explains nothing is out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.parity.broker import Observation
-from kit.parity.program import SHORT_MS, Step, step
+from kit.parity.program import CHANNELS, LARGE_BYTES, SHORT_MS, Step, step
 
 __all__ = ["RULES", "Difference", "Rule", "Seen", "documented", "explain"]
 
@@ -33,12 +34,13 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """A step, what came before it, and all that was observed of it on both sides."""
+    """A step, what came before it, and all that was observed of it on both sides. ``earlier``: before it, here."""
 
     before: Sequence[Step]
     step: Step
     theirs: Observation
     ours: Observation
+    earlier: Sequence[Observation] = ()
 
     def arguments(self, queue: str) -> Mapping[str, Any]:
         """With which it was declared last."""
@@ -48,18 +50,36 @@ class Seen:
                 return found
         return {}
 
+    def used(self, *, connection: bool = False) -> set[str]:
+        """The queues that the step's channel, or its connection, has had messages of."""
+        own = [
+            name
+            for name, its_connection in CHANNELS.items()
+            if name == self.step.channel or (connection and its_connection == CHANNELS[self.step.channel])
+        ]
+        return {each.given["queue"] for each in self.before if each.channel in own and each.verb in ("get", "consume")}
+
+    def has_had(self, label: str) -> int:
+        """How often ours has delivered a message until now."""
+        return _deliveries(label, [*self.earlier, self.ours])
+
     def errors(self) -> tuple[str | None, str | None]:
         """RabbitMQ's and ours."""
         return self.theirs.get(("error",)), self.ours.get(("error",))
 
 
+def _deliveries(label: str, observed: Sequence[Observation]) -> int:
+    return sum(place[-1] == "body" and value == label for each in observed for place, value in each.items())
+
+
 @dataclass(frozen=True)
 class Rule:
-    """``explains``: whether a difference is of this kind."""
+    """``explains``: whether a difference is of this kind. ``follows``: whether one comes with those."""
 
     explains: Callable[[Difference, Seen], bool]
     witness: Sequence[Step]
     ends: bool = False
+    follows: Callable[[Difference, Seen], bool] = lambda difference, seen: False
 
 
 def documented(text: str | None = None) -> list[str]:
@@ -72,14 +92,15 @@ def explain(differences: Sequence[Difference], seen: Seen, ids: Sequence[str]) -
     """For each difference by its number the id of the rule that explains it, and whether the program ends there."""
     found: dict[int, str] = {}
     for number, difference in enumerate(differences):
-        for each in ids:
-            if RULES[each].explains(difference, seen):
-                found[number] = each
-                break
-    ending = [each for each in found.values() if RULES[each].ends]
-    if ending:
-        found = {number: found.get(number, ending[0]) for number in range(len(differences))}
-    return found, bool(ending)
+        cause = next((each for each in ids if RULES[each].explains(difference, seen)), None)
+        if cause is not None:
+            found[number] = cause
+    causes = [each for each in ids if each in found.values()]
+    for number, difference in enumerate(differences):
+        cause = next((each for each in causes if RULES[each].follows(difference, seen)), None)
+        if number not in found and cause is not None:
+            found[number] = cause
+    return found, any(RULES[each].ends for each in found.values())
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -109,10 +130,158 @@ _EXPIRING = {"x-message-ttl": SHORT_MS, **_DYING}
 _FULL = {"x-max-length": 0, "x-overflow": "reject-publish"}
 
 
-def _made_by_a_publish(difference: Difference, seen: Seen) -> bool:
-    """Something is in a queue that RabbitMQ does not have, and it is not a dead letter."""
+def _counts_attempts(difference: Difference, seen: Seen) -> bool:
+    """No more than there were. RabbitMQ counts in quorum queues only, and from 0 on."""
     place, theirs, ours = difference
-    return place[0] == "queue" and place[-1] == "ready" and theirs is None and ours is not None
+    if place[-1] != "header x-delivery-count":
+        return False
+    queue = place[1] if place[0] == "delivered" else seen.step.given["queue"]
+    is_quorum = seen.arguments(queue).get("x-queue-type") == "quorum"
+    label = str(seen.ours.get((*place[:-1], "body")))
+    is_number = ours is not None and 1 <= ours < seen.has_had(label)
+    return (is_number or (is_quorum and ours is None)) and isinstance(theirs, int) == is_quorum
+
+
+#: By RabbitMQ.
+_IS_REFUSED = Difference(("error",), "PreconditionFailed", None)
+
+
+def _made_by_a_message(difference: Difference, seen: Seen) -> bool:
+    """Something is in a queue that RabbitMQ does not have, and that was not here before: so it is none that stayed."""
+    place, theirs, ours = difference
+    is_new = not seen.earlier or seen.earlier[-1].get(place) is None
+    is_declared = seen.step.verb == "declare_queue" and place[:2] == ("queue", seen.step.given["queue"])
+    is_made = place[0] == "queue" and place[-1] == "ready" and theirs is None and bool(ours)
+    return is_made and is_new and not is_declared
+
+
+def _is_made_by_a_message(difference: Difference, seen: Seen) -> bool:
+    """RabbitMQ returned that message, if its publisher wanted that; and here a queue has come by itself."""
+    place, theirs, ours = difference
+    if place[0] == "returned":
+        return bool(seen.step.given.get("mandatory")) and ours is None
+    ready = (*place[:2], "ready")
+    made = _made_by_a_message(Difference(ready, seen.theirs.get(ready), seen.ours.get(ready)), seen)
+    return place[-1] == "consumers" and theirs is None and ours == 0 and made
+
+
+def _was_held_of_a_deleted_queue(difference: Difference, seen: Seen) -> bool:
+    """It is back in the next queue of that name, or delivered from there, as its channel gives it back."""
+    place, theirs, ours = difference
+    if place[0] not in ("queue", "delivered"):
+        return False
+    taken = [at for at, each in enumerate(seen.before) if each.verb in ("get", "consume")]
+    took = next((at for at in taken if seen.before[at].given["queue"] == place[1]), None)
+    was_deleted = took is not None and any(
+        each.get(("queue", place[1], "ready")) is None for each in seen.earlier[took:]
+    )
+    gives_back = seen.step.verb in ("recover", "close_channel", "close_connection") or None not in seen.errors()
+    if not was_deleted or not (gives_back or seen.step.given.get("requeue")):
+        return False
+    if place[0] == "delivered":
+        return theirs is None
+    return place[-1] == "ready" and None not in (theirs, ours) and bool(theirs < ours)
+
+
+def _is_another_that_was_had(difference: Difference, seen: Seen) -> bool:
+    """From a quorum queue each has got a message that was there before, but not the same one."""
+    place, theirs, ours = difference
+    if place[-1] != "body" or None in (theirs, ours) or place[0] not in ("result", "delivered"):
+        return False
+    queue = place[1] if place[0] == "delivered" else seen.step.given["queue"]
+    is_quorum = seen.arguments(queue).get("x-queue-type") == "quorum"
+    return is_quorum and all(_deliveries(each, seen.earlier) for each in (theirs, ours))
+
+
+def _is_of_another_that_was_had(difference: Difference, seen: Seen) -> bool:
+    body = (*difference.place[:-1], "body")
+    return _is_another_that_was_had(Difference(body, seen.theirs.get(body), seen.ours.get(body)), seen)
+
+
+def _is_taken(difference: Difference, seen: Seen) -> bool:
+    """By a get, on RabbitMQ only."""
+    place, theirs, ours = difference
+    if place[0] == "result":
+        return ours is None
+    is_left = place == ("queue", seen.step.given["queue"], "ready") and None not in (theirs, ours)
+    return is_left and bool(ours - theirs == 1)
+
+
+def _as_its_channel_closed(difference: Difference, seen: Seen, *, connection: bool = False) -> bool:
+    """On RabbitMQ: consumers are gone, and what it had is ready again, or with others."""
+    place, theirs, ours = difference
+    if len(place) == 1:
+        return (place[0] in ("channel closed", "code") and ours is None) or (place[0] == "result" and theirs is None)
+    return place[0] in ("queue", "delivered") and place[1] in seen.used(connection=connection)
+
+
+def _as_a_quorum_queue_refused(difference: Difference, seen: Seen) -> bool:
+    """RabbitMQ has closed the connection, and here the step did what it does to any queue."""
+    place, theirs, ours = difference
+    if place == ("code",):
+        return theirs in (405, 540)
+    if place[:1] == ("result",):
+        return theirs is None
+    its_queue = seen.step.given["queue"]
+    is_deleted = (place[:2] == ("queue", its_queue) and ours is None) or (place == ("cancelled",) and theirs is None)
+    if seen.step.verb == "delete_queue" and is_deleted:
+        return True
+    if seen.step.verb in ("get", "consume") and place[:2] in (("queue", its_queue), ("delivered", its_queue)):
+        return True
+    return _as_its_channel_closed(difference, seen, connection=True)
+
+
+def _shares_a_window(difference: Difference, seen: Seen) -> bool:
+    """A channel has several consumers, one of them of this queue, and it was told to limit each by itself."""
+    for name in CHANNELS:
+        own = [each for each in seen.before if each.channel == name]
+        limits = [each for each in own if each.verb == "qos"]
+        queues = [each.given["queue"] for each in own if each.verb == "consume"]
+        is_limited = bool(limits) and not limits[-1].given.get("of_channel", True)
+        if is_limited and len(queues) > 1 and difference.place[1] in queues:
+            return True
+    return False
+
+
+def _is_left_by_a_shared_window(difference: Difference, seen: Seen) -> bool:
+    _, theirs, ours = difference
+    is_left = _is_place("queue", None, "ready")(difference, seen) and None not in (theirs, ours) and theirs < ours
+    return is_left and _shares_a_window(difference, seen)
+
+
+def _waits_for_a_shared_window(difference: Difference, seen: Seen) -> bool:
+    return difference.place[0] == "delivered" and difference.ours is None and _shares_a_window(difference, seen)
+
+
+def _is_open_to_others(difference: Difference, seen: Seen) -> bool:
+    """Another connection looks at it: RabbitMQ does not let it."""
+    is_declared = seen.step.verb == "declare_queue" and bool(seen.step.given.get("exclusive"))
+    places = [("queue", seen.step.given.get("queue"), field) for field in ("ready", "consumers")]
+    return is_declared and difference.place in places and difference.theirs is None and difference.ours == 0
+
+
+def _knows_no_headers_exchange(difference: Difference, seen: Seen) -> bool:
+    is_declared = seen.step.verb == "declare_exchange" and seen.step.given["type"] == "headers"
+    return is_declared and difference == (("error",), None, "PreconditionFailed")
+
+
+def _is_refused(difference: Difference, seen: Seen) -> bool:
+    """Here, where RabbitMQ has an exchange, or a message, more."""
+    place, theirs, ours = difference
+    if place in (("code",), ("channel closed",)):
+        return theirs is None
+    is_there = place[0] == "exchange" and place[1] == seen.step.given["exchange"] and theirs
+    return bool(is_there) or (place == ("queue", seen.step.given.get("key"), "ready") and bool(theirs - ours == 1))
+
+
+def _counts_headers(difference: Difference, seen: Seen) -> bool:
+    """A publish that only what is counted beside its body makes too large."""
+    arguments = seen.arguments(str(seen.step.given.get("key")))
+    return arguments.get("x-max-length-bytes", LARGE_BYTES) < LARGE_BYTES // 2 and difference == (
+        ("error",),
+        None,
+        "MessageNacked",
+    )
 
 
 def _counts_gets_as_consumers(difference: Difference, seen: Seen) -> bool:
@@ -133,6 +302,11 @@ def _drops_least_urgent(difference: Difference, seen: Seen) -> bool:
     return is_shed and difference.place[0] in ("result", "delivered") and difference.place[-1] == "body"
 
 
+def _drops_another(difference: Difference, seen: Seen) -> bool:
+    """Which differs by what was drawn from the same program."""
+    return difference.place[:-1] == ("result",) and difference.place[-1] == "priority"
+
+
 def _expires_behind_others(difference: Difference, seen: Seen) -> bool:
     return seen.step.given.get("behind", False) and _is_place("queue", None, "ready")(difference, seen)
 
@@ -142,12 +316,30 @@ def _enters_a_full_queue(difference: Difference, seen: Seen) -> bool:
     if not _is_place("queue", None, "ready")(difference, seen) or None in (theirs, ours):
         return False
     arguments = seen.arguments(place[1])
-    full = arguments.get("x-max-length") == theirs
+    full = arguments.get("x-max-length") == theirs or "x-max-length-bytes" in arguments
     return bool(full and ours > theirs and str(arguments.get("x-overflow")).startswith("reject-publish"))
 
 
+def _goes_on_from_a_full_queue(difference: Difference, seen: Seen) -> bool:
+    """On RabbitMQ, to the dead-letter exchange of the queue that refuses a dead letter."""
+    declared = [
+        seen.arguments(queue) for queue in {each.given["queue"] for each in seen.before if each.verb == "declare_queue"}
+    ]
+    goes_on = any(
+        each.get("x-overflow") == "reject-publish-dlx" and "x-dead-letter-exchange" in each for each in declared
+    )
+    return goes_on and _has_more_there(difference)
+
+
+def _has_more_there(difference: Difference) -> bool:
+    """RabbitMQ has a message that ours has not."""
+    place, theirs, ours = difference
+    is_ready = place[0] == "queue" and place[-1] == "ready" and None not in (theirs, ours) and theirs > ours
+    return is_ready or (place[0] == "delivered" and ours is None)
+
+
 def _refuses_all(difference: Difference, seen: Seen) -> bool:
-    return seen.errors() == ("MessageNacked", "MessageNacked") and difference.place[0] in ("queue", "delivered")
+    return seen.errors() == ("MessageNacked", "MessageNacked") and _has_more_there(difference)
 
 
 RULES: Mapping[str, Rule] = {
@@ -180,7 +372,7 @@ RULES: Mapping[str, Rule] = {
         ],
     ),
     "delivery-count": Rule(
-        lambda difference, seen: difference.place[-1] == "header x-delivery-count",
+        _counts_attempts,
         [
             step(0, "declare_queue", queue="q0"),
             step(1, "publish", exchange="", key="q0"),
@@ -199,6 +391,7 @@ RULES: Mapping[str, Rule] = {
             step(4, "reject", at=0, requeue=False),
         ],
         ends=True,
+        follows=_goes_on_from_a_full_queue,
     ),
     "single-active-get": Rule(
         lambda difference, seen: (
@@ -216,17 +409,19 @@ RULES: Mapping[str, Rule] = {
             step(5, "get", queue="q0"),
         ],
         ends=True,
+        follows=_is_taken,
     ),
     "redeclared-arguments": Rule(
-        lambda difference, seen: seen.step.verb == "declare_queue" and seen.errors() == ("PreconditionFailed", None),
+        lambda difference, seen: seen.step.verb == "declare_queue" and difference == _IS_REFUSED,
         [
             step(0, "declare_queue", queue="q0"),
             step(1, "declare_queue", queue="q0", arguments={"x-max-length": 1}),
         ],
         ends=True,
+        follows=_as_its_channel_closed,
     ),
     "unknown-delivery-tag": Rule(
-        lambda difference, seen: seen.step.verb == "ack_again" and seen.errors() == ("PreconditionFailed", None),
+        lambda difference, seen: seen.step.verb == "ack_again" and difference == _IS_REFUSED,
         [
             step(0, "declare_queue", queue="q0"),
             step(1, "publish", exchange="", key="q0"),
@@ -235,9 +430,10 @@ RULES: Mapping[str, Rule] = {
             step(4, "ack_again"),
         ],
         ends=True,
+        follows=_as_its_channel_closed,
     ),
     "exclusive-not-locked": Rule(
-        lambda difference, seen: bool(seen.step.given.get("exclusive")) and difference.theirs is None,
+        _is_open_to_others,
         [step(0, "declare_queue", queue="q0", exclusive=True)],  # another connection looks
         ends=True,
     ),
@@ -269,6 +465,21 @@ RULES: Mapping[str, Rule] = {
             step(2, "get", queue="q0"),
         ],
     ),
+    "quorum-return-order": Rule(
+        _is_another_that_was_had,
+        [
+            step(0, "declare_queue", queue="q0", arguments={"x-queue-type": "quorum"}),
+            step(1, "publish", exchange="", key="q0"),
+            step(2, "publish", exchange="", key="q0"),
+            step(3, "get", queue="q0"),
+            step(4, "get", queue="q0"),
+            step(5, "reject", at=1, requeue=True),
+            step(6, "reject", at=0, requeue=True),
+            step(7, "get", queue="q0"),
+        ],
+        ends=True,
+        follows=_is_of_another_that_was_had,
+    ),
     "quorum-queues": Rule(
         lambda difference, seen: (
             difference.place == ("error",)
@@ -280,12 +491,10 @@ RULES: Mapping[str, Rule] = {
             step(1, "delete_queue", queue="q0", if_unused=True),
         ],
         ends=True,
+        follows=_as_a_quorum_queue_refused,
     ),
     "prefetch-of-channel": Rule(
-        lambda difference, seen: (
-            _is_place("queue", None, "ready")(difference, seen)
-            and any(each.verb == "qos" and not each.given.get("of_channel", True) for each in seen.before)
-        ),
+        _is_left_by_a_shared_window,
         [
             step(0, "declare_queue", queue="q0"),
             step(1, "declare_queue", queue="q1"),
@@ -296,8 +505,26 @@ RULES: Mapping[str, Rule] = {
             step(6, "publish", exchange="", key="q1"),
         ],
         ends=True,
+        follows=_waits_for_a_shared_window,
     ),
-    "queue-without-declaration": Rule(_made_by_a_publish, [step(0, "publish", exchange="", key="q0")], ends=True),
+    "queue-without-declaration": Rule(
+        _made_by_a_message,
+        [step(0, "publish", exchange="", key="q0", mandatory=True)],
+        ends=True,
+        follows=_is_made_by_a_message,
+    ),
+    "held-outlives-queue": Rule(
+        _was_held_of_a_deleted_queue,
+        [
+            step(0, "declare_queue", queue="q0"),
+            step(1, "publish", exchange="", key="q0"),
+            step(2, "get", queue="q0"),
+            step(3, "delete_queue", queue="q0"),
+            step(4, "declare_queue", queue="q0"),
+            step(5, "reject", at=0, requeue=True),
+        ],
+        ends=True,
+    ),
     "drops-least-urgent": Rule(
         _drops_least_urgent,
         [
@@ -307,6 +534,7 @@ RULES: Mapping[str, Rule] = {
             step(3, "get", queue="q0"),
         ],
         ends=True,
+        follows=_drops_another,
     ),
     "expired-behind-others": Rule(
         _expires_behind_others,
@@ -316,6 +544,21 @@ RULES: Mapping[str, Rule] = {
             step(2, "publish_expiring", queue="q0", behind=True),
         ],
         ends=True,
+    ),
+    "headers-exchange": Rule(
+        _knows_no_headers_exchange,
+        [step(0, "declare_exchange", exchange="topic", type="headers")],
+        ends=True,
+        follows=_is_refused,
+    ),
+    "bytes-of-messages": Rule(
+        _counts_headers,
+        [
+            step(0, "declare_queue", queue="q0", arguments={"x-max-length-bytes": 2, "x-overflow": "reject-publish"}),
+            step(1, "publish", exchange="", key="q0"),
+        ],
+        ends=True,
+        follows=_is_refused,
     ),
     "full-queue-refuses-all": Rule(
         _refuses_all,

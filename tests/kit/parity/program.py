@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CHANNELS", "EXCHANGES", "QUEUES", "SHORT_MS", "Step", "make_program", "step"]
+__all__ = ["CHANNELS", "EXCHANGES", "LARGE_BYTES", "QUEUES", "SHORT_MS", "Step", "make_program", "step"]
 
 #: Channel -> its connection.
 CHANNELS = {"a1": "a", "a2": "a", "b1": "b"}
@@ -24,6 +24,8 @@ BINDINGS = (*KEYS, "#", "*", "red.*", "*.dark.#", "blue.#")
 SHORT_MS = 30
 #: How long those live that are not to expire in a program.
 LONG_MS = 3_600_000
+#: The size of a large body. Half of it is more than all else that a program puts in a queue.
+LARGE_BYTES = 1 << 16
 STEPS = 28
 
 
@@ -62,6 +64,8 @@ class _Maker:
         self.short = rng.choice(self.queues) if rng.random() < 0.3 else None
         self.arguments = {queue: self._arguments(queue) for queue in self.queues}
         self.auto_delete = {queue: rng.random() < 0.1 for queue in self.queues}
+        self.alternates = {each: rng.choice(["", *EXCHANGES]) for each in EXCHANGES if rng.random() < 0.3}
+        self.has_large = any("x-max-length-bytes" in each for each in self.arguments.values())
         self.verbs = dict(VERBS)
 
     def make(self) -> list[Step]:
@@ -85,6 +89,15 @@ class _Maker:
     def _queue(self) -> str:
         return self.rng.choice(self.queues if self.rng.random() < 0.97 else QUEUES)
 
+    def _queue_that_is_there(self) -> str:
+        """Or was: others go by themselves. A message to one that is not there makes it here, and ends a program."""
+        there = dict.fromkeys(self.queues, False)
+        for each in self.steps:
+            if each.verb in ("declare_queue", "delete_queue") and not each.given.get("passive"):
+                there[each.given["queue"]] = each.verb == "declare_queue"
+        found = [queue for queue, is_there in there.items() if is_there]
+        return self.rng.choice(found) if found and self.rng.random() < 0.99 else self._queue()
+
     def _arguments(self, queue: str) -> dict[str, Any]:
         rng = self.rng
         found: dict[str, Any] = {}
@@ -94,12 +107,8 @@ class _Maker:
             found["x-queue-type"] = "quorum"
             if rng.random() < 0.7:
                 found["x-delivery-limit"] = rng.choice([0, 1, 2])
-        if rng.random() < 0.3 and "x-queue-type" not in found:  # a quorum queue is full when it has noticed it
-            found["x-max-length"] = rng.choice([0, 1, 1, 2, 2, 3])
-            if self.has_priorities:  # which message gives way is another one here
-                found["x-overflow"] = rng.choice(["reject-publish", "reject-publish-dlx"])
-            elif rng.random() < 0.7:
-                found["x-overflow"] = rng.choice(["drop-head", "reject-publish", "reject-publish-dlx"])
+        if "x-queue-type" not in found:  # a quorum queue is full when it has noticed it
+            found |= self._limits()
         if queue == self.short:
             found["x-message-ttl"] = SHORT_MS
         elif rng.random() < 0.1:
@@ -109,6 +118,23 @@ class _Maker:
         if rng.random() < 0.12:
             found["x-single-active-consumer"] = True
         return found | self._dead_letters(queue)
+
+    def _limits(self) -> dict[str, Any]:
+        rng = self.rng
+        found: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            found["x-max-length"] = rng.choice([0, 1, 1, 2, 2, 3])
+        if rng.random() < 0.15:  # between two numbers of large bodies: what is counted beside them is not the same here
+            found["x-max-length-bytes"] = rng.choice([0, 1, 1, 2]) * LARGE_BYTES + LARGE_BYTES // 2
+        if found and self.has_priorities:  # which message gives way is another one here
+            found["x-overflow"] = rng.choice(["reject-publish", "reject-publish-dlx"])
+        elif found and rng.random() < 0.7:
+            found["x-overflow"] = rng.choice(["drop-head", "reject-publish", "reject-publish-dlx"])
+        if not found.get("x-max-length", 1) and found.get("x-overflow", "drop-head") == "drop-head":
+            found["x-max-length"] = (
+                1  # a consumer that waits gets what comes to a queue of none, or not: queue-arguments.md
+            )
+        return found
 
     def _dead_letters(self, queue: str) -> dict[str, Any]:
         """What expires at once comes to rest elsewhere: a circle of the rejected has no end."""
@@ -129,7 +155,10 @@ class _Maker:
         rng = self.rng
         exchange = exchange or rng.choice([*EXCHANGES])
         kind = EXCHANGES[exchange] if rng.random() < 0.97 else rng.choice([*EXCHANGES.values()])
-        self._add("declare_exchange", exchange=exchange, type=kind)
+        given = {"alternate": self.alternates[exchange]} if exchange in self.alternates else {}
+        if rng.random() < 0.02:
+            given = {"alternate": rng.choice([*EXCHANGES])}
+        self._add("declare_exchange", exchange=exchange, type=kind, **given)
 
     def _look_for_exchange(self) -> None:
         self._add("declare_exchange", exchange=self.rng.choice([*EXCHANGES]), type="direct", passive=True)
@@ -167,7 +196,8 @@ class _Maker:
     def _publish(self) -> None:
         rng = self.rng
         exchange = rng.choice(["", "", *EXCHANGES])
-        given: dict[str, Any] = {"exchange": exchange, "key": self._queue() if not exchange else rng.choice(KEYS)}
+        key = rng.choice(KEYS) if exchange else self._queue_that_is_there()
+        given: dict[str, Any] = {"exchange": exchange, "key": key}
         if rng.random() < 0.2:
             given["mandatory"] = True
         if self.has_priorities and rng.random() < 0.7:
@@ -176,6 +206,8 @@ class _Maker:
             given["expiration_ms"] = LONG_MS
         if rng.random() < 0.15:
             given["headers"] = rng.choice(HEADERS)
+        if self.has_large and rng.random() < 0.6:
+            given["size"] = rng.choice([1, 1, 1, 2]) * LARGE_BYTES
         self._add("publish", **given)
 
     def _publish_expiring(self) -> None:
