@@ -297,11 +297,15 @@ def _returned(keys: ResultKeys, group_id: str, key: bytes, record: records.Recor
 
 
 def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
-    """The body is published in this transaction. Raises ``ChordOver`` if it was before."""
-    chord = _read(tr, keys, group_id)
-    if chord is None:
+    """The body is published in this transaction. Raises ``ChordOver`` if it was before.
+
+    With the chord goes the structure of its header: without it, nothing would find that again.
+    """
+    value, structure = tr.get_many([keys.chord(group_id), keys.group(group_id)])
+    if value is None:
         raise ChordOver(group_id=group_id)
-    _delete(tr, keys, group_id, chord)
+    _delete(tr, keys, group_id, _decode(value))
+    expiry.delete(tr, keys, "group", group_id, structure)
 
 
 def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:

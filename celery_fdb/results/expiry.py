@@ -10,6 +10,7 @@ is deleted.
 
 from __future__ import annotations
 
+from celery_fdb.results import records
 from celery_fdb.results.layout import ResultKeys
 from kombu_fdb.store.protocol import Transaction
 
@@ -20,3 +21,12 @@ def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int,
         tr.clear(keys.expiry(before_ms, kind, id_))
     if after_ms and before_ms != after_ms:
         tr.set(keys.expiry(after_ms, kind, id_), b"")
+
+
+def delete(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes | None) -> None:
+    """The record, which was read as ``value``, with its entry."""
+    if value is None:
+        return
+    old = records.readable(value)
+    move(tr, keys, kind, id_, old.expires_ms if old else 0, 0)
+    records.clear(tr, keys.record(kind, id_))

@@ -134,8 +134,6 @@ class ChordSupport:
                 self._fail(group_id, callback, error)
             else:
                 publish_callback(self.app, callback.delay, results)
-        if header is not None:
-            header.delete(backend=self)
 
     def _join(self, group_id: str, header: Any) -> list[Any]:
         """The header's results in its order. Raises ``ChordError``, ``ChordOver``, ``StoreError``.

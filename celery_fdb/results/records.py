@@ -68,6 +68,14 @@ def decode(value: bytes) -> Record:
         raise FormatError("unreadable result", state=state[:80]) from error
 
 
+def readable(value: bytes) -> Record | None:
+    """None for bytes that can't be read: they are replaced or deleted all the same."""
+    try:
+        return decode(value)
+    except FormatError:
+        return None
+
+
 def read(tr: Transaction, key: bytes) -> Record | None:
     """The record with its whole payload."""
     value = tr.get(key)

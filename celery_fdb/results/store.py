@@ -16,7 +16,6 @@ from celery_fdb.results import chords, expiry, records, sweep
 from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
-from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch
@@ -46,14 +45,6 @@ class Sighting(NamedTuple):
 
     record: Record | None
     watch: Watch | None
-
-
-def _readable(value: bytes) -> Record | None:
-    """None for bytes that can't be read: they are replaced or deleted all the same."""
-    try:
-        return records.decode(value)
-    except FormatError:
-        return None
 
 
 class ResultStore:
@@ -88,7 +79,7 @@ class ResultStore:
         tr.fill(moving=kind == "task")  # whoever has a result has a message to acknowledge, which makes room
         key = self.keys.record(kind, id_)
         value = tr.get(key)
-        old = None if value is None else _readable(value)
+        old = None if value is None else records.readable(value)
         if old is not None and old.state == SUCCESS and kind == "task":
             return False
         if value is not None and (old is None or old.chunks):
@@ -124,13 +115,7 @@ class ResultStore:
         self._write(lambda tr: self._delete(tr, "task", task_id))
 
     def _delete(self, tr: Transaction, kind: str, id_: str) -> None:
-        key = self.keys.record(kind, id_)
-        value = tr.get(key)
-        if value is None:
-            return
-        old = _readable(value)
-        expiry.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, 0)
-        records.clear(tr, key)
+        expiry.delete(tr, self.keys, kind, id_, tr.get(self.keys.record(kind, id_)))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from celery_fdb.schedules.entry import Told, pack, unpack
 from kombu_fdb import Broker
@@ -22,7 +23,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack as pack_key
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.protocol import Database, KeyValue, Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 
@@ -54,18 +55,39 @@ class ScheduleStore:
 
     def told(self) -> list[Told]:
         """All there are, by name. What can't be read is left out."""
-        rows = self._retry.read(
-            lambda tr: tr.get_range(*range_of(self._prefix), limit=MOST_ENTRIES, snapshot=True),
-            timeout_s=self._timeout_s,
-        )
+        rows = self._page(*range_of(self._prefix))
         return [told for key, value in rows if (told := self._readable(key, value)) is not None]
 
     def forget_old(self, now_ms: int) -> Sequence[str]:
-        """Clear entries that nobody has told of for :data:`KEPT_S`. Returns their names."""
-        old = [each.name for each in self.told() if now_ms - each.told_ms > KEPT_S * 1000]
-        if old:
-            self.tell((), old)
-        return old
+        """Clear entries that no beat has told of for :data:`KEPT_S`, in parts. Returns their names.
+
+        Each part looks again as it clears: a beat may have told of an entry since it was read.
+        """
+        begin, end = range_of(self._prefix)
+        forgotten: list[str] = []
+        while rows := self._page(begin, end):
+            old = list(self._old(rows, now_ms))
+            if old:
+                forgotten += self._retry.repeat(partial(self._clear_old, old, now_ms), timeout_s=self._timeout_s)
+            begin = rows[-1][0] + b"\0"
+        return forgotten
+
+    def _clear_old(self, keys: Sequence[bytes], now_ms: int, tr: Transaction) -> list[str]:
+        values = zip(keys, tr.get_many(keys), strict=True)
+        old = self._old([(key, value) for key, value in values if value is not None], now_ms)
+        for key in old:
+            tr.clear(key)
+        return list(old.values())
+
+    def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
+        """The names of those that are, by key."""
+        told = ((key, self._readable(key, value)) for key, value in rows)
+        return {key: each.name for key, each in told if each is not None and now_ms - each.told_ms > KEPT_S * 1000}
+
+    def _page(self, begin: bytes, end: bytes) -> list[KeyValue]:
+        return self._retry.read(
+            lambda tr: tr.get_range(begin, end, limit=MOST_ENTRIES, snapshot=True), timeout_s=self._timeout_s
+        )
 
     def _key(self, name: str) -> bytes:
         return self._prefix + pack_key(name)

@@ -268,6 +268,17 @@ def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: M
     assert scan(store) == [], "a late part leaves nothing behind"
 
 
+def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, scan: Any) -> None:
+    """In its own transaction: the worker may die after it, and a group that never expires would stay."""
+    for expires_ms in (0, 10**15):
+        store.open_chord("c", b"body", expires_ms)
+        store.save_group("c", b"x" * 200_000, expires_ms)
+        store.enlarge_chord("c", size=1)
+        assert add(store, part("c", 0)) is Turn.PUBLISH
+        store.finish_chord("c")
+        assert scan(store) == []
+
+
 def test_an_expired_chord_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
     store.open_chord("c", b"body", clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
