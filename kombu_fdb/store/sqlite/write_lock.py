@@ -32,7 +32,7 @@ import os
 import threading
 from fcntl import flock
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
 from kombu_fdb.primitives.threads import instead_of_threads, start
@@ -67,6 +67,8 @@ class WriterLock:
         self._files = [gate, main]
         self._clock = clock
         self._turns = FairLock(clock)
+        #: The head of the queue, and its thread or greenlet: that one would wait for itself.
+        self._holder: tuple[Turn, int] | None = None
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
@@ -79,9 +81,20 @@ class WriterLock:
         self._closed = False
 
     def acquire(self, turn: Turn, deadline: float) -> None:
-        """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then."""
+        """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then.
+
+        Raises ``StoreError`` at once in the thread that has it already.
+        """
+        thread = threading.get_ident()
+        if self._holder is not None and self._holder[1] == thread and self._holder[0] is self._turns.head:
+            raise StoreError(
+                "this thread has a write transaction open already, and would wait for itself",
+                fix="End that transaction first, or write in another thread: a signal handler or a callback that runs "
+                "inside a transaction must not use the broker.",
+            )
         if not self._turns.acquire(turn, deadline - self._clock.monotonic()):
             raise self._too_late()
+        self._holder = turn, thread
         if self._closed:
             raise StoreUnavailable("the database was closed")
         if self._busy or not (self._taken or self._take_at_once()):

@@ -152,6 +152,33 @@ def test_threads_get_the_lock_in_the_order_they_came() -> None:
     assert lock.acquire(Turn(), 0)
 
 
+def test_a_thread_that_would_wait_for_itself_is_refused_at_once(database: SqliteDatabase) -> None:
+    """As a signal handler that publishes while it interrupts a transaction of its thread."""
+    outer = database.begin(timeout_s=TIMEOUT_S)
+    outer.get(b"a")
+    inner = database.begin(timeout_s=TIMEOUT_S)
+    with pytest.raises(StoreError, match="would wait for itself") as caught:
+        inner.get(b"a")
+    assert not caught.value.retryable
+    assert not isinstance(caught.value, StoreUnavailable)  # the store is well: no reconnect would help
+    outer.set(b"a", b"1")
+    outer.commit()
+    commit(database, lambda tr: tr.set(b"b", b"1"))
+    assert read(database, b"a") == b"1"
+
+
+def test_another_thread_waits_its_turn(database: SqliteDatabase) -> None:
+    outer = database.begin(timeout_s=TIMEOUT_S)
+    outer.get(b"a")
+    other = threading.Thread(target=commit, args=(database, lambda tr: tr.set(b"b", b"1")))
+    other.start()
+    turns = database.file.lock._turns
+    until(lambda: len(turns) == 2)
+    outer.commit()
+    other.join(TIMEOUT_S)
+    assert read(database, b"b") == b"1"
+
+
 HOLDER = """
     import sys
     from kombu_fdb.store.sqlite.database import SqliteDatabase
