@@ -334,9 +334,9 @@ class Channel(DeclaringChannel):
         """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
         try:
             message = self.Message(open_delivery(delivery, tag, consumer_tag), channel=self)
-        except Exception as error:  # noqa: BLE001 - whatever it raises, the next consumer would meet it too
+        except FormatError as error:  # only that: a timeout out of a signal handler says nothing of the message
             self.credit.held.drop(tag)
-            self._settling.refuse(delivery, str(error) if isinstance(error, FormatError) else repr(error))
+            self._settling.refuse(delivery, str(error))
             return None
         self.credit.held.remember(tag, message)
         if delivery.leased:

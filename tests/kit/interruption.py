@@ -29,13 +29,14 @@ def interrupt(
     *,
     per: Literal["line", "opcode"] = "line",
     strikes: Callable[[FrameType], bool] = lambda _frame: True,
+    error: type[BaseException] = Interrupted,
 ) -> str:
-    """Raise ``Interrupted`` at the so many-th line or bytecode (from 1) of these source files.
+    """Raise the error at the so many-th line or bytecode (from 1) of these source files.
 
     Moments that do not pass ``strikes`` don't count. Returns where it was; ``""`` if the call ended before. Raises what
     the call raises of its own, and ``AssertionError`` if it does not end.
     """
-    attempt = _Attempt(call, moment, files, per, strikes)
+    attempt = _Attempt(call, moment, files, per, strikes, error)
     thread = threading.Thread(target=attempt.run, name="interrupted", daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
@@ -65,12 +66,14 @@ class _Attempt:
         files: Collection[str],
         per: str,
         strikes: Callable[[FrameType], bool],
+        error: type[BaseException],
     ) -> None:
         self._call = call
         self._left = moment
         self._files = files
         self._per = per
         self._strikes = strikes
+        self._error = error
         self.where = ""
         self.failure: BaseException | None = None
 
@@ -81,7 +84,7 @@ class _Attempt:
                 self._call()
             finally:
                 sys.settrace(None)
-        except Interrupted:
+        except self._error:
             pass
         except BaseException as error:
             self.failure = error
@@ -97,5 +100,5 @@ class _Attempt:
             self._left -= 1
             if self._left == 0:
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} +{frame.f_lasti}"
-                raise Interrupted
+                raise self._error
         return self._trace

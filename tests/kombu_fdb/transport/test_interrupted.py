@@ -33,6 +33,7 @@ from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
+from kombu_fdb.transport.encoding import envelope
 from kombu_fdb.transport.holding import held as holding
 from kombu_fdb.transport.holding import settling
 
@@ -182,6 +183,39 @@ def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None)
 
         assert broker._client is connection.default_channel.client
         assert each_line(lambda: connection.default_channel.basic_get("q"), look) > 20
+
+
+@pytest.mark.parametrize("how", ["get", "consume"])
+@pytest.mark.parametrize("error", [TimeoutError, MemoryError])
+def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, error: type[Exception]) -> None:
+    """An alarm's exception may be no ``BaseException``; the message is as good as before."""
+    url, opening = f"fdb+memory://{random_id().hex()}", [channel.Channel.open, envelope.open_delivery]
+    codes = {each.__code__ for each in (*opening, envelope.open_payload)}
+    with MemoryStores(), Broker.open(url) as broker, Connection(url) as connection:
+        own, received = connection.default_channel, queue.SimpleQueue[Any]()
+        connection.Producer(auto_declare=False).publish("x", routing_key="q")
+        if how == "consume":
+            own.basic_consume("q", False, received.put, "tag")
+
+        def once() -> None:
+            if how == "consume":
+                connection.drain_events(timeout=10)
+            else:
+                received.put(own.basic_get("q"))
+
+        def look() -> None:
+            settle_down(broker)
+            assert broker.queue("q.dead").count() == 0
+
+        def strikes(frame: FrameType) -> bool:
+            return frame.f_code in codes and runs_handlers(frame)
+
+        files, line = {code.co_filename for code in codes}, 1
+        while interrupt(once, line, files, strikes=strikes, error=error):
+            line += 1
+            look()
+        assert line > 10
+        assert received.get_nowait().payload == "x"
 
 
 def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> None:
