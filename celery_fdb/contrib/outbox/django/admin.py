@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.django.models import OutboxRow
+from kombu_fdb.primitives.masking import masked_text
 
 
 def _moment(milliseconds: int) -> datetime:
@@ -20,7 +21,7 @@ def _moment(milliseconds: int) -> datetime:
 class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     """Those that failed for good come first."""
 
-    list_display = ("id", "task", "created", "due", "attempts", "error")
+    list_display = ("id", "task", "created", "due", "attempts", "masked_error")
     fields = list_display
     readonly_fields = list_display
     ordering = ("-attempts", "created_ms")
@@ -43,6 +44,11 @@ class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
         if row.due_ms is None:
             return _("failed for good")
         return _moment(row.due_ms) if row.due_ms else _("now")
+
+    @admin.display(description=_("error"))
+    def masked_error(self, row: OutboxRow) -> str | None:
+        """Earlier versions stored it as it was."""
+        return row.error and masked_text(row.error)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         del request
