@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kit.celery_parity.brokers import PEERS, broker, came_to, missing, play
 from kit.celery_parity.situations import SITUATIONS
+from kit.celery_parity.stage import Events
 from kit.celery_versions import since_celery
 
 MIGRATING = Path(__file__).parents[2] / "docs" / "migrating.md"
@@ -95,6 +96,16 @@ def test_what_differs_is_in_the_docs(differing: dict[str, set[str]]) -> None:
 @pytest.mark.parametrize("kind", [kind for kinds in DIFFERENCES.values() for kind in kinds])
 def test_no_difference_is_listed_that_is_none(differing: dict[str, set[str]], kind: str) -> None:
     assert any(fnmatchcase(situation, kind) for situations in differing.values() for situation in situations)
+
+
+def test_a_line_that_is_seen_in_part_is_read_with_its_rest(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    events = Events(path)
+    for part in ('["a-task", "r', 'uns"]\n["a', '-task", "runs"]\n'):
+        with path.open("a") as file:
+            file.write(part)
+        events.read()
+    assert events.of == {"a-task": {"runs": 2}}
 
 
 #: Of Celery, for an errback of a chain with a chord in it.

@@ -458,15 +458,20 @@ class Events:
 
     def __init__(self, path: Path) -> None:
         path.touch()
-        self._lines = path.open()
+        self._path = path
+        self._read_bytes = 0
         #: How often each has happened, by the task's id.
         self.of: dict[str, Counter[str]] = defaultdict(Counter)
         #: When the latest one was read.
         self.latest = time.monotonic()
 
     def read(self) -> None:
-        """A line is written at once, so none is read in part."""
-        for line in self._lines:
+        """A line that lies in two pages of the file can be seen in part: it is read when it is whole."""
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            *whole, _ = file.read().split(b"\n")
+        for line in whole:
+            self._read_bytes += len(line) + 1
             task_id, event = json.loads(line)
             self.of[task_id][event] += 1
             self.latest = time.monotonic()
