@@ -126,6 +126,13 @@ def until(condition):
     return value
 
 
+def start(relay, *arguments):
+    """Three relays that are at work, and end with 0 at a SIGTERM: one that is still starting dies of it."""
+    processes = [relay(*arguments) for _ in range(3)]
+    until(lambda: all("relay started" in each.log.read_text() for each in processes))
+    return processes
+
+
 def add(box, database, number=1, args=(1, 2)):
     cursor = database.cursor()
     ids = [box.add(cursor, box.app.signature("add", args)).id for _ in range(number)]
@@ -160,8 +167,8 @@ def test_it_publishes_what_comes_and_stops_when_told(box, database, relay, url):
 
 
 def test_several_relays_at_once_publish_each_row_once(box, database, relay, url):
+    processes = start(relay, "--limit", "7")
     ids = add(box, database, 300)
-    processes = [relay("--limit", "7") for _ in range(3)]
     until(lambda: left(database) == 0)
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -170,8 +177,8 @@ def test_several_relays_at_once_publish_each_row_once(box, database, relay, url)
 
 
 def test_one_of_several_relays_is_killed(box, database, relay, url):
+    victim, *others = start(relay, "--limit", "7")
     ids = add(box, database, 300)
-    victim, *others = [relay("--limit", "7") for _ in range(3)]
     until(lambda: left(database) < 300)
     victim.kill()
     until(lambda: left(database) == 0)
