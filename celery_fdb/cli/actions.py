@@ -75,7 +75,7 @@ def _search(run: Run, scope: Scope, wanted: Filter, limit: int, most: int) -> tu
     found: list[Listed] = []
     looked_at, following = 0, b""
     while True:
-        page = search_page(run.broker, scope, wanted, limit - len(found), following)
+        page = search_page(run.broker, scope, wanted, limit - len(found), following, most - looked_at)
         found += page.messages
         looked_at += page.looked_at
         if page.following is None or len(found) >= limit or looked_at >= most:

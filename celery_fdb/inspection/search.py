@@ -7,6 +7,7 @@ costs does not depend on the queue.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from celery_fdb.inspection.filters import Filter
@@ -35,19 +36,23 @@ class Found(NamedTuple):
     following: bytes | None
 
 
-def search(broker: Broker, scope: Scope, wanted: Filter, limit: int, after: bytes = b"") -> Found:
-    """Up to ``limit`` messages behind ``after``, which a page before has told as ``following``."""
+def search(
+    broker: Broker, scope: Scope, wanted: Filter, limit: int, after: bytes = b"", most: int = sys.maxsize
+) -> Found:
+    """Up to ``limit`` messages behind ``after``, which a page before has told as ``following``.
+
+    It looks at ``most`` messages or fewer.
+    """
     key = _subqueue(broker, scope, wanted.key)
     matching: list[Listed] = []
     looked_at, following = 0, after or None
     for number in range(1 + MOST_LOOKED_AT // PART):
-        page = broker.queue(scope.queue).page(
-            PART if number else limit, state=scope.state, after=following, key=key, reverse=scope.reverse
-        )
+        size = min(PART if number else limit, most - looked_at)
+        page = broker.queue(scope.queue).page(size, state=scope.state, after=following, key=key, reverse=scope.reverse)
         looked_at += len(page.messages)
         following = page.following
         matching += [each for each in page.messages if wanted.matches(each.message)]
-        if len(matching) > limit or following is None or len(matching) == limit:
+        if len(matching) >= limit or following is None or looked_at >= most:
             break
     if len(matching) > limit:
         return Found(matching[:limit], looked_at, matching[limit - 1].position)
