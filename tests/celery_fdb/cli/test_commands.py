@@ -73,6 +73,16 @@ def test_status_tells_of_messages_of_a_newer_version(run, broker):
     assert [each["newer"] for each in run("status", "--json").json["queues"]] == [2, 1]
 
 
+def test_a_queue_that_was_never_declared_is_gone_with_its_last_message(run, broker):
+    broker.declare("declared")
+    for name in ("declared", "undeclared"):
+        broker.queue(name).put("x")
+    assert [each["name"] for each in run("queues", "--json").json] == ["declared", "undeclared"]
+    for name in ("declared", "undeclared"):
+        broker.queue(name).take(0).ack()
+    assert [each["name"] for each in run("queues", "--json").json] == ["declared"]
+
+
 def test_queues_shows_how_they_were_declared(run, broker):
     broker.declare("jobs", arguments={"x-max-length": 7})
     broker.queue("jobs").pause()

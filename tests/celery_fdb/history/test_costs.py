@@ -126,6 +126,7 @@ def test_segments_without_what_is_wanted_are_asked_at_once(bench: Bench, run: Ma
 
 
 def test_a_page_that_finds_nothing_is_bounded(bench: Bench, run: Make) -> None:
+    assert GROUPS_PER_PAGE == 60, "as the docs say"
     for number in range(GROUPS_PER_PAGE + 30):
         bench.write(run(ago_s=1000 - number))
     cost = bench.paid(lambda: bench.store.page(Wanted(key="nobody"), limit=50))

@@ -17,6 +17,7 @@ import pytest
 from celery_fdb.inspection import overview
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.pages import actions, dead_letters, queues, sessions
+from celery_fdb.web.settings import Settings
 from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
 
@@ -197,6 +198,8 @@ def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.Monk
 
     end = threading.Event()
     monkeypatch.setattr(module, "look", lambda *_, **__: end.wait(60))
+    usual = Settings("")
+    assert (usual.timeout_s, usual.threads) == (10, 8), "as the docs say"
     person = visit(timeout_s=0.1, threads=2)
     try:
         for _ in range(2):

@@ -337,6 +337,11 @@ class QueueConformance(OnBench):
         assert bench.payloads() == [b"ttl"]
 
     def test_expired_messages_go_to_a_dead_letter_exchange_if_one_is_set(self, bench: Bench) -> None:
+        """Else they are deleted."""
+        bench.put(b"gone", ttl_ms=1)
+        bench.later(1)
+        assert bench.payloads() == []
+        assert bench.counts("q.dead") == (0, 0, 0)
         bench.engine.queues.declare(
             QueueDeclaration("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"})
         )
@@ -433,6 +438,7 @@ class QueueConformance(OnBench):
         assert [(death.queue, death.count) for death in delivery.deaths] == [("r", 2), ("q", 2)]
 
     def test_the_dead_queue_is_bounded_in_length_and_time(self, database: Database) -> None:
+        assert (Policy().dead_length, Policy().dead_ttl_ms) == (10_000, 14 * 86_400_000), "as the docs say"
         bench = Bench(database, Policy(dead_length=3, dead_ttl_ms=1000))
         bench.put(*[b"%d" % number for number in range(8)])
         bench.engine.messages.reject([delivery.lease for delivery in bench.take(5)])

@@ -30,8 +30,9 @@ from amqp.exceptions import ChannelError, NotFound, PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
-from kombu_fdb.errors import QueueError
+from kombu_fdb.errors import OptionError, QueueError
 from kombu_fdb.model import Publication
+from kombu_fdb.settings.options import Options
 
 
 class TestDeclare:
@@ -230,6 +231,9 @@ class TestPublish:
         assert connection.default_channel.basic_get("lost").payload == 1
 
     def test_too_large(self, connect: Any) -> None:
+        assert Options().max_message_size == 8 * 2**20
+        with pytest.raises(OptionError, match="max_message_size"):
+            Options(max_message_size=9_000_001)
         connection = connect(max_message_size=2000)
         with pytest.raises(PreconditionFailed, match="too large") as caught:
             connection.Producer().publish("x" * 3000, routing_key="q")
