@@ -158,6 +158,7 @@ def test_priority_is_kept_through_death_and_replay(bench, letters):
     for _ in range(2):  # and again
         taken = bench.take()
         assert [each.payload for each in taken] == [b"high", b"middle", b"low"]
+        assert [each.key for each in taken] == ["alice"] * 3
         bench.engine.messages.reject([each.lease for each in taken])
         assert letters.replay() == 3
 

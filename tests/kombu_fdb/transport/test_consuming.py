@@ -23,6 +23,7 @@ import pytest
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.transport import batched
+from kombu_fdb.transport.consuming.claiming import Claiming
 
 
 def fill(connection: Connection, number: int, queue: str = "q") -> None:
@@ -246,6 +247,22 @@ class TestConsumers:
         with connection.Consumer([Queue("flood"), Queue("trickle")], on_message=on_message):
             until(lambda: connection.drain_events(timeout=60) or received.count("trickle") == 2)
         assert len(received) < 50
+
+    def test_a_transaction_claims_a_window_at_most(self, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        connection, received = connect(claim_window=4), list[Any]()
+        fill(connection, 10)
+        claim, sizes = Claiming.claim, list[int]()
+
+        def claims(claiming: Claiming, membership: Any, plan: Any, hand: list[Any]) -> None:
+            before = len(hand)
+            claim(claiming, membership, plan, hand)
+            sizes.append(len(hand) - before)
+
+        monkeypatch.setattr(Claiming, "claim", claims)
+        with connection.Consumer([Queue("q")], on_message=received.append):
+            while len(received) < 10:
+                connection.drain_events(timeout=60)
+        assert max(sizes) == 4
 
     def test_consumer_tag_is_generated(self, channel: Any) -> None:
         channel.queue_declare("q")

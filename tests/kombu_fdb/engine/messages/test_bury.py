@@ -182,6 +182,7 @@ def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end
 
 
 def test_the_latest_deaths_keep_their_details_and_the_others_are_remembered(bench: Bench) -> None:
+    assert MOST_DETAILED == 4, "as the docs say"
     earlier = [Death(f"q{number}", "rejected", 1, 1, details={"error": "e"}) for number in range(MOST_DETAILED + 1)]
     bench.engine.publisher.bury_copy("q", Publication("", "q", b"x"), earlier, details={"error": "e"})
     (letter,) = bench.take(1, "q.dead")
