@@ -11,7 +11,24 @@ from typing import Protocol
 
 from kombu_fdb.primitives.masking import plain
 
-logger = logging.getLogger("celery_fdb.audit")
+NAME = "celery_fdb.audit"
+#: Of a line on stderr.
+LINE = "%(asctime)s %(name)s: %(message)s"
+
+
+def log() -> logging.Logger:
+    """The log, which is heard: on stderr, unless the program sends it elsewhere or has set a level of its own for it.
+
+    Python shows warnings only where no program has set logging up, and so do Django and most servers.
+    """
+    found = logging.getLogger(NAME)
+    if not found.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(LINE))
+        found.addHandler(handler)
+    if found.level == logging.NOTSET and not found.isEnabledFor(logging.INFO):
+        found.setLevel(logging.INFO)
+    return found
 
 
 class Entry(Protocol):
@@ -48,4 +65,4 @@ class _Lines:
         return self
 
     def complete(self, text: str) -> None:
-        logger.info("%s on %s: %s", plain(self.user), plain(self.queue), plain(text))
+        log().info("%s on %s: %s", plain(self.user), plain(self.queue), plain(text))

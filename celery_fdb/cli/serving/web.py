@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from contextlib import closing
@@ -111,7 +110,6 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
 
     from celery_fdb.cli.serving.connections import BACKLOG, Connection
 
-    _log_audit()
     config = uvicorn.Config(
         application,
         proxy_headers=bool(given["forwarded_allow_ips"]),
@@ -128,14 +126,3 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving http://{shown}:{port}/{' (read-only)' if not given['write'] else ''}", err=True)
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def _log_audit() -> None:
-    """What is done through the pages is told on stderr, unless the program sends it elsewhere."""
-    audit = logging.getLogger("celery_fdb.audit")
-    if not audit.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        audit.addHandler(handler)
-    if not audit.isEnabledFor(logging.INFO):
-        audit.setLevel(logging.INFO)

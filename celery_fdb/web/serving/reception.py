@@ -6,7 +6,6 @@ A person who is not known is led to the login page, or to ``login_url``; whateve
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -14,15 +13,13 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from celery_fdb.operations.audit import LogAudit
+from celery_fdb.operations.audit import LogAudit, log
 from celery_fdb.web import addresses
 from celery_fdb.web.access import forgery, login
 from celery_fdb.web.access.attempts import Attempts, address_of, browser_of
 from celery_fdb.web.access.user import User
 from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import Visit
-
-audit = logging.getLogger("celery_fdb.audit")
 
 #: Who typed the token, and everybody where nobody has to.
 BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
@@ -117,10 +114,10 @@ class Reception:
         if wait_s:
             return _too_many(visit, wait_s)
         if token is None or not login.is_token(token, visit.sent("token").strip()):
-            audit.warning("a wrong token from %s", ascii(host)[1:-1])
+            log().warning("a wrong token from %s", ascii(host)[1:-1])
             return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
         self._attempts.forget(who)
-        audit.info("logged in from %s", ascii(host)[1:-1])
+        log().info("logged in from %s", ascii(host)[1:-1])
         answer = visit.redirect(addresses.local_path(visit.root, visit.sent("next")))
         visit.keep(answer, login.COOKIE, login.ticket(token, now_ms), login.HOLDS_S)
         visit.keep(answer, login.KNOWN_COOKIE, login.ticket(token, now_ms, known=True), login.KNOWN_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,8 @@ from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.audit import LogAudit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -77,3 +81,27 @@ def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCapt
     perform(broker, ACTIONS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), LogAudit("ann\n"))
     assert all("\n" not in each and "\x1b" not in each and "\u202e" not in each for each in told(caplog))
     assert told(caplog)[0].startswith("ann\\n on q\\nroot on q: \\x1b[2J\\u202e: Pause")
+
+
+@pytest.mark.parametrize(
+    ("logging_of_the_program", "is_told"),
+    [
+        ("", True),
+        ("import django.conf, django; django.conf.settings.configure(); django.setup()", True),
+        ("import uvicorn; uvicorn.Config(print).configure_logging()", True),
+        ("import logging; logging.basicConfig()", True),
+        ("import logging; logging.getLogger('celery_fdb.audit').setLevel('WARNING')", False),
+    ],
+)
+def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
+    logging_of_the_program: str, is_told: bool
+) -> None:
+    for library in {"django", "uvicorn"} & set(logging_of_the_program.replace(";", " ").split()):
+        pytest.importorskip(library)
+    code = f"""
+{logging_of_the_program}
+from celery_fdb.operations.audit import LogAudit
+LogAudit("eve").begin("jobs", "Pause jobs?").complete("Paused jobs.")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.count("eve on jobs: Paused jobs.") == is_told

@@ -174,17 +174,6 @@ def test_it_serves_until_it_is_told_to_end_also_to_pages_that_are_live(url: str,
             process.wait(DEADLINE_S)
 
 
-def test_what_is_done_through_it_is_told_on_stderr() -> None:
-    code = """
-from celery_fdb.cli.serving.web import _log_audit
-from celery_fdb.operations.audit import LogAudit
-_log_audit()
-LogAudit("eve").begin("jobs", "Pause jobs?").complete("Paused jobs.")
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "celery_fdb.audit: eve on jobs: Paused jobs." in done.stderr
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("prefix", ["/fdb/", "fdb"])
 def test_behind_a_proxy_that_removes_the_prefix(url: str, broker: Broker, prefix: str) -> None:
