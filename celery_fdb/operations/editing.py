@@ -6,7 +6,9 @@ One transaction takes the old message out and stores the new one, which has the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from celery_fdb.operations.action import Done, Field, Outcome, Request, names
 from celery_fdb.operations.task_message import Arguments, arguments_of, read_json, with_arguments
@@ -19,6 +21,7 @@ FIELDS = (
     Field("args", "Arguments", "json", "A JSON list.", "[]", required=True),
     Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}", required=True),
 )
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def arguments(broker: Broker, request: Request) -> Mapping[str, str]:
@@ -27,9 +30,13 @@ def arguments(broker: Broker, request: Request) -> Mapping[str, str]:
     if listed is None:
         return {}
     args, kwargs = arguments_of(listed.message.payload)
-    return {
-        name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in (("args", args), ("kwargs", kwargs))
-    }
+    return {"args": _written(args), "kwargs": _written(kwargs)}
+
+
+def _written(value: Any) -> str:
+    """For a form; a lone surrogate, which no page can hold, is spelt out."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return json.dumps(value, indent=2) if _SURROGATE.search(text) else text
 
 
 def edit(broker: Broker, request: Request) -> Outcome:

@@ -42,9 +42,8 @@ def limits(broker: Broker, request: Request) -> Mapping[str, str]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """As it is: what a form shows is what it sets again."""
+    return "" if value is None else str(value).removesuffix(".0")
 
 
 def limit(broker: Broker, request: Request) -> Outcome:

@@ -38,7 +38,7 @@ MOST_DELETED = 100_000
 
 def move(broker: Broker, request: Request) -> Outcome:
     """Those that waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
-    source, target = broker.queue(request.queue), request.fields.get("target", "").strip()
+    source, target = broker.queue(request.queue), request.fields.get("target", "")
     views = look(broker, queues=[request.queue, target]).queues
     check_room(views[1], views[0])
     asked = request.asked

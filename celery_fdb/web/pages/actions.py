@@ -76,10 +76,15 @@ def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: st
         question=action.question(asked),
         form=form,
         kept={name: value for name, value in asked.fields.items() if name not in named},
-        queues=sorted(broker.queues())[:MOST_SHOWN] if any(each.kind == "queue" for each in form) else [],
+        queues=_choices(broker) if any(each.kind == "queue" for each in form) else [],
         back=visit.sent("back"),
         error=error,
     )
+
+
+def _choices(broker: Broker) -> list[str]:
+    """Queues whose names an input takes as they are: others would become those of other queues."""
+    return sorted(each for each in broker.queues() if each.isprintable())[:MOST_SHOWN]
 
 
 def _do(visit: Visit, broker: Broker, action: Action, asked: Request) -> Response:

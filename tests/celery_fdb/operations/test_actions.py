@@ -611,11 +611,21 @@ def test_move_a_queue_or_a_key(broker: Broker, do: Do) -> None:
         broker.queue("q").put_many([b"x", b"y"], key=key)
     broker.queue("other").put(b"z")
     assert do("move", key="a", fields={"target": "other"}).text == "Moved 2 messages of key 'a' of q to other."
-    assert do("move", fields={"target": " other "}).text == "Moved 2 messages of q to other."
+    assert do("move", fields={"target": "other"}).text == "Moved 2 messages of q to other."
     assert (broker.queue("q").count(), broker.queue("other").count()) == (0, 5)
 
 
-@pytest.mark.parametrize(("target", "error"), [("", QueueNotFound), ("nowhere", QueueNotFound), ("q", QueueError)])
+def test_a_queue_is_moved_to_exactly_the_queue_that_was_chosen(broker: Broker, do: Do) -> None:
+    broker.declare("other")
+    broker.declare("other ")
+    broker.queue("q").put(b"x")
+    do("move", fields={"target": "other "})
+    assert (broker.queue("other").count(), broker.queue("other ").count()) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "error"), [("", QueueNotFound), ("nowhere", QueueNotFound), (" q", QueueNotFound), ("q", QueueError)]
+)
 def test_a_move_to_nowhere_is_refused(broker: Broker, do: Do, target: str, error: type[Exception]) -> None:
     broker.queue("q").put(b"x")
     with pytest.raises(error):
@@ -724,6 +734,24 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
         queue.resume(key)
     do("unlimit", key=key)
     assert queue.limits(key).max_in_flight is None
+
+
+def test_a_form_of_limits_that_nobody_edits_changes_none(broker: Broker, do: Do) -> None:
+    queue = broker.queue("q")
+    queue.limit("acme", rate=1_234_567.5)
+    form = ACTIONS["limit"].form(broker, Request("q", key="acme"))
+    do("limit", key="acme", fields={each.name: each.value for each in form})
+    assert queue.limits("acme").rate == 1_234_567.5
+
+
+def test_arguments_that_nobody_edits_stay_as_they_are(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+    args = ["\ud800x", "a\r\n\0", "ü", 10**30]
+    app.send_task("shop.charge", args, queue="q")
+    bury(broker)
+    form = ACTIONS["edit"].form(broker, Request("q.dead", spots=spots(queue="q.dead")))
+    sent = {each.name: each.value.encode(errors="replace").decode() for each in form}  # as a page can hold it
+    do("edit", "q.dead", spots=spots(queue="q.dead"), fields=sent)
+    assert receive(app, "q").payload[0] == args
 
 
 @pytest.mark.parametrize(
