@@ -105,7 +105,13 @@ class FdbBackend(ChordSupport, BaseBackend):
 
     def _open(self, client: Client) -> ResultStore:
         timeout_s = self.options.operation_timeout
-        return ResultStore(client.database, self.location.namespace, clock=self._clock, timeout_s=timeout_s)
+        return ResultStore(
+            client.database,
+            self.location.namespace,
+            clock=self._clock,
+            timeout_s=timeout_s,
+            sessions=client.engine.inspect.sessions,
+        )
 
     def ensure(self, verb: Callable[[], T]) -> T:
         """Repeat a write as ``retry_policy`` says."""

@@ -12,17 +12,22 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import READY_STATES, SUCCESS
 
+from celery_fdb.brokers.clocks import common_ms
 from celery_fdb.results import chords, expiry, records, sweep
 from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
 from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 
 T = TypeVar("T")
+
+#: Seconds for which it is known what time it is by the others' clocks.
+ASK_S = 60.0
 
 
 class Outcome(NamedTuple):
@@ -54,8 +59,20 @@ class ResultStore:
     it passed in the commit: call again; ``LimitExceeded`` for what no transaction holds.
     """
 
-    def __init__(self, database: Database, namespace: str, *, clock: Clock, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        *,
+        clock: Clock,
+        timeout_s: float = 5.0,
+        sessions: Callable[[], Sequence[SessionFacts]] = list,
+    ) -> None:
+        """``sessions``: of those who consume from the same store; raises a ``StoreError``."""
         self.keys = ResultKeys(namespace)
+        self._sessions = sessions
+        #: What time it was by most workers, and by the own monotonic clock.
+        self._asked: tuple[int, float] | None = None
         self._clock = clock
         self._timeout_s = timeout_s
         self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random())
@@ -185,13 +202,25 @@ class ResultStore:
     def sweep(self, *, parts: int | None = None) -> int:
         """Delete what has expired, in at most so many transactions. Returns how many results, groups and chords."""
         total = done = 0
-        while parts is None or done < parts:
-            rows = self._read(lambda tr: tr.get_range(*self.keys.expired_until(self._now()), limit=1, snapshot=True))
-            if not rows:
-                break
-            total += self._write(lambda tr: sweep.sweep_part(tr, self.keys, self._now()))
+        now_ms = self._now()
+        if not self._has_expired(now_ms):  # nearly always
+            return 0
+        now_ms = min(now_ms, self._by_most())
+        while (parts is None or done < parts) and self._has_expired(now_ms):
+            total += self._write(lambda tr: sweep.sweep_part(tr, self.keys, now_ms))
             done += 1
         return total
+
+    def _by_most(self) -> int:
+        """By the clocks of most workers, which are asked now and then; with none, by the own one."""
+        now_s = self._clock.monotonic()
+        if self._asked is None or now_s - self._asked[1] >= ASK_S:
+            self._asked = common_ms(self._sessions(), self._now()), now_s
+        common, asked_s = self._asked
+        return common + int(1000 * (now_s - asked_s))
+
+    def _has_expired(self, now_ms: int) -> bool:
+        return bool(self._read(lambda tr: tr.get_range(*self.keys.expired_until(now_ms), limit=1, snapshot=True)))
 
     # -- how ---------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from celery_fdb.results.store import Outcome, ResultStore
 from celery_fdb.results.sweep import SWEEP_ROWS
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.tuples import pack
+from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
@@ -490,3 +491,20 @@ def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore,
     store._write(lambda tr: tr.set(store.keys.look(1, "c"), b""))
     assert store.abandoned_chords() == ["c"]
     assert store.abandoned_chords() == [], "whoever found it has its time"
+
+
+def test_one_worker_whose_clock_is_ahead_deletes_no_results(database: Database) -> None:
+    clock, names = ManualClock(), os.urandom(6).hex()
+    ahead = ManualClock(wall_ms=clock.wall_ms() + 86_400_000)
+
+    def sessions() -> list[SessionFacts]:
+        """With the last heartbeats of three workers."""
+        beats: Any = {"description": {}, "beat": b"", "ttl_s": 30.0, "open": True, "consumed": []}
+        return [SessionFacts(SessionId(each), **beats, beat_ms=clock.wall_ms()) for each in (b"a", b"b", b"c")]
+
+    ResultStore(database, names, clock=clock).store("t", done(expires_ms=clock.wall_ms() + 50_000))
+    sweeping = ResultStore(database, names, clock=ahead, sessions=sessions)
+    for seconds, expired in ((0, 0), (49, 0), (2, 1)):
+        clock.advance(seconds)
+        ahead.advance(seconds)
+        assert sweeping.sweep() == expired
