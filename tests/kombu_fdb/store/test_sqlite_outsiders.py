@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb import Broker
 from kombu_fdb.model import KeyLimits, Publication, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.sqlite import files
@@ -186,3 +187,14 @@ def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sq
             bench.engine = bench.another()
             bench.check()
             assert 50 <= bench.counts()[0] <= 52
+
+
+def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ddtrace and opentelemetry-instrumentation-sqlite3 do: each statement would be a span."""
+    for module in (sqlite3, sqlite3.dbapi2):
+        monkeypatch.setattr(module, "connect", None)
+    with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
+        broker.queue("q").put(b"x")
+        job = broker.queue("q").take(0)
+        assert job is not None
+        job.ack()
