@@ -147,8 +147,8 @@ def replay(
     wanted = _wanted(run, letters, ids, _given(conditions))
     if wanted == [{}] and limit is None and _is_terminal():
         limit = letters.count().total()
-        asked = Asked.about(letters.each(), lambda _: True)
-        run.confirm(f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?", yes=yes)
+        question = f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?"
+        (asked,) = _asked(run, letters, wanted, question, yes=yes)
         wanted = [{"where": asked.holds}]  # what has died meanwhile stays
     _check_reason(letters, conditions["reason"])
     count = 0
@@ -180,12 +180,26 @@ def discard(
     _check_reason(letters, conditions["reason"])
     mark = run.broker.queue(letters.dead_queue).mark()
     if not yes:
-        asked = [Asked.about(letters.each(**each), lambda _: True) for each in wanted if each]
-        wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=False)] or wanted
         number = sum(letters.count(**each).total() for each in wanted)
-        run.confirm(f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?", yes=yes)
+        question = f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?"
+        asked = _asked(run, letters, wanted, question, yes=yes)
+        if not everything:  # of all, some may be unreadable, and have no name
+            wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=True)]
     count = sum(_discard(letters, mark, each) for each in wanted)
     return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
+
+
+def _asked(run: Run, letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
+    """What the question is about. Raises ``click.Abort``, and ``AskedAnew`` if some are gone by the answer."""
+    asked = _about(letters, wanted)
+    run.confirm(question, yes=yes)
+    for before, now in zip(asked, _about(letters, wanted), strict=True):
+        before.check(now)
+    return asked
+
+
+def _about(letters: DeadLetters, wanted: list[dict[str, Any]]) -> list[Asked]:
+    return [Asked.about(letters.each(**each), lambda _: True) for each in wanted]
 
 
 def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:

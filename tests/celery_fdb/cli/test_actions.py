@@ -172,3 +172,21 @@ def test_dead_letters_that_come_while_a_person_is_asked_are_not_replayed(run, br
     assert "replayed 1 message" in run("dead", "replay", "jobs").out
     assert [each.payload for each in jobs.dead_letters.list()] == [b"late"]
     assert [each.payload for each in jobs.peek(9)] == [b"shown"]
+
+
+@pytest.mark.parametrize(
+    "command", [("discard", "jobs", "--all"), ("discard", "jobs", "--older-than", "0"), ("replay", "jobs")]
+)
+def test_nothing_is_done_to_the_rest_of_dead_letters_that_were_asked_about(
+    run, broker, meanwhile, monkeypatch, command
+):
+    monkeypatch.setattr("celery_fdb.cli.dead._is_terminal", lambda: True)
+    jobs = broker.queue("jobs")
+    jobs.put_many([b"a", b"b"])
+    for each in jobs.take_many(9, 0):
+        each.bury()
+    meanwhile(lambda: jobs.dead_letters.replay(1))
+    refused = run("dead", *command)
+    assert refused.code == 1
+    assert "not the messages that you were asked about" in refused.err
+    assert jobs.dead_letters.count().total() == 1
