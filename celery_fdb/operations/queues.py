@@ -76,13 +76,14 @@ def purge(broker: Broker, request: Request) -> Outcome:
 def delete(broker: Broker, request: Request) -> Outcome:
     """The queue with its bindings and messages; refused while it is in use, and if it holds others than was asked."""
     queue, asked = broker.queue(request.queue), request.asked
+    mark = queue.mark()  # what comes while it is looked at is not deleted either
     counts = queue.stats()
     number = counts.ready + counts.delayed
     if number > asked.number or (number <= MOST_DELETED and _has_others(queue, asked)):
         raise AskedAnew(asked=asked.number, there=number)
     if number > MOST_DELETED:
         raise QueueError("too many messages to be deleted with their queue", messages=number, fix="Purge it first.")
-    return Outcome(f"Deleted {request.queue} with {plural(queue.drop(), 'message')}.")
+    return Outcome(f"Deleted {request.queue} with {plural(queue.drop(mark), 'message')}.")
 
 
 def _has_others(queue: Queue, asked: Asked) -> bool:

@@ -364,12 +364,13 @@ class Queue:
         purged, following = self._engine.queues.purge_some(self.name, mark)
         return Part(purged, following or None)
 
-    def drop(self) -> int:
+    def drop(self, mark: bytes = b"") -> int:
         """Delete the queue, its bindings and its jobs. Returns how many jobs.
 
-        Raises ``QueueError`` while jobs are in flight or consumers are subscribed; nothing is deleted then.
+        Raises ``QueueError`` while jobs are in flight or consumers are subscribed, or if one has come after the
+        :meth:`mark`; nothing is deleted then.
         """
-        deleted = self._engine.queues.delete(self.name, if_unused=True, if_idle=True)
+        deleted = self._engine.queues.delete(self.name, if_unused=True, if_idle=True, mark=mark)
         if deleted is None:
             raise QueueError(
                 "the queue is in use", queue=self.name, fix="Settle its jobs and end its consumers, or purge it."

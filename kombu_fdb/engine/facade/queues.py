@@ -46,14 +46,25 @@ class Queues:
         self._run.routing.forget_queue(declaration.name)
 
     def delete(
-        self, queue: str, *, if_unused: bool = False, if_empty: bool = False, if_idle: bool = False
+        self,
+        queue: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        if_idle: bool = False,
+        mark: bytes = b"",
     ) -> int | None:
         """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused.
 
-        ``if_idle``: refused while messages are in flight.
+        ``if_idle``: refused while messages are in flight; ``mark``: if one has come after it.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
-        deleted = self._delete(queue, lambda work: control.delete_queue(work, queue, **conditions))
+
+        def verb(work: Work) -> bytes | None:
+            has_others = bool(mark) and control.has_come_since(work, queue, mark)
+            return None if has_others else control.delete_queue(work, queue, **conditions)
+
+        deleted = self._delete(queue, verb)
         return None if deleted is None else self._purge_rest(queue, deleted)
 
     def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:

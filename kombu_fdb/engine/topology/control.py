@@ -126,6 +126,17 @@ def _unbind_queue(work: Work, queue: str) -> None:
         _clear_binding(work, queue, exchange, routing_key)
 
 
+def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
+    """Whether a message may have. One that comes meanwhile makes this transaction start again."""
+    mark = bytes(VERSION_BYTES) if mark == NO_LAST else mark  # nothing had come
+    bell, delayed = work.tr.get(work.keys.bell(queue)) or b"", range_of(work.keys.delayed(queue))
+    work.tr.add_read_conflict_range(*delayed)
+    if bell > mark or (work.tr.get(work.keys.alarm, snapshot=True) or b"") <= mark:
+        return bell > mark
+    rows = work.tr.get_range(*delayed, limit=MESSAGES_PER_PURGE, snapshot=True)  # the alarm is that of all queues
+    return len(rows) == MESSAGES_PER_PURGE or not all(came_by(mark, key) for key, _ in rows)
+
+
 def last_stamp(work: Work, queue: str) -> bytes:
     """The version of the last message that has come to the queue by now, or of a later one. Snapshot."""
     bell, alarm = work.tr.get_many([work.keys.bell(queue), work.keys.alarm], snapshot=True)

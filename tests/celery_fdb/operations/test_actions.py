@@ -641,6 +641,31 @@ def test_nothing_is_trimmed_away_by_a_move(broker: Broker, do: Do) -> None:
     assert broker.queue("q").count() == 2
 
 
+@pytest.mark.parametrize("delay", [0, 3600])
+@pytest.mark.parametrize("asked", [0, 2])
+def test_what_comes_while_a_queue_is_deleted_stays_with_it(
+    broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch, asked: int, delay: float
+) -> None:
+    broker.declare("q")
+    if asked:
+        broker.queue("q").put_many([b"x"] * asked)
+        broker.queue("elsewhere").put(b"z", delay=3600)
+    looked = queues._has_others
+
+    def look_and_be_late(queue: Any, asked: Any) -> bool:
+        found = looked(queue, asked)
+        queue.put(b"late", delay=delay)
+        return found
+
+    monkeypatch.setattr(queues, "_has_others", look_and_be_late)
+    with pytest.raises(QueueError, match="in use"):
+        do("delete_queue")
+    counts = broker.queue("q").stats()
+    assert (counts.ready + counts.delayed, "q" in broker.queues()) == (asked + 1, True)
+    monkeypatch.setattr(queues, "_has_others", lambda *_: not broker.queue("elsewhere").put(b"z", delay=3600))
+    assert do("delete_queue").text.startswith("Deleted q with "), "what comes elsewhere is no matter"
+
+
 def test_delete_a_queue(broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
     broker.queue("q").put_many([b"x", b"y"])
     monkeypatch.setattr(queues, "MOST_DELETED", 1)
