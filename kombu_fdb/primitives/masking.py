@@ -4,8 +4,8 @@ A value is a secret if its name sounds like one, wherever it stands: in a header
 text as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and
 from screenshots, not from whoever may read the store: a secret that nothing names is not found.
 
-In a text, the value is all that may belong to it: a quoted string or a bracket up to its end, and if that was cut off,
-the rest of the text; of a header that carries credentials the rest of the line; else the next word.
+In a text, the value is all that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, and if that
+was cut off, the rest of the text; of a header that carries credentials the rest of the line; else the next word.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _LINE = re.compile(r"(?:=\\?\"[^\"\r\n]{0,2000}\"|=\\?'[^'\r\n]{0,2000}'|[^\r\n\
 _QUOTE = re.compile(r"[bBrRuUfF]{0,2}(\\?[\"'])")
 _PEM = re.compile(r"-----BEGIN[^-]{0,100}-----(?:(?!-----END)[\s\S])*(?:-----END[^-]{0,100}-----)?")
 _WORD = re.compile(r"(?:(?:bearer|basic|digest|token|apikey)\s{1,5})?[^\s&]{1,10000}", re.IGNORECASE)
-_BRACKETS = {"[": "]", "{": "}", "(": ")"}
-_TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()]")
+_BRACKETS = {"[": "]", "{": "}", "(": ")", "<": ">"}
+#: A bracket, as that of a list; of what a ``repr`` calls or subscribes, with its name: ``User(name='x')``.
+_CALLED = re.compile(r"[\w.]{0,200}[\[{(]|<")
+_TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()<>]")
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,40})://(?P<rest>[^\s\"'<>]{1,10000})", re.IGNORECASE)
 _PORT = re.compile(r"\d{0,5}")
@@ -75,8 +77,9 @@ def _end_of_value(text: str, begin: int, *, whole_line: bool) -> int:
     quote = _QUOTE.match(text, begin)
     if quote is not None:
         return _end_of_string(text, quote.end(), quote[1])
-    if text[begin : begin + 1] in _BRACKETS:
-        return _end_of_bracket(text, begin)
+    bracket = _CALLED.match(text, begin)
+    if bracket is not None:
+        return _end_of_bracket(text, bracket.end() - 1)
     if (pem := _PEM.match(text, begin)) is not None:
         return pem.end()
     if whole_line and (line := _LINE.match(text, begin)) is not None:

@@ -64,6 +64,9 @@ def test_a_secret_in_a_url_is_masked(url: str) -> None:
         "{'api_key': {'v': 1, 'value': 'hunter2'}}",
         "{'password': \"it's 'hunter2' ok\"}",
         "{'password': b'hunter2'}",
+        "{'credentials': shop.Credentials(user='bob', value='hunter2'), 'n': 1}",
+        "{'credentials': <Credentials bob <x> hunter2>, 'n': 1}",
+        "{'passwords': deque(['a', 'hunter2'])}",
         "{'headers': 'Authorization: Token hunter2'}",
         "Authorization: AWS4-HMAC-SHA256 Credential=hunter2, Signature=hunter2\nnext line",
         "Cookie: theme=dark; sessionid=hunter2",
@@ -99,6 +102,8 @@ def test_all_of_a_value_is_masked(text: str) -> None:
     [
         ("{'token': ['a', {'b': 'c)'}], 'order': 7}", f"{{'token': {MASK}, 'order': 7}}"),
         ("login(password='x', user='a')", f"login(password={MASK}, user='a')"),
+        ("login(password=Key('x', 'y'), user='a')", f"login(password={MASK}, user='a')"),
+        ("login(password=<Key x y>, user='a')", f"login(password={MASK}, user='a')"),
         ("login(password=x, user=a)", f"login(password={MASK}, user=a)"),
         ("Authorization: Token x\nHost: y", f"Authorization: {MASK}\nHost: y"),
         ("'Authorization: a b=\"c\"', 'n': 1", f"'Authorization: {MASK}', 'n': 1"),
