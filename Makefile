@@ -13,14 +13,14 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help demo test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
+.PHONY: help tour test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
 	sim parity fuzz storm mutate docs release-check doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(TOX) ## a real worker at work, with a verdict; STORE=fdb for a real FoundationDB node
-	$(TOX) run -q -e demo -- --store $(STORE) $(ARGS)
+tour: $(TOX) ## a shop: a flood, a killed worker, an outage, the dashboard, a verdict; STORE=fdb for a FoundationDB node
+	$(TOX) run -q -e tour -- --store $(STORE) $(ARGS)
 
 test: $(TOX) ## the tests, on this Python; ARGS="-k fork" goes to pytest
 	$(TOX) run -e py -- $(ARGS)

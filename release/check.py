@@ -4,7 +4,7 @@
     python release/check.py --tag v0.2.0     # and that is the version that is built
 
 Wheel and sdist are built, their metadata and README are checked as the package index does, each is installed into an
-empty environment with what it depends on, and there the demo runs, with a real worker. Exit code 1 at the first step
+empty environment with what it depends on, and there the tour runs, with real workers. Exit code 1 at the first step
 that fails; its output says why.
 """
 
@@ -85,10 +85,10 @@ def check_in_an_empty_environment(built: Path, version: str) -> None:
         if not said.startswith(f"{version} {python.parents[1]}"):
             raise Refused(f"what is imported is not what was installed: {said}")
         run(python, "-m", "kombu_fdb.doctor", URL.format(folder=folder), cwd=folder)
-        demo = shutil.copytree(ROOT / "examples" / "wordcount", folder / "wordcount")
-        print(run(python, demo / "run.py", cwd=folder).strip().rpartition("\n")[2], flush=True)
         if built.suffix == ".whl":
             write_bill_of_materials(python, version)
+        run(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, f"{built}[web]")
+        print(run(python, "-m", "celery_fdb", "tour", cwd=folder).strip().rpartition("\n")[2], flush=True)
 
 
 def write_bill_of_materials(python: Path, version: str) -> None:

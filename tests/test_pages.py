@@ -51,12 +51,11 @@ ELSEWHERE = {
     "docs/django.md": ({"python", ""}, "tests/celery_fdb/contrib/django/test_docs_page.py"),
     "docs/metrics.md": ({"python"}, "tests/celery_fdb/cli/test_pages.py"),
     "docs/results.md": ({"python"}, "tests/celery_fdb/results/test_docs.py"),
-    "examples/tour/README.md": ({"console"}, "tests/examples/test_tour.py"),
 }
 INDEX, SHOWN = "it needs a package index", "no code"
 #: Every block that nobody runs as it stands, by its page and how it begins, and why.
 NOT_RUN = {
-    ("README.md", "make demo"): "the demo is tests/examples/test_wordcount.py, and the tests do not run themselves",
+    ("README.md", "make tour"): "tests/celery_fdb/cli/tour runs the tour, and the tests do not run themselves",
     ("README.md", "pip install celery-fdb"): INDEX,
     ("README.md", "celery -A tasks worker"): "it works until it is stopped; the tutorial starts one",
     ("docs/how-to/troubleshooting.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
@@ -87,7 +86,8 @@ NOT_RUN = {
     ("examples/django_shop/README.md", "python manage.py runserver"): (
         "it serves until it is stopped, as in tests/examples/test_django_shop.py"
     ),
-    ("examples/tour/README.md", "pip install 'celery-fdb[web]'"): INDEX,
+    ("docs/index.md", "pip install celery-fdb"): INDEX,
+    ("docs/index.md", "pip install 'celery-fdb[web]'"): f"{INDEX}, and tests/celery_fdb/cli/tour runs the tour",
 }
 #: The rest of its page needs a real node.
 ON_FOUNDATIONDB = "<!-- from here on: FoundationDB -->\n"

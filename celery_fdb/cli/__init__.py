@@ -69,6 +69,7 @@ HOMES = {
     "metrics": "serving.metrics",
     "web": "serving.web",
     "doctor": "doctor",
+    "tour": "tour.command",
 }
 
 

@@ -127,7 +127,7 @@ def test_the_commands_on_the_page_run(run, shop):
         result = run(*shop.arguments(line), broker=None, obj=shop)
         assert result.code == 0, f"{line}: {result.err}"
     spoken = {shlex.split(line)[line.startswith("python") + 4] for line in lines}
-    assert spoken >= {words[0] for words, _ in commands(fdb)} - {"export", "web"}, "each command is shown"
+    assert spoken >= {words[0] for words, _ in commands(fdb)} - {"export", "web", "tour"}, "each command is shown"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:opentelemetry.*")

@@ -1,29 +1,38 @@
-"""The shop's Celery application: orders, photos, reports; and a payment service that can be out of order.
+"""The shop's Celery application: orders, photos, a stocktaking, and a payment service that can be out of order.
 
 Each task notes in a journal that it ran, so that the tour can tell afterwards that none was lost.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from celery import Celery, chain, group
+from celery import Celery, chain, chord, group
 
 import celery_fdb
 
 HOME = Path(os.environ["TOUR_HOME"])
 JOURNAL = HOME / "journal"
-#: While it exists, nobody can pay.
+#: While it exists, all payments fail.
 OUT_OF_ORDER = HOME / "payments-are-down"
+#: It exists once the process of a stocktaking was killed.
+KILLED = HOME / "killed"
 
 CUSTOMERS = ("globex", "hooli", "initech", "umbrella", "wonka")
+#: Seconds after an order.
+SURVEY_S = 3
 
 app = Celery("shop", broker=os.environ["TOUR_BROKER"], backend=os.environ["TOUR_BROKER"])
 celery_fdb.install(app, history=True)
 app.conf.task_default_queue = "shop"
-app.conf.task_acks_late = True  # what a killed worker had begun runs again
+app.conf.task_acks_late = True  # what a killed worker had begun runs again,
+app.conf.task_reject_on_worker_lost = True  # and so does what one of its processes had begun
 app.conf.worker_prefetch_multiplier = 2
 app.conf.broker_transport_options = {"session_ttl": 4}  # a dead worker's messages are back after that; by default 30 s
 app.conf.beat_schedule = {"nightly report": {"task": "shop.report", "schedule": 86_400.0}}
@@ -33,9 +42,9 @@ class PaymentServiceDown(Exception):
     """It does not answer."""
 
 
-def note(what: str, sent_s: float) -> None:
-    """One line, appended at once: whoever is killed leaves a whole line or none."""
-    line = f"{what}\t{time.time() - sent_s:.3f}\n".encode()
+def note(what: str, since_s: float) -> None:
+    """One line, appended at once: a process that is killed leaves a whole line or none."""
+    line = f"{what}\t{time.time() - since_s:.6f}\t{os.getppid()}\n".encode()
     journal = os.open(JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(journal, line)
@@ -53,6 +62,7 @@ def note(what: str, sent_s: float) -> None:
 )
 def pay(customer: str, order: int, sent_s: float) -> int:
     if OUT_OF_ORDER.exists():
+        note(f"try {order}", sent_s)
         raise PaymentServiceDown("the payment service does not answer")
     note(f"pay {order}", sent_s)
     return order
@@ -69,6 +79,12 @@ def mail(order: int, customer: str, sent_s: float) -> None:
     note(f"mail {order}", sent_s)
 
 
+@app.task(name="shop.survey", fair_key="customer")
+def survey(customer: str, order: int, due_s: float) -> None:
+    """Its note tells how long after its ETA it ran."""
+    note(f"survey {order}", due_s)
+
+
 @app.task(name="shop.resize", fair_key="customer")
 def resize(customer: str, photo: int, sent_s: float) -> None:
     """Of a photo; two hundredths of a second."""
@@ -77,11 +93,21 @@ def resize(customer: str, photo: int, sent_s: float) -> None:
 
 
 @app.task(name="shop.stocktaking")
-def stocktaking(shelf: int, sent_s: float) -> None:
-    """Takes long, so a worker can be killed in the middle of it."""
+def stocktaking(shelf: int, sent_s: float) -> int:
+    """Takes long, so a worker can be killed in the middle of it. On the first shelf its process is."""
     note(f"begin {shelf}", sent_s)
+    if shelf == 0 and not KILLED.exists():
+        KILLED.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2)
     note(f"stocktaking {shelf}", sent_s)
+    return articles(shelf)
+
+
+@app.task(name="shop.inventory")
+def inventory(counted: list[int], sent_s: float) -> int:
+    note("inventory 0", sent_s)
+    return sum(counted)
 
 
 @app.task(name="shop.report")
@@ -89,12 +115,26 @@ def report() -> None:
     """Each night."""
 
 
+def articles(shelf: int) -> int:
+    return 100 + shelf
+
+
 def order(number: int) -> tuple[str, list[str]]:
-    """Somebody buys something: it is paid, and then packed while a mail is sent.
+    """A customer buys something: it is paid, and then packed while a mail is sent; a survey follows later.
 
     Returns the id of the payment, and what the journal will say of the order.
     """
     customer, now_s = CUSTOMERS[number % len(CUSTOMERS)], time.time()
     after = group(pack.s(customer, now_s), mail.s(customer, now_s))
     rest = chain(pay.s(customer, number, now_s), after).delay()
-    return rest.parent.id, [f"{task} {number}" for task in ("pay", "pack", "mail")]
+    due_s = math.ceil(now_s + SURVEY_S)
+    survey.apply_async((customer, number, due_s), eta=datetime.fromtimestamp(due_s, UTC))
+    return rest.parent.id, [f"{task} {number}" for task in ("pay", "pack", "mail", "survey")]
+
+
+def count_shelves(shelves: int) -> tuple[Any, list[str]]:
+    """A chord, before all else. Returns its result, and what the journal will say of it."""
+    now_s = time.time()
+    header = [stocktaking.s(shelf, now_s).set(priority=9) for shelf in range(shelves)]
+    result = chord(header)(inventory.s(now_s).set(priority=9))
+    return result, [*(f"stocktaking {shelf}" for shelf in range(shelves)), "inventory 0"]

@@ -13,21 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-HERE = Path(__file__).parent
+from celery_fdb.cli.terminal import Refused
+
 DEADLINE_S = 120.0
 
 
-class TourFailed(Exception):
-    """Something did not come about; the text says what, and where to look."""
-
-
 def wait(what: str, condition: Callable[[], Any], log: Path | None = None) -> Any:
-    """Until it is true; its value."""
+    """Until it is true; its value. Raises ``Refused``."""
     deadline = time.monotonic() + DEADLINE_S
     while not (value := condition()):
         if time.monotonic() > deadline:
-            last = "" if log is None else "\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise TourFailed(f"waited {DEADLINE_S:.0f} s for {what}, in vain.{last}")
+            last = None if log is None else " | ".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise Refused("waited in vain", tour=what, seconds=DEADLINE_S, log=last)
         time.sleep(0.05)
     return value
 
@@ -55,13 +52,12 @@ class Processes:
 
     def worker(self, name: str) -> None:
         """Two processes for tasks, as ``celery worker`` has them by default; returns when it is ready."""
-        options = ("--concurrency=2", "--loglevel=INFO", f"--hostname={name}@shop")
-        log = self._start(name, "-m", "celery", "-A", "shop", "worker", *options)
+        log = self._start(name, "worker", "--concurrency=2", "--loglevel=INFO", f"--hostname={name}@shop")
         wait(f"worker {name}", lambda: " ready." in log.read_text(errors="replace"), log)
 
     def dashboard(self, port: int) -> str:
         """Its address."""
-        log = self._start("web", "-m", "celery", "-A", "shop", "fdb", "web", "--write", "--port", str(port))
+        log = self._start("web", "fdb", "web", "--write", "--port", str(port))
         found = wait("the dashboard", lambda: re.search(r"http://[\d.]+:\d+", log.read_text(errors="replace")), log)
         return str(found[0])
 
@@ -74,8 +70,10 @@ class Processes:
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._home / f"{name}.log"
+        celery = (sys.executable, "-m", "celery", "-A", "celery_fdb.cli.tour.shop")
+        environ = {**os.environ, "TMPDIR": str(self._home)}  # what a killed one leaves goes with the rest
         with log.open("wb") as output:
             self._running[name] = subprocess.Popen(
-                [sys.executable, *command], cwd=HERE, stdout=output, stderr=output, start_new_session=True
+                [*celery, *command], cwd=self._home, env=environ, stdout=output, stderr=output, start_new_session=True
             )
         return log
