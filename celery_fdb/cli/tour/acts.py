@@ -131,7 +131,7 @@ class Tour:
         )
 
     def _killing(self) -> tuple[int, object]:
-        """The process id of the worker that was killed, and what the chord came to."""
+        """The process group of the worker that was killed, and what the chord came to."""
         self._act(3, "A worker is killed")
         result, sent = self.shop.count_shelves(SHELVES)
         self._sent += sent
@@ -140,7 +140,7 @@ class Tour:
         self._say(
             f"A chord counts {SHELVES} shelves. The process of the first one was killed, as when memory is short."
         )
-        self._say(f"Now kill -9 {killed}: worker north is gone, with shelves half counted and others in its hand.")
+        self._say("Now kill -9: worker north is gone, with shelves half counted and others in its hand.")
         self._look("/sessions", "shows its heartbeat getting old. After session_ttl, here 4 s, south takes over.")
         waited_s = self._wait_for("the stocktaking", sent)
         wait("the chord's result", result.ready)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from celery_fdb.cli.terminal import Refused
 
 DEADLINE_S = 120.0
+#: Between the tour and a process of it, which thereby ends with the tour, even if that is killed.
+GUARD = '"$@" </dev/null & read _; kill $!; wait'
 
 
 def wait(what: str, condition: Callable[[], Any], log: Path | None = None) -> Any:
@@ -41,14 +42,13 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         for process in self._running.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            assert process.stdin is not None
+            process.stdin.close()
         for process in self._running.values():
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                self._kill(process)
 
     def worker(self, name: str) -> None:
         """Two processes for tasks, as ``celery worker`` has them by default; returns when it is ready."""
@@ -62,18 +62,28 @@ class Processes:
         return str(found[0])
 
     def kill(self, name: str) -> int:
-        """As the kernel does when memory is short: no goodbye. Its process id."""
+        """As the kernel does when memory is short: no goodbye. The id of its process group."""
         process = self._running.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        self._kill(process)
         return process.pid
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        with process:  # closes its pipe, and waits
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._home / f"{name}.log"
-        celery = (sys.executable, "-m", "celery", "-A", "celery_fdb.cli.tour.shop")
+        celery = ("sh", "-c", GUARD, "guard", sys.executable, "-m", "celery", "-A", "celery_fdb.cli.tour.shop")
         environ = {**os.environ, "TMPDIR": str(self._home)}  # what a killed one leaves goes with the rest
         with log.open("wb") as output:
             self._running[name] = subprocess.Popen(
-                [*celery, *command], cwd=self._home, env=environ, stdout=output, stderr=output, start_new_session=True
+                [*celery, *command],
+                cwd=self._home,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         return log

@@ -44,7 +44,7 @@ class PaymentServiceDown(Exception):
 
 def note(what: str, since_s: float) -> None:
     """One line, appended at once: a process that is killed leaves a whole line or none."""
-    line = f"{what}\t{time.time() - since_s:.6f}\t{os.getppid()}\n".encode()
+    line = f"{what}\t{time.time() - since_s:.6f}\t{os.getpgrp()}\n".encode()
     journal = os.open(JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(journal, line)

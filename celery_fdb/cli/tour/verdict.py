@@ -15,7 +15,7 @@ class Entry(NamedTuple):
     what: str
     #: Seconds after it was sent, or after its ETA.
     waited_s: float
-    #: The process id of its worker.
+    #: The process group of its worker.
     worker: int
 
 

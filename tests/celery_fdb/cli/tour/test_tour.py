@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import celery_fdb.cli.tour
+from celery_fdb.cli.tour.processes import wait
+from kombu_fdb import Broker
 
 ROOT = Path(celery_fdb.cli.tour.__file__).parents[3]
 
@@ -52,3 +55,20 @@ def test_its_pictures_are_those_of_the_documentation():
     assert taken == {path.stem for path in docs.glob("dashboard-*.png")}
     pages = "".join(page.read_text() for page in (*docs.glob("*.md"), ROOT / "README.md"))
     assert [name for name in sorted(taken) if f"{name}.png)" not in pages] == []
+
+
+def test_a_tour_that_is_killed_leaves_no_process(tmp_path):
+    command = [sys.executable, "-u", "-m", "celery_fdb", "tour"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environ) as tour:
+        said = "".join(iter(tour.stdout.readline, "1. The shop is open\n"))
+        tour.kill()
+    port = int(re.search(r"http://127.0.0.1:(\d+)", said)[1])
+    wait("no dashboard", lambda: not answers(port))
+    with Broker.open(re.search(r"fdb\S+", said)[0]) as broker:
+        wait("workers to say goodbye", lambda: not broker.inspect.sessions())
+
+
+def answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
