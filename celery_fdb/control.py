@@ -20,6 +20,7 @@ from celery.app.control import Control as CeleryControl
 from celery_fdb.tasks.revoking import tell
 from kombu_fdb import Broker
 from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.errors import operational_errors
 
 __all__ = ["Control"]
 
@@ -43,7 +44,8 @@ class Control(CeleryControl):
             return sum(self._cancel(broker, each) for each in wanted)
 
     def _cancel(self, broker: Broker, task_id: str) -> int:
-        taken = broker.cancel(task_id)
+        with operational_errors():
+            taken = broker.cancel(task_id)
         if taken:
             tell(self.app, taken[0])
         return len(taken)

@@ -4,9 +4,10 @@ Model. One backend per application and process, for all its threads. It opens th
 is first used, the same one that the broker uses if URL and options are the same, and in a forked child one of the
 child's own.
 
-What happens when the store does not answer: what *reads* a state raises ``StoreUnavailable`` after
-``operation_timeout``; what *waits* goes on waiting, up to its own timeout; what *writes* is repeated as
-``retry_policy`` says (about two minutes by default), and then as ``result_backend_always_retry`` says.
+What happens when the store does not answer: every call raises kombu's ``OperationalError`` after ``operation_timeout``,
+or after ``connect_timeout`` if it is the first; but what *waits* goes on waiting, up to its own timeout, and what a
+*task* stores as it ends is repeated as ``retry_policy`` says (about two minutes by default), and then as
+``result_backend_always_retry`` says.
 """
 
 from __future__ import annotations
@@ -33,20 +34,18 @@ from celery_fdb.results.errors import ResultTooLarge
 from celery_fdb.results.firing import COUNTED, ChordSupport
 from celery_fdb.results.layout import LAST_PLACE, Part
 from celery_fdb.results.records import INLINE_BYTES, Record
-from celery_fdb.results.store import Outcome, ResultStore, Sighting
+from celery_fdb.results.store import Outcome, ResultStore, Sighting, Stored
 from celery_fdb.results.sweeper import Sweeper
 from celery_fdb.results.waiting import Waiting
-from kombu_fdb.errors import CommitUnknown, Conflict, OptionError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
+from kombu_fdb.transport.errors import UNANSWERED, operational_errors
 
 logger = get_logger(__name__)
 
 T = TypeVar("T")
-
-#: Calling again may help.
-RETRYABLE = (StoreUnavailable, CommitUnknown, Conflict, TransactionTooOld)
 
 
 class FdbBackend(ChordSupport, BaseBackend):
@@ -82,9 +81,10 @@ class FdbBackend(ChordSupport, BaseBackend):
 
     @property
     def client(self) -> Client:
-        """The process's client of the store, opened. Raises ``StoreUnavailable``."""
+        """The process's client of the store, opened. Raises ``OperationalError``."""
         return self._attached(self.options.connect_timeout)
 
+    @operational_errors()
     def _attached(self, timeout_s: float) -> Client:
         client = self._client
         if client is None or client.pid != os.getpid():
@@ -95,7 +95,7 @@ class FdbBackend(ChordSupport, BaseBackend):
 
     @property
     def store(self) -> ResultStore:
-        """Raises ``StoreUnavailable``."""
+        """Raises ``OperationalError``."""
         client = self.client
         store = self._store
         if store is None:
@@ -114,12 +114,12 @@ class FdbBackend(ChordSupport, BaseBackend):
         )
 
     def ensure(self, verb: Callable[[], T]) -> T:
-        """Repeat a write as ``retry_policy`` says."""
-        found: T = retry_over_time(verb, RETRYABLE, errback=_log_retry, **self.retry_policy)
+        """Repeat what a worker has to store as ``retry_policy`` says: no caller is left who could repeat it."""
+        found: T = retry_over_time(verb, UNANSWERED, errback=_log_retry, **self.retry_policy)
         return found
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
-        return isinstance(exc, RETRYABLE)
+        return isinstance(exc, UNANSWERED)
 
     def as_uri(self, include_password: bool = False) -> str:
         """The URL; the id of a cluster is as good as a password and is masked."""
@@ -144,7 +144,11 @@ class FdbBackend(ChordSupport, BaseBackend):
         # The last part of a chord reads the results of the others.
         moments = (expires, self.chord_expires) if returned is not None else (expires,)
         outcome = Outcome(state, payload, self._moment(*moments))
-        stored = self.ensure(lambda: self.store.store(task_id, outcome, returned))
+
+        def store() -> Stored:
+            return self.store.store(task_id, outcome, returned)
+
+        stored = store() if request is None else self.ensure(store)
         if stored.in_time:
             setattr(request, COUNTED, task_id)
         return result
@@ -192,13 +196,13 @@ class FdbBackend(ChordSupport, BaseBackend):
         return self.store.exists(_text(task_id))
 
     def _forget(self, task_id: str) -> None:
-        self.ensure(lambda: self.store.forget(_text(task_id)))
+        self.store.forget(_text(task_id))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _save_group(self, group_id: str, result: Any) -> Any:
         payload = self._encode_checked({"result": result.as_tuple()})
-        self.ensure(lambda: self.store.save_group(_text(group_id), payload, self._moment(self.expires)))
+        self.store.save_group(_text(group_id), payload, self._moment(self.expires))
         return result
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
@@ -210,7 +214,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         return meta
 
     def _delete_group(self, group_id: str) -> None:
-        self.ensure(lambda: self.store.delete_group(_text(group_id)))
+        self.store.delete_group(_text(group_id))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

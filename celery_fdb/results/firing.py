@@ -64,12 +64,12 @@ class ChordSupport:
         group_id, results = header_result_args[:2]
         expires_ms = self._moment(self.chord_expires)
         payload = self._encode_body(body)
-        self.ensure(lambda: self.store.open_chord(group_id, payload, expires_ms))
+        self.store.open_chord(group_id, payload, expires_ms)
         # A generator is not looked at: its tasks are made while they are published.
         if not isinstance(results, _regen) and any(isinstance(each, GroupResult) for each in results):
             # Groups inside of the header: their structure is needed when it is joined.
             saved = self._encode_checked({"result": self.app.GroupResult(*header_result_args).as_tuple()})
-            self.ensure(lambda: self.store.save_group(group_id, saved, expires_ms))
+            self.store.save_group(group_id, saved, expires_ms)
 
     def _encode_body(self, body: Any) -> bytes | None:
         """None if only the tasks' serializer can encode it: then only a part's own task can publish it."""
@@ -80,11 +80,11 @@ class ChordSupport:
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Before the last header task is published."""
-        self.ensure(lambda: self.store.enlarge_chord(group_id, size=chord_size))
+        self.store.enlarge_chord(group_id, size=chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         """``self.add_to_chord(signature)`` in a header task."""
-        self.ensure(lambda: self.store.enlarge_chord(chord_id, joined=result.id))
+        self.store.enlarge_chord(chord_id, joined=result.id)
 
     # -- count -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
+from kombu_fdb.transport.errors import operational_errors
 
 T = TypeVar("T")
 
@@ -55,8 +56,8 @@ class Sighting(NamedTuple):
 class ResultStore:
     """Results, groups and chords of one namespace. Thread-safe.
 
-    ``timeout_s``: deadline of each call. Every method raises ``StoreUnavailable`` when it passes; ``CommitUnknown`` if
-    it passed in the commit: call again; ``LimitExceeded`` for what no transaction holds.
+    ``timeout_s``: deadline of each call. Every method raises kombu's ``OperationalError`` when it passes, in the commit
+    or before; ``LimitExceeded`` for what no transaction holds.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ResultStore:
     def exists(self, task_id: str) -> bool:
         return self._read(lambda tr: tr.get(self.keys.task(task_id), snapshot=True)) is not None
 
+    @operational_errors()
     def look(self, task_ids: Sequence[str], *, timeout_s: float) -> list[Sighting]:
         """Several results as they stand now. What comes after that fires the watches."""
 
@@ -227,8 +229,10 @@ class ResultStore:
     def _now(self) -> int:
         return self._clock.wall_ms()
 
+    @operational_errors()
     def _read(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.read(verb, timeout_s=self._timeout_s)
 
+    @operational_errors()
     def _write(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.repeat(verb, timeout_s=self._timeout_s)

@@ -33,7 +33,7 @@ from kombu_fdb.transport.declaring import DeclaringChannel
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.properties import whole_of
-from kombu_fdb.transport.errors import raise_as_amqp, refuse
+from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp, refuse
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.estate import Estate
 from kombu_fdb.transport.holding.qos import QoS
@@ -192,6 +192,7 @@ class Channel(DeclaringChannel):
 
     # -- consume -----------------------------------------------------------------------------------------------------
 
+    @amqp_errors("basic_consume")
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
@@ -261,6 +262,7 @@ class Channel(DeclaringChannel):
             )
         on_cancel(tag)
 
+    @amqp_errors("basic_get")
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404.
 
@@ -292,6 +294,7 @@ class Channel(DeclaringChannel):
         if receiver is not None:
             receiver.reception.dispatch.take_waiting(self.credit, queue, hand, most)
 
+    @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
         """And what waits for a consumer of this channel: its program has not seen it."""
         hand: list[Delivery] = []

@@ -34,6 +34,7 @@ class DeclaringChannel(virtual.Channel):
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
+    @amqp_errors("exchange_declare")
     def exchange_declare(
         self,
         exchange: str | None = None,
@@ -51,17 +52,19 @@ class DeclaringChannel(virtual.Channel):
                 raise not_found(f"no exchange {exchange!r}", "exchange_declare")
             return
         declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
-        with amqp_errors("exchange_declare"):
-            self.engine.queues.declare_exchange(declared)
+        self.engine.queues.declare_exchange(declared)
 
+    @amqp_errors("exchange_delete")
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete it with its bindings; the queues stay."""
         if not self.engine.queues.delete_exchange(exchange, if_unused=if_unused):
             raise PreconditionFailed(f"exchange {exchange!r} is in use", (40, 20), "Channel.exchange_delete")
 
+    @amqp_errors("get_exchanges")
     def get_exchanges(self) -> list[str]:
         return [each.name for each in self.engine.inspect.exchanges()]
 
+    @amqp_errors("get_table")
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """``(routing key, "", queue)`` of each binding; empty for an unknown exchange."""
         return [
@@ -72,10 +75,12 @@ class DeclaringChannel(virtual.Channel):
         """``(queue, exchange, routing key)``."""
         return ((queue, exchange, routing_key) for exchange, queue, routing_key in self.engine.inspect.bindings())
 
+    @amqp_errors("typeof")
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         declared = self.engine.inspect.exchange(exchange)
         return self.exchange_types[declared.type if declared else default]
 
+    @amqp_errors("_lookup")
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         try:
             queues = self.engine.inspect.route(exchange, routing_key)
@@ -89,6 +94,7 @@ class DeclaringChannel(virtual.Channel):
         """``Queue(expires=..., message_ttl=..., max_length=...)`` become AMQP's arguments."""
         return dict(to_rabbitmq_queue_arguments(arguments, **options))
 
+    @amqp_errors("queue_declare")
     def queue_declare(
         self,
         queue: str | None = None,
@@ -103,12 +109,12 @@ class DeclaringChannel(virtual.Channel):
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
-            with amqp_errors("queue_declare"):
-                self.declare(declaration)
+            self.declare(declaration)
         else:
             self._require(queue, "queue_declare")
         return queue_declare_ok_t(queue, self._size(queue), self.engine.inspect.consumer_count(queue))
 
+    @amqp_errors("queue_delete")
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
         """Delete it with its messages and bindings. Raises 406 if a condition forbids it."""
         deleted = self.engine.queues.delete(queue, if_unused=if_unused, if_empty=if_empty)
@@ -116,6 +122,7 @@ class DeclaringChannel(virtual.Channel):
             raise PreconditionFailed(f"queue {queue!r} is in use or not empty", (50, 40), "Channel.queue_delete")
         return deleted
 
+    @amqp_errors("queue_bind")
     def queue_bind(
         self,
         queue: str,
@@ -126,9 +133,9 @@ class DeclaringChannel(virtual.Channel):
     ) -> None:
         """Raises 404 for an unknown exchange, or queue."""
         self._require(queue, "queue_bind")
-        with amqp_errors("queue_bind"):
-            self.engine.queues.bind(queue, exchange or "amq.direct", routing_key or "")
+        self.engine.queues.bind(queue, exchange or "amq.direct", routing_key or "")
 
+    @amqp_errors("queue_unbind")
     def queue_unbind(
         self,
         queue: str,

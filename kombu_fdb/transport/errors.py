@@ -15,6 +15,7 @@ from amqp import exceptions as amqp
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
 from kombu.exceptions import ChannelError as KombuChannelError
 from kombu.exceptions import ConnectionError as KombuConnectionError
+from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import (
     CapacityExceeded,
@@ -43,15 +44,18 @@ class MessageNacked(CapacityExceeded, amqp.MessageNacked):
     """What RabbitMQ's client raises for a message that a full queue has refused, with what it is full of."""
 
 
-#: After one of these, connecting again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
-RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (
-    RecoverableConnectionError,
-    StoreUnavailable,
-    CommitUnknown,
-    Conflict,
-    TransactionTooOld,
-    ForkedError,
-)
+class Unanswered(StoreUnavailable, OperationalError):
+    """The store did not do in time what was asked; ``__cause__`` is what it said. Callers of Celery know the base."""
+
+
+class OutcomeUnknown(CommitUnknown, OperationalError):
+    """It may have done it, and may still."""
+
+
+#: Asking again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
+UNANSWERED = (StoreUnavailable, CommitUnknown, Conflict, TransactionTooOld)
+#: After one of these, connecting again may help.
+RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (RecoverableConnectionError, *UNANSWERED, ForkedError)
 CONNECTION_ERRORS: tuple[type[BaseException], ...] = (KombuConnectionError, *RECOVERABLE_CONNECTION_ERRORS)
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
     KombuChannelError,
@@ -63,7 +67,10 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 
 @contextmanager
 def amqp_errors(method: str) -> Iterator[None]:
-    """Raise what AMQP has a code for under AMQP's class; ``method`` as in ``queue_declare``."""
+    """Raise what AMQP has a code for under AMQP's class, and no answer as an ``OperationalError``.
+
+    ``method``: as in ``queue_declare``.
+    """
     try:
         yield
     except KombuFDBError as error:
@@ -80,7 +87,18 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
     is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
-    raise error
+    with operational_errors():
+        raise error
+
+
+@contextmanager
+def operational_errors() -> Iterator[None]:
+    """Raise as an ``OperationalError`` that the store did not answer."""
+    try:
+        yield
+    except UNANSWERED as error:
+        kind = OutcomeUnknown if isinstance(error, CommitUnknown) else Unanswered
+        raise kind(error.text, **error.attributes) from error
 
 
 def not_found(what: str, method: str) -> NotFound:

@@ -57,7 +57,7 @@ from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.lookout import Lookout
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.holding.credit import Credit
 from kombu_fdb.transport.holding.settling import MANY_ACKS
 from kombu_fdb.transport.worker.poison import is_workers
@@ -187,7 +187,8 @@ class Reception:
         arrival = self.dispatch.next(hand)
         if arrival is None:
             if self.error is not None:
-                raise self.error
+                with operational_errors():
+                    raise self.error
         elif self.dispatch.is_low(arrival.subscription.credit):
             self._called += 1  # a drain that must not wait finds the next one, too
             self._lookout.bell.ring()

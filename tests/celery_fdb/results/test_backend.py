@@ -322,7 +322,7 @@ def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threadi
         _ = app.AsyncResult("a").state
     timer = threading.Timer(0.2, down.clear)
     timer.start()
-    backend.mark_as_done("a", 1)
+    backend.mark_as_done("a", 1, request=Context())  # as a worker does
     assert app.AsyncResult("a").get(timeout=20) == 1
     timer.join()
 
@@ -340,7 +340,7 @@ def test_a_write_gives_up_as_the_retry_policy_says(
 
     monkeypatch.setattr(app.backend.store, "store", fail)
     with pytest.raises(CommitUnknown):
-        app.backend.mark_as_done("a", 1)
+        app.backend.mark_as_done("a", 1, request=Context())
     assert len(tried) == 3
     assert "attempt 3 follows" in caplog.text
     assert app.backend.exception_safe_to_retry(CommitUnknown())
