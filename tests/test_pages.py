@@ -82,6 +82,7 @@ NOT_RUN = {
         "it relays until it is stopped; tests/celery_fdb/tasks/test_outbox_relay.py has real ones"
     ),
     ("docs/tutorial.md", "$ python3 -m venv .venv"): INDEX,
+    ("docs/tutorial.md", "$ pip install 'celery-fdb[web]'"): "it serves until it is stopped, and needs a package index",
     ("examples/django_shop/README.md", "pip install '.[django]'"): INDEX,
     ("examples/django_shop/README.md", "python manage.py runserver"): (
         "it serves until it is stopped, as in tests/examples/test_django_shop.py"
