@@ -15,7 +15,7 @@ key                                              value                          
 ``("in", number, "state", state, ...)``          "": a run with this state is in that group     flush, lost; cleared by trim
 ``("in", number, "task", name, ...)``            "": a run of this name is in that group        flush, lost; cleared by trim
 ``("slot", length_s, begin_s, task)``            counters, atomic add (``counters.py``)         flush, lost; cleared by trim
-``("total", task)``                              the same, since the first run                  flush, lost
+``("total", task)``                              the same without sketch, since then           flush, lost
 ``("active", session, number)``                  a group of one run, which has not ended        flush; cleared by flush, lost
 ``("dropped",)``                                 runs that could not be kept, atomic add        flush
 ===============================================  =============================================  ==================================

@@ -54,10 +54,10 @@ def _count(tr: Transaction, keys: HistoryKeys, runs: Sequence[Run], end_s: int) 
     for run in runs:
         by_task[run.task if run.task in by_task or len(by_task) < MOST_TASKS else OTHER_TASKS].append(run)
     for task, its_runs in by_task.items():
-        delta = counters.delta_of(its_runs)
-        tr.add(keys.total(task), delta, width=counters.WIDTH)
+        total, slot = counters.deltas_of(its_runs)
+        tr.add(keys.total(task), total, width=counters.TOTAL_WIDTH)
         for length_s in counters.SLOTS:
-            tr.add(keys.slot(length_s, end_s - end_s % length_s, task), delta, width=counters.WIDTH)
+            tr.add(keys.slot(length_s, end_s - end_s % length_s, task), slot, width=counters.SLOT_WIDTH)
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------

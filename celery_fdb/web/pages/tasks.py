@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from celery_fdb.history.counters import ERROR
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, STATES
 from celery_fdb.history.views.lives import Life, TaskUnknown, life_of
@@ -31,7 +32,8 @@ def tasks(visit: Visit, broker: Broker) -> Response:
         seen = look_at_tasks(broker, period_s=PERIODS.get(period, HOUR_S), clock=visit.settings.clock)
     except HistoryOff:
         return visit.page("no_history", title="Tasks", here="tasks")
-    return visit.page("tasks", seen=seen, shown=seen.tasks[:MOST_SHOWN], period=period, periods=list(PERIODS))
+    shown = seen.tasks[:MOST_SHOWN]
+    return visit.page("tasks", seen=seen, shown=shown, period=period, periods=list(PERIODS), error=ERROR)
 
 
 def runs(visit: Visit, broker: Broker) -> Response:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_fdb.history import counters
-from celery_fdb.history.counters import BOUNDS_S, Counters, delta_of
+from celery_fdb.history.counters import ERROR, LONGEST_S, SHORTEST_S, Counters, deltas_of
 from celery_fdb.history.groups import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
 from kombu_fdb.errors import FormatError
@@ -129,22 +129,32 @@ def test_what_nobody_of_ours_can_have_written(value: bytes) -> None:
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
+def unpacked(slot: int) -> Counters:
+    return counters.unpack(slot.to_bytes(counters.SLOT_WIDTH, "little"))
+
+
 @given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
 def test_counters_add_up(given_runs: list[Run]) -> None:
-    total = sum(delta_of([run]) for run in given_runs)
-    found = counters.unpack(total.to_bytes(counters.WIDTH, "little"))
-    assert found == counters.unpack(delta_of(given_runs).to_bytes(counters.WIDTH, "little"))
+    totals, slots = zip((0, 0), *(deltas_of([run]) for run in given_runs), strict=True)
+    assert (sum(totals), sum(slots)) == deltas_of(given_runs)
+    found = unpacked(sum(slots))
     assert found.runs == len(given_runs)
+    assert sum(found.sketch) == sum(found.buckets)
+    total = counters.unpack(sum(totals).to_bytes(counters.TOTAL_WIDTH, "little"))
+    assert total == found._replace(sketch=Counters().sketch)
 
 
-@pytest.mark.parametrize("runtime_s", [0.0, *BOUNDS_S, 1e300])
-def test_a_quantile_is_in_the_bucket_of_the_runtime(run: Callable[..., Run], runtime_s: float) -> None:
-    delta = delta_of([run(runtime_s=runtime_s, state=state) for state in (SUCCESS, FAILURE)])
-    found = counters.unpack(delta.to_bytes(counters.WIDTH, "little")).quantile_s(0.95)
-    bounds = [0.0, *BOUNDS_S]
-    within = next((pair for pair in itertools.pairwise(bounds) if runtime_s <= pair[1]), (BOUNDS_S[-1],) * 2)
-    assert found is not None
-    assert within[0] <= found <= within[1]
+@given(st.lists(st.floats(SHORTEST_S, LONGEST_S), min_size=1, max_size=30), st.floats(0.01, 0.99))
+def test_a_percentile_is_as_near_as_it_says(took: list[float], share: float) -> None:
+    _, slot = deltas_of([Run("i", "t", state=SUCCESS, runtime_s=each) for each in took])
+    exact = sorted(took)[max(math.ceil(share * len(took)) - 1, 0)]
+    assert unpacked(slot).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
+
+
+@pytest.mark.parametrize(("runtime_s", "shown"), [(0.0, SHORTEST_S), (1e-9, SHORTEST_S), (1e300, LONGEST_S)])
+def test_of_what_is_beyond_the_sketch_its_end_is_shown(runtime_s: float, shown: float) -> None:
+    _, slot = deltas_of([Run("i", "t", state=FAILURE, runtime_s=runtime_s)])
+    assert unpacked(slot).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
 
 
 def test_of_nothing_there_is_no_quantile() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
-from celery_fdb.history import reading, segments
+from celery_fdb.history import counters, reading, segments
+from celery_fdb.history.counters import Counters
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -225,11 +226,27 @@ def test_counters_by_task(store: HistoryStore, keep: Keep, run: Make, clock: Man
     keep(run(task="a", runtime_s=0.2))
     now_s = clock.wall_ms() // 1000
     slots = {task: counted for _, task, counted in store.slots(300, now_s - 600, now_s + 1)}
-    assert slots == store.totals()
+    assert {task: each._replace(sketch=Counters().sketch) for task, each in slots.items()} == store.totals()
     counted = slots["a"]
     assert (counted.runs, counted.of(SUCCESS), counted.of(FAILURE), counted.runtime_us) == (3, 2, 1, 2_400_000)
     assert slots["b"].of(RETRY) == 1
     assert slots["b"].quantile_s(0.5) is None  # a retry says nothing of how long the task takes
+
+
+def test_slots_of_the_version_before_are_added_to(
+    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
+) -> None:
+    """They have no sketch; what comes into them has one."""
+    keep(run(task="a", runtime_s=0.2))
+    now_s = clock.wall_ms() // 1000
+    key = store.keys.slot(300, now_s - now_s % 300, "a")
+    store._write(lambda tr: tr.set(key, tr.get(key)[: counters.TOTAL_WIDTH]))
+    before = [each for *_, each in store.slots(300, now_s - 300, now_s + 1)]
+    assert [(each.runs, each.quantile_s(0.5)) for each in before] == [(1, None)]
+    keep(run(task="a", runtime_s=20.0))
+    (now,) = (each for *_, each in store.slots(300, now_s - 300, now_s + 1))
+    assert (now.runs, now.runtime_us) == (2, 20_200_000)
+    assert now.quantile_s(0.5) == pytest.approx(20.0, rel=counters.ERROR)
 
 
 def test_what_was_dropped_is_counted(store: HistoryStore) -> None:

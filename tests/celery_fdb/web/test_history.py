@@ -55,6 +55,7 @@ def test_numbers_by_task(viewer: Any, keep: Any) -> None:
     page = viewer.see("/tasks", period="hour")
     assert page.index("shop.pay") < page.index("shop.mail"), "the busiest first"
     assert "33.3 %" in page
+    assert "at most 5 % off" in page
     assert "success 2" in page
     assert "shop.pay" in viewer.see("/tasks", period="day")
 
