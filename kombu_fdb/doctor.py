@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
+from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
@@ -396,12 +398,15 @@ def _contents(opened: Opened) -> Findings:
     except KombuFDBError as error:
         yield _failure("content", error)
         return
-    counts = [sum(getattr(each, state) for each in queues.values()) for state in ("ready", "delayed", "leased")]
+    own = {name.removesuffix(DEAD_SUFFIX) for name in queues if not is_internal(name)}
+    live = [queues[name] for name in own if name in queues]
+    counts = [sum(getattr(each, state) for each in live) for state in ("ready", "delayed", "leased")]
+    dead = sum(queues[name + DEAD_SUFFIX].ready for name in own if name + DEAD_SUFFIX in queues)
     yield Finding(
         "ok",
         "content",
-        f"{plural(len(queues), 'queue')}: {plural(counts[0], 'message')} ready, {counts[1]:,} delayed, "
-        f"{counts[2]:,} leased; {plural(silent, 'session')}",
+        f"{plural(len(own), 'queue')}: {plural(counts[0], 'message')} ready, {counts[1]:,} delayed, "
+        f"{counts[2]:,} leased, {dead:,} dead; {plural(silent, 'session')}",
     )
     if newer := {name: each.newer for name, each in queues.items() if each.newer}:
         found = f"{sum(newer.values())} messages of a newer version, in {', '.join(map(repr, newer))}"

@@ -280,6 +280,11 @@ class Death:
     since_ms: int = 0
 
 
+def is_internal(queue: str) -> bool:
+    """Whether Kombu or Celery made the queue for itself: for remote control, its replies, events."""
+    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
+
+
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
     """How many messages of a queue are in which state; ``ready_bytes``: the payloads of the ready ones.

@@ -156,7 +156,9 @@ def clean_lines(text: str) -> str:
 
 def _moment(moment_s: float) -> str:
     try:
-        return datetime.fromtimestamp(moment_s, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+        return (
+            datetime.fromtimestamp(moment_s, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
+        )
     except (OverflowError, ValueError, OSError):
         return f"{moment_s:.0f} s"
 
@@ -166,6 +168,8 @@ def _tree(workflow: Workflow) -> Iterator[str]:
         yield from _branch(each, "")
     if not workflow.complete:
         yield f"It has more than these {workflow.tasks} tasks."
+    elif not workflow.saw_all_that_waits:
+        yield "Members that wait far back in a long queue are not shown."
 
 
 def _branch(node: Node, indent: str) -> Iterator[str]:

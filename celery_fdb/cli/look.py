@@ -10,7 +10,8 @@ from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.moments import age
+from celery_fdb.inspection.moments import age, rate
+from celery_fdb.inspection.moments import limit as written
 from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
 from celery_fdb.inspection.sessions import heard_s, state_of
 from kombu_fdb.primitives.masking import masked
@@ -27,7 +28,7 @@ def status(run: Run) -> Answer:
     overview = look(run.broker)
     totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
     about = [*summary(overview), *_newer(overview), *_set_aside(overview), ""]
-    return Answer({**as_json(overview), "totals": totals}, [*about, queue_table(overview.live_queues)])
+    return Answer({**as_json(overview), "totals": totals}, [*about, queue_table(overview.own_queues)])
 
 
 def _newer(overview: Overview) -> list[str]:
@@ -46,19 +47,18 @@ def summary(overview: Overview) -> list[str]:
     """Two lines."""
     states = ", ".join(f"{overview.total(name):,} {name}" for name in ("ready", "delayed", "leased", "dead"))
     live = sum(session.open for session in overview.sessions)
-    queues = sum(not queue.is_internal for queue in overview.live_queues)
-    return [overview.broker, f"{states}; {plural(queues, 'queue')}, {plural(live, 'session')}"]
+    return [overview.broker, f"{states}; {plural(len(overview.own_queues), 'queue')}, {plural(live, 'session')}"]
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
     """``speeds``: of :func:`~celery_fdb.inspection.overview.rates`, if there were two looks."""
-    speed = "" if speeds is None else "".join(f" >{name}/s" for name in RATES)
+    speed = "" if speeds is None else "".join(f" >{name}" for name in RATES)
     return table(
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
         [
             (
                 *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s), view.consumers),
-                *(() if speeds is None else _speeds(speeds.get(view.name, {}))),
+                *(() if speeds is None else _speeds(speeds.get(view.name))),
                 "paused" if view.paused else "",
             )
             for view in views
@@ -66,28 +66,32 @@ def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | No
     )
 
 
-def _speeds(speeds: dict[str, float]) -> list[str]:
+def _speeds(speeds: dict[str, float] | None) -> list[str]:
+    """None: there was one look only, which knows none."""
+    if speeds is None:
+        return ["–"] * len(RATES)  # noqa: RUF001 - a dash, as on the pages
+    growth = speeds.get("growth", 0.0)
     return [
-        f"{speeds.get(event, 0.0):+.1f}" if event == "growth" else f"{speeds.get(event, 0.0):.1f}"
+        f"{'-' if growth < 0 else '+'}{rate(abs(growth))}" if event == "growth" else rate(speeds.get(event, 0.0))
         for event in RATES.values()
     ]
 
 
-KEY_SPEEDS = "".join(f" >{name}/s" for name in RATES if name != "growth")
+KEY_SPEEDS = "".join(f" >{name}" for name in RATES if name != "growth")
 
 
 def key_speeds(speeds: dict[str, float] | None) -> list[str]:
     """The columns :data:`KEY_SPEEDS` of a key; empty if it is not counted by itself."""
     events = [event for event in RATES.values() if event != "growth"]
-    return ["" if speeds is None else f"{speeds.get(event, 0.0):.1f}" for event in events]
+    return ["" if speeds is None else rate(speeds.get(event, 0.0)) for event in events]
 
 
 @command()
-@click.option("--all", "everything", is_flag=True, help="Include the queues of dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Include the queues of dead letters, and Celery's own.")
 def queues(run: Run, *, everything: bool) -> Answer:
     """List every queue and how it was declared."""
     overview = look(run.broker)
-    shown = overview.queues if everything else overview.live_queues
+    shown = overview.queues if everything else overview.own_queues
     rows = [
         (
             *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s)),
@@ -99,7 +103,8 @@ def queues(run: Run, *, everything: bool) -> Answer:
         for view in shown
     ]
     headings = "queue >ready >delayed >leased >dead >oldest note arguments"
-    document = [each for each in as_json(overview)["queues"] if everything or each["dead_of"] is None]
+    names = {view.name for view in shown}
+    document = [each for each in as_json(overview)["queues"] if each["name"] in names]
     return Answer(document, [table(headings, rows)])
 
 
@@ -130,7 +135,7 @@ def limits_of(view: KeyView) -> str:
     if view.limits is None:
         return ""
     return ", ".join(
-        name if value is True else f"{name}={value}"
+        name if value is True else f"{name}={written(value) if name == 'rate' else value}"
         for name, value in view.limits.items()
         if value not in (None, False)
     )

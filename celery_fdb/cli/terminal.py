@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from celery_fdb.cli import json_object
 from celery_fdb.cli.where import Where, check_text
@@ -23,6 +24,8 @@ from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, Limi
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.
 WIDE = 200
+#: A table may be so wide by itself.
+MOST_COLUMNS = 10_000
 #: ``user:password@``, in whatever an error quotes; the advice ``description:id@host`` stays readable.
 SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
@@ -177,9 +180,35 @@ def _code(error: KombuFDBError) -> int:
 # -- pieces of tables ----------------------------------------------------------------------------------------------
 
 
+class _Table(Table):
+    """One that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = options.update(width=MOST_COLUMNS)
+        if self.__rich_measure__(console, whole).maximum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        for first, *others in zip(*(column.cells for column in self.columns), strict=True):
+            yield Text(str(first) or "(no name)", style="bold", overflow="fold")
+            headings = [str(column.header) for column in self.columns[1:]]
+            named = [f"{heading} {cell}" for heading, cell in zip(headings, others, strict=True) if cell]
+            yield from (Text(f"  {line}", overflow="fold") for line in _lines(named, options.max_width - 2))
+
+
+def _lines(pieces: Iterable[str], width: int) -> list[str]:
+    """As many of them in each line as fit."""
+    found: list[str] = []
+    for piece in pieces:
+        if found and len(found[-1]) + 2 + len(piece) <= width:
+            found[-1] += f"  {piece}"
+        else:
+            found.append(piece)
+    return found
+
+
 def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
     """``headings``: names between spaces, with ``_`` for a space in a name and ``>`` in front of columns of numbers."""
-    made = Table(
+    made = _Table(
         title=None if title is None else clean(title),
         title_justify="left",
         box=None,

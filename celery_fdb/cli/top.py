@@ -79,14 +79,14 @@ def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterat
 
 
 def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dict[str, float]) -> Group:
-    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.live_queues, speeds)]
+    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, speeds)]
     rows = [
         (
             *(queue.name, each.key, each.ready, each.leased),
             *key_speeds(by_key.get(queue.name, {}).get(each.key) if each.key else None),
             "paused" if each.paused else "",
         )
-        for queue in overview.live_queues
+        for queue in overview.own_queues
         for each in queue.keys
     ]
     if rows:

@@ -9,6 +9,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Run, command, table
+from celery_fdb.inspection.moments import limit as written
 from celery_fdb.inspection.moments import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import MOST
@@ -94,11 +95,11 @@ def _read(run: Run, queue: str, key: str | None) -> KeyLimits:
 
 def _limits(queue: str, key: str | None, limits: KeyLimits) -> Answer:
     fields = dataclasses.asdict(limits)
-    rows = [(name, _limit(value)) for name, value in fields.items()]
+    rows = [(name, _limit(name, value)) for name, value in fields.items()]
     return Answer({"queue": queue, "key": key, "limits": fields}, [table("limit value", rows)])
 
 
-def _limit(value: Any) -> str:
+def _limit(name: str, value: Any) -> str:
     if value is None:
         return "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return written(value) if name == "rate" else str(value)

@@ -31,6 +31,8 @@ def concerns(seen: Overview) -> list[Concern]:
 
 
 def _of_sessions(seen: Overview) -> Iterator[Concern]:
+    if seen.own_queues and not any(each.consumers for each in seen.live_queues):
+        yield Concern("no worker consumes any queue")
     quiet = silent(seen)
     if quiet:
         yield Concern(f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -40,6 +41,29 @@ def seconds_of(text: str) -> float | None:
         return None
     seconds = float(found[1]) * LETTERS_S[found[2] or "s"]
     return seconds if seconds <= LONGEST_S else None
+
+
+def rate(per_second: float | None, nothing: str = "") -> str:
+    """Three digits, in the largest unit with one before the point: "8.33/s", "12/m", "3/h"; ``nothing`` for None."""
+    if per_second is None:
+        return nothing
+    for unit in ("s", "m"):
+        if per_second * LETTERS_S[unit] >= 1 or not per_second:
+            return f"{_digits(per_second * LETTERS_S[unit])}/{unit}"
+    return f"{_digits(per_second * LETTERS_S['h'])}/h"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u202f") if value >= 100 else f"{value:.3g}"
+
+
+def limit(per_second: float) -> str:
+    """A limit as it was written: "10/m", as :func:`rate_of` reads it."""
+    for unit in ("s", "m", "h"):
+        number = per_second * LETTERS_S[unit]
+        if math.isclose(float(f"{number:.4g}"), number, rel_tol=1e-9):
+            return f"{number:.10g}/{unit}"
+    return f"{per_second:.10g}/s"
 
 
 def rate_of(text: str) -> float | None:

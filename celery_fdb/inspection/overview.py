@@ -19,7 +19,7 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.stored.effects import LATE
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts
+from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
 
@@ -82,11 +82,6 @@ class QueueView:
         return is_internal(self.name)
 
 
-def is_internal(queue: str) -> bool:
-    """Whether Celery made the queue for itself."""
-    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
-
-
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """One consumer process. ``beat`` changes with every heartbeat; it is no time.
@@ -132,7 +127,7 @@ class Overview:
 
     def total(self, field_name: str) -> int:
         """Of the application's queues: not of those that Celery makes for itself."""
-        return sum(getattr(queue, field_name) for queue in self.live_queues if not queue.is_internal)
+        return sum(getattr(queue, field_name) for queue in self.own_queues)
 
 
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:

@@ -26,7 +26,7 @@ from celery_fdb.operations.action import received
 from celery_fdb.web.access import forgery
 from celery_fdb.web.serving.reception import Reception
 from celery_fdb.web.serving.threads import Busy, Threads
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import READ_ONLY, Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.masking import masked_text
@@ -121,10 +121,6 @@ class Pages:
         return made
 
 
-READ_ONLY = (
-    "This dashboard only shows, at least to you. To act, start it with --write or read_only=False; in Django, your "
-    "user needs the permission celery_fdb.manage_queue."
-)
 FORGED = (
     "The form did not come from a page of this dashboard, or that page is too old. Reload the page and try again. "
     "Behind a proxy, make it pass the Host header on."

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from celery_fdb.inspection.moments import age, moment
+from celery_fdb.inspection.moments import age, limit, moment, rate
 from celery_fdb.operations.action import carried
 from kombu_fdb.primitives.masking import masked_text, plain
 
@@ -38,7 +38,8 @@ def environment() -> Environment:
         "number": number,
         "age_s": partial(age, nothing=NOTHING),
         "took": took,
-        "rate": rate,
+        "rate": partial(rate, nothing=NOTHING),
+        "limit": limit,
         "clock": clock,
     }
     made.globals["carried"] = carried
@@ -69,13 +70,6 @@ def number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
 
 
-def rate(value: float | None) -> str:
-    """Per second: more digits for less."""
-    if value is None:
-        return NOTHING
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or value == 0 else f"{value:.2g}"
-
-
 def moment_of(seconds: float) -> datetime:
     """Seconds since 1970."""
     return moment(seconds * 1000)
@@ -83,7 +77,7 @@ def moment_of(seconds: float) -> datetime:
 
 def clock(moment: Any) -> str:
     """A moment in UTC; scripts show it in the reader's time zone."""
-    return NOTHING if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+    return NOTHING if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def took(seconds: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from celery_fdb.inspection.moments import moment
 from celery_fdb.operations.action import QUOTED, received
 from celery_fdb.operations.audit import Audit
 from celery_fdb.web import addresses
@@ -18,6 +19,11 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
 
+#: What there is to do for those who may not act.
+READ_ONLY = (
+    "This dashboard only shows, at least to you. To act, start it with --write or read_only=False; in Django, your "
+    "user needs the permission celery_fdb.manage_queue."
+)
 #: Rows of a table, and choices of a form; a page says how many there are.
 MOST_SHOWN = 500
 
@@ -85,6 +91,8 @@ class Visit:
             "form_field": self.form_field,
             "navigation": addresses.NAVIGATION,
             "part": self.is_part,
+            "read_at": moment(self.settings.clock.wall_ms()),
+            "read_only": READ_ONLY,
         }
         return Response(html(template, {**common, **context}), status, media_type="text/html")
 

@@ -26,6 +26,16 @@ def test_a_healthy_file(tmp_path):
     assert "ok    content         0 queues" in text
 
 
+def test_the_content_is_that_of_the_pages(tmp_path):
+    """Neither dead letters nor what Celery keeps for itself wait for a worker."""
+    with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
+        broker.queue("jobs").put_many("abc")
+        broker.queue("jobs").take(0).bury()
+        broker.queue("w@h.celery.pidbox").put("x")
+    _, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert "1 queue: 2 messages ready, 0 delayed, 0 leased, 1 dead;" in text
+
+
 def test_an_sqlite_that_is_too_old(tmp_path, monkeypatch):
     monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 34, 1))
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")

@@ -30,12 +30,12 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.application import A_YEAR, READING, SHOWN
 from celery_fdb.web.live.stream import Poll
-from celery_fdb.web.page import READ_ONLY, answer, fields_of
+from celery_fdb.web.page import answer, fields_of
 from celery_fdb.web.pages.actions import act
 from celery_fdb.web.pages.workers import Workers
 from celery_fdb.web.rendering import HERE
 from celery_fdb.web.settings import Settings
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import READ_ONLY, Visit
 from kombu_fdb.errors import OptionError
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}

@@ -33,14 +33,17 @@ MOST_RUNS, MOST_STEPS = 500, 100
 MOST_QUEUES, MOST_MESSAGES = 10, 200
 #: Levels of a tree; what is deeper stands below the last one.
 MOST_DEPTH = 100
-PENDING = states.PENDING
+PENDING, NOT_RUN = states.PENDING, "NOT_RUN"
+#: After these nothing of a chain follows.
+FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
 
 @dataclass(slots=True)
 class Node:
-    """A task, or a group. ``state``: of its newest run; of a message ready, delayed or leased; PENDING: not published.
+    """A task, or a group. ``state``: of its newest run; of a message ready, delayed or leased.
 
+    PENDING: not published; NOT_RUN: what it follows has failed, so it is not published any more.
     Of a group: FAILURE if a member failed, SUCCESS if all succeeded, else STARTED.
     """
 
@@ -58,11 +61,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """``complete``: nothing was left out for want of room."""
+    """``tasks``: without groups. ``complete``: nothing was left out for want of room.
+
+    ``saw_all_that_waits``: the queues were so short that all that waits in them was looked at.
+    """
 
     roots: list[Node]
     tasks: int
     complete: bool
+    saw_all_that_waits: bool
 
 
 def workflow_of(broker: Broker, task_id: str) -> Workflow:
@@ -71,7 +78,9 @@ def workflow_of(broker: Broker, task_id: str) -> Workflow:
     search.run(id_text(task_id))
     if not search.nodes:
         raise TaskUnknown(task_id=task_id, fix=fix_id(history_of(broker)))
-    return Workflow(search.tree(), len(search.nodes), search.complete)
+    tree = search.tree()
+    tasks = sum(each.kind == "task" for each in search.nodes.values())
+    return Workflow(tree, tasks, search.complete, search.saw_all_that_waits)
 
 
 class _Search:
@@ -82,7 +91,7 @@ class _Search:
         self._history = history_of(broker)
         self._active = [run for _, run in self._history.active()]
         self.nodes: dict[str, Node] = {}
-        self.complete = True
+        self.complete = self.saw_all_that_waits = True
         self._parents: dict[str, str] = {}
         #: Of members their groups.
         self._groups: dict[str, str] = {}
@@ -126,11 +135,11 @@ class _Search:
 
     def _look_into_queues(self) -> None:
         """For what waits and was not found otherwise: members of a group, and what a task has called."""
-        self.complete &= len(self._queues) <= MOST_QUEUES
+        self.saw_all_that_waits &= len(self._queues) <= MOST_QUEUES
         for queue in sorted(self._queues)[:MOST_QUEUES]:
             for state in WAITING:
                 found = self._broker.queue(queue).peek(MOST_MESSAGES, state=state)
-                self.complete &= len(found) < MOST_MESSAGES
+                self.saw_all_that_waits &= len(found) < MOST_MESSAGES
                 for each in found:
                     headers = _headers(each)
                     if {id_text(headers.get("root_id")), id_text(headers.get("group"))} & self._families:
@@ -210,7 +219,14 @@ class _Search:
         for node in self.nodes.values():
             if node.kind == "group":
                 node.state = _of_members([each for each in node.children if each.id in self._groups])
+        for node in self.nodes.values():
+            if node.id in self._behind and node.state == PENDING and self._has_failed(above, node.id):
+                node.state = NOT_RUN
         return sorted(roots, key=self._order)
+
+    def _has_failed(self, above: dict[str, str], id_: str) -> bool:
+        """Whether a task that it follows has."""
+        return any(self.nodes[each].state in FAILED for each in self._line(above, id_))
 
     def _order(self, node: Node) -> tuple[float, int]:
         """By their starts; those that have not begun at the end, in the order of their chain."""

@@ -7,37 +7,43 @@ from itertools import pairwise
 
 from starlette.responses import JSONResponse, Response
 
-from celery_fdb.inspection.overview import is_internal
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.metrics.samples import OTHERS, QueueSample, Sample
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, OTHERS, QueueSample, Sample
+from kombu_fdb.model import is_internal
 
 
 def trend(visit: Visit, broker: Broker) -> Response:
     """``span``: hour or day."""
     span = visit.asked("span")
     if span == "hour":
-        return JSONResponse({"points": points(broker.inspect.samples("hour"))})
+        return JSONResponse({"points": points(broker.inspect.samples("hour"), HOUR.step_s)})
     if span == "day":
-        return JSONResponse({"points": points(broker.inspect.samples("day"))})
+        return JSONResponse({"points": points(broker.inspect.samples("day"), DAY.step_s)})
     raise NotThere("There is an hour, and a day.")
 
 
-def points(samples: Sequence[Sample]) -> list[list[float | None]]:
-    """Time in seconds, backlog, published and acked per second since the sample before."""
-    found = [_point(before, now) for before, now in pairwise(samples)]
-    return [each for each in found if each is not None]
+def points(samples: Sequence[Sample], step_s: float) -> list[list[float | None]]:
+    """Time in seconds, backlog, published and acked per second since the sample before.
 
-
-def _point(before: Sample, now: Sample) -> list[float | None] | None:
-    seconds = (now.taken_ms - before.taken_ms) / 1000
-    if seconds <= 0:
-        return None
-    was, is_ = _shown(before), _shown(now)
-    backlog = sum(each.ready + each.delayed for each in is_.values())
-    return [now.taken_ms / 1000, backlog, *(_done(was, is_, event) / seconds for event in ("published", "acked"))]
+    ``step_s``: between two samples. Where more than twice that is between them, nothing is known: a point of None says
+    that, and so does the rate of the one behind.
+    """
+    found: list[list[float | None]] = []
+    for before, now in pairwise(samples):
+        seconds = (now.taken_ms - before.taken_ms) / 1000
+        if seconds <= 0:
+            continue
+        was, is_ = _shown(before), _shown(now)
+        backlog = sum(each.ready + each.delayed for each in is_.values())
+        rates: list[float | None] = [_done(was, is_, event) / seconds for event in ("published", "acked")]
+        if seconds > 2 * step_s:
+            found.append([before.taken_ms / 1000 + 1, None, None, None])
+            rates = [None, None]
+        found.append([now.taken_ms / 1000, backlog, *rates])
+    return found
 
 
 def _shown(sample: Sample) -> dict[str, QueueSample]:

@@ -15,6 +15,17 @@ from kombu_fdb.primitives.masking import masked
 
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
+#: What is counted of a queue, in words.
+TOTALS = {
+    "published": "published",
+    "claimed": "delivered to workers",
+    "acked": "done",
+    "returned": "given back by workers",
+    "dead": "became dead letters",
+    "lost": "taken back from dead workers",
+    "late": "settled too late",
+    "conflicts": "claims that another was faster than",
+}
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
@@ -43,6 +54,7 @@ def queue(visit: Visit, broker: Broker) -> Response:
         control=broker.queue(name).control(),
         keys=keys[:TOP_KEYS],
         actions=offered_on_queue(view),
+        totals=[(label, view.totals[event]) for event, label in TOTALS.items() if event in view.totals],
         has_more_keys=len(keys) > TOP_KEYS,
         dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
     )

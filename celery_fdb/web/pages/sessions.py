@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.overview import SessionView, is_internal, look
+from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.inspection.sessions import heard_s, state_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
+from kombu_fdb.model import is_internal
 
 
 class Row(NamedTuple):

@@ -1,7 +1,8 @@
 "use strict";
 // The charts of the overview, by uPlot: what the live stream tells.
 {
-  const MOST = 150;
+  const SPAN_S = 300;
+  const GAP_S = Math.max(20, 3 * Number(document.querySelector("[data-trend-source]").dataset.interval));
   const HEIGHT = 150;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const found = { rates: document.getElementById("chart-rates"), backlog: document.getElementById("chart-backlog") };
@@ -20,7 +21,7 @@
       font: "11px system-ui", values: (_, values) => values.map((each) => compact.format(each)),
     },
   ];
-  const series = (name) => ({ stroke: colour(name), width: 1.5, points: { show: false }, spanGaps: true, fill: colour(`${name}-fill`) });
+  const series = (name) => ({ stroke: colour(name), width: 1.5, points: { show: false }, spanGaps: false, fill: colour(`${name}-fill`) });
   const options = (element, names) => ({
     width: element.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.1] } },
@@ -70,13 +71,25 @@
   for (const each of bar.querySelectorAll("button")) { each.addEventListener("click", () => choose(each)); }
   setInterval(() => { if (span && !document.hidden) { read().catch(() => {}); } }, REFRESH_MS);
 
+  // Of the last five minutes, with a hole wherever there was no look, for there is no line across what is not known.
+  const recent = (all) => {
+    const end = all.at(-1)?.[0] ?? 0;
+    const found = [];
+    for (const each of all.filter(([at]) => at > end - SPAN_S)) {
+      const last = found.at(-1);
+      if (last && each[0] - last[0] > GAP_S) { found.push([last[0] + 1, null, null, null]); }
+      found.push(each);
+    }
+    return found;
+  };
+
   document.addEventListener("live-points", (event) => {
-    live = event.detail.slice(-MOST);
+    live = recent(event.detail);
     if (!span) { points = live; show(); }
   });
   document.addEventListener("live-point", (event) => {
     const last = live.at(-1);
-    if (!last || event.detail[0] > last[0]) { live = [...live, event.detail].slice(-MOST); }
+    if (!last || event.detail[0] > last[0]) { live = recent([...live, event.detail]); }
     if (!span) { points = live; show(); }
   });
   document.addEventListener("theme", make);

@@ -19,7 +19,12 @@
     }
     return "";
   };
-  const rate = (value) => (value >= 100 ? number.format(Math.round(value)) : value.toFixed(1));
+  // Three digits, as on the server.
+  const digits = (value) => (value >= 100 ? number.format(Math.round(value)).replaceAll(",", "\u202f") : String(Number(value.toPrecision(3))));
+  const rate = (value) => {
+    if (value >= 1 || value === 0) { return `${digits(value)}/s`; }
+    return value * 60 >= 1 ? `${digits(value * 60)}/m` : `${digits(value * 3600)}/h`;
+  };
   const kinds = {
     age,
     rate,

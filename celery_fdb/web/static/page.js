@@ -4,7 +4,10 @@
   const localise = (root) => {
     for (const each of root.querySelectorAll("time[datetime]")) {
       const moment = new Date(each.dateTime);
-      if (!Number.isNaN(moment.valueOf())) { each.textContent = moment.toLocaleString(undefined, { hour12: false }); }
+      if (Number.isNaN(moment.valueOf())) { continue; }
+      const day = "hour" in each.dataset ? {} : { year: "numeric", month: "numeric", day: "numeric" };
+      const clock = { hour: "numeric", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
+      each.textContent = moment.toLocaleString(undefined, { ...day, ...clock });
     }
   };
   const select = (root) => {

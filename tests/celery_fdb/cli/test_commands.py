@@ -242,6 +242,14 @@ def test_top_shows_queues_keys_and_sessions(run, broker):
     assert result.code == 0
     for text in ("1 ready, 0 delayed, 1 leased", "jobs", "alice", "alive"):
         assert text in result.out
+    assert "0/s" not in result.out, "one look knows no rate"
+    assert "+0/s" in run("top", "--iterations", "2", "--interval", "0.1").out
+
+
+def test_a_rate_is_shown_as_it_was_written(run, broker):
+    broker.queue("jobs").put("a", key="alice")
+    assert "100/m" in run("limit", "jobs", "alice", "--rate", "100/m").out
+    assert "rate=100/m" in run("keys", "jobs").out
 
 
 # -- changing ----------------------------------------------------------------------------------------------------------
@@ -675,7 +683,12 @@ def test_totals_leave_out_what_celery_sends_itself(run, broker):
     broker.queue("celery@host.celery.pidbox").put("a")
     broker.queue("celeryev.1b2c").put("a")
     assert run("status", "--json").json["totals"]["ready"] == 1
-    assert "1 ready, 0 delayed, 0 leased, 0 dead; 1 queue" in run("status").out
+    for command in (["status"], ["top", "--once"]):
+        out = run(*command).out
+        assert "1 ready, 0 delayed, 0 leased, 0 dead; 1 queue" in out
+        assert "celery" not in out, "as many rows as the line above says"
+    assert [each["name"] for each in run("queues", "--json").json] == ["jobs"]
+    assert {"celeryev.1b2c", "jobs"} < {each["name"] for each in run("queues", "--all", "--json").json}
 
 
 @pytest.mark.parametrize("command", ["export", "import"])

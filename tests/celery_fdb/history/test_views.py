@@ -30,7 +30,7 @@ from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.opening import HistoryOff
 from celery_fdb.history.views.runs import active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
-from celery_fdb.history.views.workflows import Node, workflow_of
+from celery_fdb.history.views.workflows import NOT_RUN, Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import SystemClock
@@ -203,6 +203,19 @@ def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
     assert (found.tasks, found.complete) == (3, True)
 
 
+def test_what_follows_a_failure_is_not_pending(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("a", task="a", followers=(Follower("b", "b"), Follower("c", "c")), state=FAILURE, queue="q"))
+    assert shape(workflow_of(broker, "a").roots) == [("a", FAILURE, [("b", NOT_RUN, [("c", NOT_RUN, [])])])]
+
+
+def test_a_long_queue_does_not_make_a_workflow_large(broker: Broker, keep: Keep, run: Make) -> None:
+    """Its groups are no tasks, either."""
+    broker.queue("q").put_many(["x"] * 300)
+    keep(*[run(each, task=each, root="a", group="g", queue="q") for each in ("pack", "mail")])
+    found = workflow_of(broker, "pack")
+    assert (found.tasks, found.complete, found.saw_all_that_waits) == (2, True, False)
+
+
 def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
     body = (Follower("body", "sum"),)
     keep(run("m1", task="part", group="g", followers=body, queue="q"))
@@ -212,7 +225,7 @@ def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
     for each in ("m1", "m3"):
         ((kind, state, children),) = shape(workflow_of(broker, each).roots)
         assert (kind, state) == ("group", FAILURE)
-        assert sorted(children) == sorted([*members, ("sum", PENDING, [])])
+        assert sorted(children) == sorted([*members, ("sum", NOT_RUN, [])])
 
 
 def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep, run: Make) -> None:

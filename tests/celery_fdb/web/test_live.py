@@ -305,9 +305,12 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
     name = "jobs\u202e"
     told = Vitals().told(Overview(0, "x", [QueueView(name, ready=3, dead=1), QueueView("w.celery.pidbox", dead=1)], []))
     assert told["concerns"] == [
+        {"text": "no worker consumes any queue", "queue": None},
         {"text": "1 dead letter of jobs\\u202e", "queue": name},
         {"text": "nobody consumes jobs\\u202e, where 3 wait", "queue": name},
     ]
+    told = Vitals().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
+    assert told["concerns"] == []
     silent = SessionView("s", "host", 7, "worker", 10.0, open=True, beat="", queues=[], beat_ms=1)
     told = Vitals().told(Overview(20_000, "x", [], [silent]))
     assert told["concerns"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
@@ -380,14 +383,21 @@ def test_an_hour_of_rates_from_the_samples() -> None:
             sample(10, q=(7, 30), dead=(1, 0)),
             sample(20, q=(7, 5), dead=(1, 0), new=(2, 100)),
             sample(20, q=(7, 5)),
-        ]
+        ],
+        step_s=10,
     )
     assert found == [[10.0, 8, 0, 2.0], [20.0, 10, 0, 0]], "neither a deleted queue nor a new one makes a peak"
 
 
 def test_samples_leave_out_dead_letters_and_celerys_own() -> None:
     queues = {"q": (1, 0), "q.dead": (50, 0), "w.celery.pidbox": (9, 0)}
-    assert points([sample(0, **queues), sample(5, **queues)]) == [[5.0, 1, 0, 0]]
+    assert points([sample(0, **queues), sample(5, **queues)], step_s=5) == [[5.0, 1, 0, 0]]
+
+
+def test_a_gap_is_a_gap() -> None:
+    """While no process consumed there was no sample, and no line leads across."""
+    found = points([sample(each, q=(each, each)) for each in (0, 15, 600, 615)], step_s=15)
+    assert found == [[15.0, 15, 0, 1.0], [16.0, None, None, None], [600.0, 600, None, None], [615.0, 615, 0, 1.0]]
 
 
 def test_the_charts_have_an_hour_and_a_day(viewer: Any, broker: Broker) -> None:
@@ -395,11 +405,11 @@ def test_the_charts_have_an_hour_and_a_day(viewer: Any, broker: Broker) -> None:
     for span in ("hour", "day"):
         assert viewer.get("/trend", params={"span": span}).json() == {"points": []}
     now_s = SystemClock().wall_ms() // 1000
-    kept = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((900, 5, 0), (600, 7, 600))]
-    for series, shift_ms in ((DAY, 0), (HOUR, 300_000)):
+    day = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((900, 5, 0), (600, 7, 600))]
+    hour = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((315, 5, 0), (300, 7, 30))]
+    for series, kept in ((DAY, day), (HOUR, hour)):
         for each in kept:
-            later = Sample(each.taken_ms + shift_ms, each.queues)
-            broker._engine.transactions.write(lambda work, s=series, one=later: write(work, [s], one))
+            broker._engine.transactions.write(lambda work, s=series, one=each: write(work, [s], one))
     assert viewer.get("/trend", params={"span": "day"}).json() == {"points": [[now_s - 600.0, 7, 0, 2.0]]}
     assert viewer.get("/trend", params={"span": "hour"}).json() == {"points": [[now_s - 300.0, 7, 0, 2.0]]}
     assert viewer.get("/trend", params={"span": "year"}).status_code == 404

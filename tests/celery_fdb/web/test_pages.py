@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import html
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from celery_fdb.inspection import overview
+from celery_fdb.inspection.overview import Overview
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.pages import actions, dead_letters, queues, sessions
 from celery_fdb.web.settings import Settings
@@ -47,6 +50,39 @@ def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) ->
     assert "1 dead letter of jobs" in page
     assert "idle is paused with 1 message" in page
     assert 'data-summary="ready" data-kind="number">3<' in page
+
+
+def test_no_worker_at_all_needs_attention(viewer: Any, broker: Broker) -> None:
+    assert "no worker consumes any queue" not in viewer.see("/")
+    broker.queue("jobs").put("x")
+    assert "no worker consumes any queue" in viewer.see("/")
+
+
+def test_a_page_is_live_or_says_when_it_was_read(visit: Any) -> None:
+    person = visit(clock=ManualClock())
+    read = re.compile(r'read at <time data-hour datetime="[^"]+\+00:00">\d\d:\d\d:\d\d UTC</time>')
+    for name in SHOWN:
+        page = person.get(PATHS[name], params={"queue": "jobs"}, headers={"accept": "text/html"})
+        if "text/html" in page.headers["content-type"] and page.status_code == 200:
+            assert ('id="live"' in page.text) is (name in {"overview", "queues", "queue"}), name
+            assert ('id="live"' in page.text) != bool(read.search(page.text)), name
+            assert ('data-events="/events"' in page.text) is ('id="live"' in page.text), name
+
+
+def test_the_totals_of_a_queue_have_words(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.queue("jobs").put("x")
+    monkeypatch.setattr(queues, "look", _with_totals(queues.look, published=7, lost=3, conflicts=1))
+    page = viewer.see("/queue", queue="jobs")
+    assert "taken back from dead workers, ever</dt><dd>3<" in page
+    assert "lost" not in page
+
+
+def _with_totals(look: Callable[..., Overview], **totals: int) -> Callable[..., Overview]:
+    def seen(*given: Any, **named: Any) -> Overview:
+        found = look(*given, **named)
+        return dataclasses.replace(found, queues=[dataclasses.replace(each, totals=totals) for each in found.queues])
+
+    return seen
 
 
 def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -> None:
