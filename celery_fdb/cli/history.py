@@ -138,7 +138,7 @@ def task(run: Run, *, task_id: str, tree: bool) -> Answer:
 
 
 def _life(life: Life) -> Iterator[RenderableType]:
-    result = "" if life.result is None else f"; result: {life.result}"
+    result = "" if life.result is None else f"; result: {life.result} {life.value}".rstrip()
     yield f"{life.task} {life.task_id}: {life.state}{result}"
     yield table("when what about", [(_moment(each.moment), each.what, each.about) for each in life.events])
     for each in life.runs[-1:]:

@@ -15,7 +15,7 @@ from celery.backends.base import DisabledBackend
 from kombu.serialization import prepare_accept_content
 
 from celery_fdb.history.publishing import PUBLISHED
-from celery_fdb.history.run import ACTIVE, LOST
+from celery_fdb.history.run import ACTIVE, LOST, bounded
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.opening import history_of
 from celery_fdb.history.views.runs import RunView, view
@@ -28,6 +28,8 @@ from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 
 #: Newest runs of one task that are shown.
 MOST_RUNS = 100
+#: Characters of a result that are shown.
+MOST_OF_VALUE = 10_000
 ENDS = {
     states.SUCCESS: "succeeded",
     states.FAILURE: "failed",
@@ -56,7 +58,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them. ``result``: its state."""
+    """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them.
+
+    ``result``: its state, and ``value``: what it is, as Python writes it; a secret in it is not masked yet.
+    """
 
     task_id: str
     task: str
@@ -65,6 +70,7 @@ class Life:
     runs: list[RunView]
     messages: list[dict[str, Any]] = field(default_factory=list)
     result: str | None = None
+    value: str = ""
     history: bool = True
 
 
@@ -82,7 +88,7 @@ def life_of(broker: Broker, task_id: str, app: Any = None) -> Life:
     runs = [view(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
     runs += [view(run) for _, run in history.active() if run.id == task_id]
     kept = history.settings() is not None
-    result = None if app is None else _result(app, task_id)
+    result, value = (None, "") if app is None else _result(app, task_id)
     if not (messages or runs or result):
         raise TaskUnknown(task_id=task_id, fix=fix_id(history))
     events = [event for each, seen in zip(found, messages, strict=True) for event in _of_message(each, seen)]
@@ -90,7 +96,7 @@ def life_of(broker: Broker, task_id: str, app: Any = None) -> Life:
     events = sorted(dict.fromkeys(events), key=lambda event: event.moment)
     names = [each.task for each in runs] + [str(each["task"]) for each in messages if each["task"]]
     state = _state(messages, runs, result)
-    return Life(task_id, names[-1] if names else "", state, events, runs, messages, result, kept)
+    return Life(task_id, names[-1] if names else "", state, events, runs, messages, result, value, kept)
 
 
 def _of_message(peeked: Peeked, message: dict[str, Any]) -> Iterator[Event]:
@@ -144,12 +150,14 @@ def _without_pickle(backend: Any) -> Any:
     return careful
 
 
-def _result(app: Any, task_id: str) -> str | None:
-    """None for one that is unknown, or if the backend can't say."""
+def _result(app: Any, task_id: str) -> tuple[str | None, str]:
+    """Its state, None for one that is unknown, or why the backend can't say; and its value, if it has one."""
     if isinstance(app.backend, DisabledBackend):
-        return None
+        return None, ""
     try:
-        state = str(app.AsyncResult(task_id, backend=_without_pickle(app.backend)).state)
+        found = app.AsyncResult(task_id, backend=_without_pickle(app.backend))
+        state = str(found.state)
+        value = bounded(repr(found.result), MOST_OF_VALUE) if state in states.READY_STATES else ""
     except Exception as error:  # noqa: BLE001 - each result backend has classes of its own
-        return f"unknown: {type(error).__name__}"
-    return None if state == states.PENDING else state
+        return f"unknown: {type(error).__name__}", ""
+    return (None, "") if state == states.PENDING else (state, value)

@@ -1,6 +1,7 @@
-"""What a person asks of a running worker by Celery's remote control: to shut down, resize its pool, or limit a rate.
+"""What a person asks of running workers by Celery's remote control: of one, or of all about one task.
 
-The request's ``queue`` is the worker's name, as ``worker1@host``. A worker that does not answer in time is reported.
+The request's ``queue`` is the worker's name, as ``worker1@host``, or the task's id. A worker that does not answer in
+time is reported.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery import states
 from kombu.exceptions import OperationalError
 
+from celery_fdb.history.run import ACTIVE, LOST
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from celery_fdb.operations.limiting import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
+from kombu_fdb.primitives.plural import plural
 
 #: Seconds that it has to answer.
 TIMEOUT_S = 2.0
@@ -50,6 +54,52 @@ def _limit(broker: Broker, request: Request) -> Outcome:
     )
 
 
+def _quiet(broker: Broker, request: Request) -> Outcome:
+    del broker
+    answers = _told(request, lambda control, where: control.inspect(where, TIMEOUT_S).active_queues()) or {}
+    if request.queue not in answers:
+        raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
+    names = [str(each["name"]) for each in answers[request.queue]]
+    for name in names:
+        _answered(
+            request,
+            lambda control, where, name=name: control.cancel_consumer(name, where, reply=True, timeout=TIMEOUT_S),  # type: ignore[misc]  # bound in the loop
+        )
+    told = ", ".join(names) or "nothing, as before"
+    return Outcome(f"{request.queue} takes no more tasks; it was taking them from {told}.")
+
+
+def _revoke(broker: Broker, request: Request) -> Outcome:
+    del broker
+    answers = _about_task(request, terminate=False)
+    return Outcome(f"Revoked {request.queue}: {plural(len(answers), 'worker')} will not begin it.")
+
+
+def _terminate(broker: Broker, request: Request) -> Outcome:
+    del broker
+    answers = _about_task(request, terminate=True)
+    ended = [name for name, answer in answers.items() if answer.get("ok") == f"terminate: {request.queue}"]
+    if not ended:
+        return Outcome(f"No worker that answered runs {request.queue} now. None will begin it any more.")
+    return Outcome(f"Terminated {request.queue} on {', '.join(sorted(ended))}.")
+
+
+def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, Any]]:
+    """What each worker answers. Raises ``QueueError`` if one refuses, as a pool of threads does."""
+    if not request.queue:
+        raise InvalidArgument("a task has an id", fix="Open the task's page, and begin from there.")
+    replies = _told(
+        request,
+        lambda control, _: control.revoke(request.queue, terminate=terminate, reply=True, timeout=TIMEOUT_S),
+    )
+    found = {str(name): each for reply in replies or [] for name, each in reply.items() if isinstance(each, Mapping)}
+    for name, answer in found.items():
+        if "error" in answer:
+            fix = "Only a pool of processes or greenlets can end a task."
+            raise QueueError("the worker refused", worker=name, reason=str(answer["error"])[:500], fix=fix)
+    return found
+
+
 def _number(request: Request) -> int:
     text = request.fields.get("by", "").strip()
     if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
@@ -78,6 +128,24 @@ def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
         raise StoreUnavailable("the worker could not be told", reason=str(error)) from error
 
 
+#: Pools whose size can be changed while they run.
+RESIZABLE = frozenset({"prefork", "gevent", "eventlet"})
+
+
+def offered_on_worker(pool: str) -> list[Action]:
+    """``pool``: which it has, as Celery's option ``-P``."""
+    resizing = ["worker_grow", "worker_shrink"] if pool in RESIZABLE else []
+    return [WORKER_ACTIONS[name] for name in (*resizing, "worker_rate", "worker_quiet", "worker_shutdown")]
+
+
+def offered_on_task(state: str) -> list[Action]:
+    """``state``: of its newest run or message; nothing is offered for one that has ended."""
+    if state in {*states.READY_STATES, LOST, "dead", states.IGNORED, states.REJECTED}:
+        return []
+    running = ["task_terminate"] if state in {ACTIVE, "leased"} else []
+    return [WORKER_ACTIONS[name] for name in ("task_revoke", *running)]
+
+
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
 WORKER_ACTIONS = {
     each.name: each
@@ -95,11 +163,32 @@ WORKER_ACTIONS = {
             ),
         ),
         Action(
+            "worker_quiet",
+            "Take no more",
+            "Stop {target} from taking tasks? It finishes those that it has, and takes none until it is started anew.",
+            _quiet,
+        ),
+        Action(
             "worker_shutdown",
             "Shut down",
             "End {target}? It finishes what it runs; nothing is lost, and nobody starts it again unless a service "
             "manager does.",
             _shutdown,
+            destroys=True,
+        ),
+        Action(
+            "task_revoke",
+            "Revoke",
+            "Tell all workers not to begin {target}? One that runs it goes on. With celery_fdb.install, what waits of "
+            "it is deleted, too.",
+            _revoke,
+            destroys=True,
+        ),
+        Action(
+            "task_terminate",
+            "Terminate",
+            "End {target} where it runs, with a signal to its process? What it has done so far stays done.",
+            _terminate,
             destroys=True,
         ),
     )

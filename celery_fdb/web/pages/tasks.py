@@ -15,6 +15,9 @@ from celery_fdb.history.views.opening import HistoryOff
 from celery_fdb.history.views.runs import RunsPage, active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
 from celery_fdb.inspection.message import view_of
+from celery_fdb.operations.actions import offered
+from celery_fdb.operations.remote.workers import offered_on_task
+from celery_fdb.web.pages.messages import allowed
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
@@ -58,7 +61,15 @@ def task(visit: Visit, broker: Broker) -> Response:
     life = _life(visit, broker, task_id) if task_id else None
     now_ms = visit.settings.clock.wall_ms()
     rows = [view_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
-    return visit.page("task", id=task_id, life=life, rows=rows, most=MOST_OF_TASK)
+    return visit.page(
+        "task",
+        id=task_id,
+        life=life,
+        rows=rows,
+        most=MOST_OF_TASK,
+        offered=lambda row: allowed(visit, offered(row.message.queue, [row])),
+        offered_on_task=offered_on_task,
+    )
 
 
 def _life(visit: Visit, broker: Broker, task_id: str) -> Life | None:

@@ -16,12 +16,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from starlette.responses import Response
 
-from celery_fdb.operations.remote.workers import WORKER_ACTIONS
+from celery_fdb.operations.remote.workers import offered_on_worker
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 
-#: Seconds for all answers to one question; there are two.
+#: Seconds for all answers to one question; there are three.
 TIMEOUT_S = 1.0
 #: For so long an answer is shown again.
 FRESH_S = 2.0
@@ -38,7 +38,7 @@ class Active:
 
 @dataclass(slots=True)
 class Worker:
-    """``ran``: tasks since it has started."""
+    """``ran``: tasks since it has started. ``queues``: from which it takes them."""
 
     name: str
     pool: str = ""
@@ -47,6 +47,7 @@ class Worker:
     uptime_s: float | None = None
     pid: int | None = None
     ran: int = 0
+    queues: list[str] = field(default_factory=list)
     active: list[Active] = field(default_factory=list)
 
 
@@ -66,34 +67,38 @@ class Workers:
                 self._seen = ask(app, clock.wall_ms() / 1000)
                 self._fresh_until = clock.monotonic() + FRESH_S
         found = None if app is None else self._seen
-        return visit.page("workers", workers=found, actions=list(WORKER_ACTIONS.values()))
+        return visit.page("workers", workers=found, offered=offered_on_worker)
 
 
 def ask(app: Celery, now_s: float) -> list[Worker]:
     """Those that answered, by name. Raises ``StoreUnavailable``."""
     inspect = app.control.inspect(timeout=TIMEOUT_S)
     try:
-        stats, active = inspect.stats() or {}, inspect.active() or {}
+        stats, active, queues = inspect.stats() or {}, inspect.active() or {}, inspect.active_queues() or {}
     except OperationalError as error:
         raise StoreUnavailable("the workers could not be asked", reason=str(error)) from error
-    names = sorted({str(each) for each in (*stats, *active)})
-    return [worker_of(name, stats.get(name), active.get(name), now_s) for name in names]
+    names = sorted({str(each) for each in (*stats, *active, *queues)})
+    return [worker_of(name, stats.get(name), active.get(name), queues.get(name), now_s) for name in names]
 
 
-def worker_of(name: str, stats: Any, active: Any, now_s: float) -> Worker:
+def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> Worker:
     """Of what it answered, which may be anything."""
     worker = Worker(name)
     if isinstance(stats, Mapping):
         pool = stats.get("pool")
         pool = pool if isinstance(pool, Mapping) else {}
-        worker.pool = str(pool.get("implementation", "")).rpartition(":")[2]
-        worker.processes, worker.prefetch = _whole(pool.get("max-concurrency")), _whole(stats.get("prefetch_count"))
+        worker.pool = str(pool.get("implementation", "")).partition(":")[0].rpartition(".")[2]
+        pids = pool.get("processes")  # its limit stays as it was when it grows
+        worker.processes = len(pids) if isinstance(pids, list) else _whole(pool.get("max-concurrency"))
+        worker.prefetch = _whole(stats.get("prefetch_count"))
         worker.uptime_s, worker.pid = _whole(stats.get("uptime")), _whole(stats.get("pid"))
         total = stats.get("total")
         worker.ran = sum(_whole(each) or 0 for each in total.values()) if isinstance(total, Mapping) else 0
     for each in active if isinstance(active, list) else []:
         if isinstance(each, Mapping):
             worker.active.append(_active(each, now_s))
+    told = queues if isinstance(queues, list) else []
+    worker.queues = sorted(str(each["name"]) for each in told if isinstance(each, Mapping) and "name" in each)
     worker.active.sort(key=lambda each: -(each.seconds or 0.0))
     return worker
 

@@ -17,6 +17,7 @@ from celery_fdb.history.run import ACTIVE, Follower, Run
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.testing.clock import ManualClock
 
 BOUNDS = History(runs=1_000, max_age=60_000)
 
@@ -96,6 +97,27 @@ def test_a_tasks_life_with_its_arguments_only_for_those_who_may(
     for secret in ("acme", "x1y2", "abc9"):
         assert secret not in page
     assert "acme" in visit(show_bodies=True).see("/task", id="t")
+
+
+def test_a_tasks_result_and_its_messages_with_what_can_be_done(visit: Any, app: Celery, url: str) -> None:
+    app.conf.update(result_backend=url, task_ignore_result=False)
+    app.send_task("shop.pay", queue="jobs", task_id="t")
+    app.backend.store_result("t", {"paid": 5, "password": "x1y2"}, SUCCESS)
+    page = visit(app=app, show_bodies=True, read_only=False).see("/task", id="t")
+    assert "&#39;paid&#39;: 5" in page
+    assert "x1y2" not in page
+    assert "Cancel" in page
+    page = visit(app=app).see("/task", id="t")
+    assert "&#39;paid&#39;" not in page
+    assert "Cancel" not in page
+
+
+def test_an_active_run_shows_how_long_it_runs(visit: Any, store: HistoryStore) -> None:
+    clock = ManualClock()
+    store.activity(b"s", {1: Run("t", "shop.pay", start_ms=clock.wall_ms() - 65_000)})
+    page = visit(clock=clock).see("/runs", state="STARTED")
+    assert "1 min 5 s so far" in page
+    assert "<code>t</code>" in page
 
 
 def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:

@@ -39,9 +39,10 @@ STATS = {
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What workers answer to stats and active."""
-    answers: dict[str, Any] = {"stats": {"w@h": STATS}, "active": {"w@h": []}}
+    answers: dict[str, Any] = {"stats": {"w@h": STATS}, "active": {"w@h": []}, "queues": {"w@h": [{"name": "jobs"}]}}
     monkeypatch.setattr(Inspect, "stats", lambda _: answers["stats"])
     monkeypatch.setattr(Inspect, "active", lambda _: answers["active"])
+    monkeypatch.setattr(Inspect, "active_queues", lambda _: answers["queues"])
     return answers
 
 
@@ -57,7 +58,7 @@ def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return call
 
-    for name in ("shutdown", "pool_grow", "pool_shrink", "rate_limit"):
+    for name in ("shutdown", "pool_grow", "pool_shrink", "rate_limit", "cancel_consumer"):
         monkeypatch.setattr(app.control, name, told(name))
     return asked
 
@@ -65,7 +66,7 @@ def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_worker_with_what_it_runs(operator: Any, answers: dict[str, Any]) -> None:
     answers["active"]["w@h"] = [{"id": "t1", "name": "shop.pay", "time_start": time.time() - 90, "args": ["secret"]}]
     page = operator.see("/workers")
-    for text in ("w@h", "TaskPool", "tasks run: 7", "1 h 1 min", "shop.pay", "1 min"):
+    for text in ("w@h", "prefork", "takes from jobs", "tasks run: 7", "1 h 1 min", "shop.pay", "1 min"):
         assert text in page
     assert "secret" not in page
 
@@ -116,7 +117,7 @@ def test_the_workers_are_asked_once_for_all_who_open_the_page(
 
 def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any, answers: dict[str, Any]) -> None:
     assert "celery -A proj fdb web" in visit().see("/workers")
-    answers.update(stats=None, active=None)
+    answers.update(stats=None, active=None, queues=None)
     assert "No worker answered" in operator.see("/workers")
 
 
@@ -132,8 +133,8 @@ def test_workers_that_cannot_be_asked_are_a_page(operator: Any, monkeypatch: pyt
     "told", [None, [], "x", {"pool": 5, "total": []}, {"pool": {"max-concurrency": "x"}, "pid": []}]
 )
 def test_a_worker_may_answer_anything(told: Any) -> None:
-    assert worker_of("w", told, told, 0.0).name == "w"
-    assert worker_of("w", None, [told, {"time_start": "x"}, {}], 0.0).ran == 0
+    assert worker_of("w", told, told, told, 0.0).name == "w"
+    assert worker_of("w", None, [told, {"time_start": "x"}, {}], [told, {}], 0.0).ran == 0
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ def test_a_worker_may_answer_anything(told: Any) -> None:
         ("worker_shutdown", {}, ("shutdown", ["w@h"])),
         ("worker_grow", {"by": "2"}, ("pool_grow", 2, ["w@h"])),
         ("worker_shrink", {"by": "1"}, ("pool_shrink", 1, ["w@h"])),
+        ("worker_quiet", {}, ("cancel_consumer", "jobs", ["w@h"])),
         ("worker_rate", {"task": "shop.pay", "rate": "10/m"}, ("rate_limit", "shop.pay", "10/m", ["w@h"])),
     ],
 )
@@ -153,6 +155,45 @@ def test_what_is_asked_of_a_worker(
     assert control == [], "asked first"
     operator.submit("/act", status=404, **given, **fields, confirmed="yes")  # the way back
     assert control == [asked]
+
+
+@pytest.mark.parametrize(("pool", "can"), [("prefork", True), ("gevent", True), ("thread", False), ("solo", False)])
+def test_a_pool_is_resized_only_if_it_can(operator: Any, answers: dict[str, Any], pool: str, can: bool) -> None:
+    answers["stats"]["w@h"] = {**STATS, "pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
+    assert ("Grow pool" in operator.see("/workers")) is can
+
+
+def test_a_pool_that_grew_is_shown_as_it_is(operator: Any, answers: dict[str, Any]) -> None:
+    answers["stats"]["w@h"] = {**STATS, "pool": {**STATS["pool"], "processes": [*range(55)]}}  # type: ignore[dict-item]  # of several types
+    assert " 55</span>" in operator.see("/workers")
+
+
+def test_a_running_task_is_ended_from_its_page(
+    operator: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    answer: dict[str, Any] = {"ok": "terminate: t1"}
+
+    def revoke(task_id: str, **named: Any) -> Any:
+        asked.append((task_id, named["terminate"]))
+        return [{"w@h": answer}]
+
+    monkeypatch.setattr(app.control, "revoke", revoke)
+    app.send_task("shop.pay", queue="jobs", task_id="t1")
+    page = operator.see("/task", id="t1")
+    assert "Revoke" in page
+    assert "Terminate" not in page, "it does not run"
+    job = broker.queue("jobs").take(0)
+    assert job is not None
+    assert "Terminate" in operator.see("/task", id="t1")
+    given = {"queue": "t1", "back": "/task?id=t1", "confirmed": "yes"}
+    assert "Terminated t1 on w@h." in operator.submit("/act", action="task_terminate", **given)
+    assert "Revoked t1: 1 worker" in operator.submit("/act", action="task_revoke", **given)
+    assert asked == [("t1", True), ("t1", False)]
+    answer["ok"] = "terminate: tasks unknown"
+    assert "No worker that answered runs t1" in operator.submit("/act", action="task_terminate", **given)
+    answer["error"] = "NotImplementedError()"
+    assert "Only a pool of processes" in operator.submit("/act", action="task_terminate", **given)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +271,7 @@ def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker)
         "fdb web</code>",
     ):
         assert text in page
-    assert page.count("<time") == 3, "last and next; since when nobody tells of the other one"
+    assert page.count("<time datetime") == 3, "last and next; since when nobody tells of the other one"
 
 
 @pytest.mark.parametrize("has_app", [True, False])
