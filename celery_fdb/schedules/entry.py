@@ -6,11 +6,13 @@ import json
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from celery.schedules import schedule
+from celery.schedules import crontab, schedule
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.primitives.ranges import MOST, is_number
 
+#: Ends a crontab as Celery writes it.
+CELERYS_HINT = " (m/h/dM/MY/d)"
 #: Characters of a text.
 LONGEST = 500
 #: What an entry of somebody else's making may end in.
@@ -57,7 +59,10 @@ def _next_ms(entry: Any, now_ms: int) -> int | None:
     if entry.last_run_at is None:
         return None
     left = entry.schedule.remaining_estimate(entry.schedule.maybe_make_aware(entry.last_run_at))
-    return now_ms + max(int(left.total_seconds() * 1000), 0) if isinstance(left, timedelta) else None
+    if not isinstance(left, timedelta):
+        return None
+    # Its clock was a moment ahead of ours, and a crontab's moments are whole seconds.
+    return round(now_ms / 1000 + max(left.total_seconds(), 0)) * 1000
 
 
 def _ms(at: Any) -> int | None:
@@ -66,9 +71,11 @@ def _ms(at: Any) -> int | None:
 
 
 def text_of(timing: Any) -> str:
-    """When an entry is due, in words."""
-    text = str(getattr(timing, "human_seconds", "") or timing)
-    return f"every {text}" if type(timing) is schedule else text.removeprefix("<").removesuffix(">")
+    """When an entry is due, in words, and in which zone if that matters."""
+    if type(timing) is schedule:
+        return f"every {timing.human_seconds.replace('.00 ', ' ')}"
+    text = str(timing).removeprefix("<").removesuffix(">")
+    return f"{text.removesuffix(CELERYS_HINT)} {timing.tz}" if isinstance(timing, crontab) else text
 
 
 def pack(told: Told) -> bytes:

@@ -56,8 +56,7 @@ def schedules(visit: Visit, broker: Broker) -> Response:
     """By name."""
     app = visit.settings.app
     rows = rows_of(app, broker, moment(visit.settings.clock.wall_ms()))
-    scheduler = "" if app is None else str(app.conf.beat_scheduler)
-    return visit.page("schedules", rows=rows, scheduler=scheduler, has_app=app is not None, most=MOST_ENTRIES)
+    return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
 def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:

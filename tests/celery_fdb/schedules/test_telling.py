@@ -14,7 +14,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from celery_fdb.beat import Scheduler
-from celery_fdb.schedules.entry import Told, pack, told_of, unpack
+from celery_fdb.schedules.entry import Told, pack, text_of, told_of, unpack
 from celery_fdb.schedules.store import KEPT_S, schedule_of
 from celery_fdb.schedules.telling import ALL_S, LEAST_S, PAUSE_S, Teller
 from kombu_fdb import Broker
@@ -170,3 +170,20 @@ def test_rows_of_nobodys_making_are_left_out(broker: Broker, app: Celery, value:
     store._retry.repeat(lambda tr: tr.set(store._key("bad"), value), timeout_s=5.0)
     assert store.told() == [good]
     assert unpack("good", pack(good)) == good
+
+
+def test_a_timing_is_in_words_with_its_zone(app: Celery) -> None:
+    app.conf.timezone = "Europe/Berlin"
+    assert text_of(schedule(3600.0)) == "every 1 hour"
+    assert text_of(schedule(90.0)) == "every 1.50 minutes"
+    assert text_of(crontab(hour=3, minute=30, app=app)) == "crontab: 30 3 * * * Europe/Berlin"
+
+
+def test_the_next_run_of_a_crontab_is_on_its_minute(app: Celery) -> None:
+    """Whatever part of a second has passed while it was computed."""
+    timing = crontab(hour=3, minute=30, app=app, nowfun=lambda: datetime(2031, 5, 5, 1, 0, 0, 400_000, tzinfo=UTC))
+    made = entry(app, schedule=timing, last_run_at=datetime(2031, 5, 4, 3, 30, tzinfo=UTC))
+    now_ms = int(datetime(2031, 5, 5, 1, 0, 0, 390_000, tzinfo=UTC).timestamp() * 1000)
+    following_ms = told_of("nightly", made, now_ms, 60.0).next_ms
+    assert following_ms is not None
+    assert following_ms % 60_000 == 0
