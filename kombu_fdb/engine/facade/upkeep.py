@@ -118,11 +118,11 @@ class Upkeep:
         return self._run.part(verb, overflow.MOST_LEAVING)
 
     def ttl_queues(self) -> list[str]:
-        """Queues whose messages have a time to live."""
-        return self._run.read(lambda work: control.declared_with(work, "x-message-ttl"))
+        """Queues whose messages have a time to live, or go on when the life of each is over."""
+        return self._run.read(lambda work: control.declared_with(work, "x-message-ttl", "x-dead-letter-exchange"))
 
-    def expired_heads(self, queues: Sequence[str]) -> tuple[list[str], int | None]:
-        """Those at whose head an expired message stands, and when the next of the others expires."""
+    def expired_heads(self, queues: Sequence[str]) -> tuple[dict[str, list[bytes]], int | None]:
+        """Where expired messages stand at the heads of these, as cursors, and when the next of the others expires."""
         return self._run.read(lambda work: expired.at_heads(work, queues))
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:

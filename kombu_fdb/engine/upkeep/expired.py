@@ -1,10 +1,11 @@
 """Expired: messages that outlived their time where nobody claims them.
 
-A claim drops what has expired when it meets it. In a queue that nobody consumes nobody meets it. The messages of a
-queue with ``x-message-ttl`` expire in their order, so there the duties look at its head when that one's life is over:
-as in RabbitMQ, where such a queue and a dead-letter exchange make a delay
-(https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). What is not at the head, they find by a walk through all
-ready messages now and then. A life ends by the clock of whoever looks, and began by its publisher's (SKEW).
+A claim drops what has expired when it meets it. In a queue without a consumer no claim meets it. Where messages have
+one time to live (``x-message-ttl``), or go on when they expire (a dead-letter exchange), the duties look at the queue's
+head when that one's life is over: as in RabbitMQ, where a time to live, of the queue or of each message, and a
+dead-letter exchange make a delay (https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each
+key has a head; :data:`MOST_KEYS` are looked at. What is not at a head, they find by a walk through all ready messages
+now and then. A life ends by the clock of whoever looks, and began by its publisher's (SKEW).
 """
 
 from __future__ import annotations
@@ -17,24 +18,38 @@ from kombu_fdb.engine.stored.walking import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, outline_of
+from kombu_fdb.keyspace.layout import EVERY_RANK
 from kombu_fdb.keyspace.tuples import range_of
 
 ROWS_PER_TRANSACTION = 200
+#: Of each queue, those whose heads are looked at.
+MOST_KEYS = 100
 
 
-def at_heads(work: Work, queues: Sequence[str]) -> tuple[list[str], int | None]:
-    """Those of ``queues`` at whose head a message has expired, and when the next of the others does; at snapshot."""
-    ranges = [range_of(prefix) for queue in queues for prefix in (work.keys.keyed(queue), work.keys.ready(queue))]
-    heads = work.tr.get_ranges([(*each, 1) for each in ranges], snapshot=True) if ranges else []
-    due, next_ms = set(), None
-    for number, rows in enumerate(heads):
-        for _, value in rows:
+def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]], int | None]:
+    """The cursors at which a message has expired, at the heads of ``queues``, and when the next one does; at snapshot.
+
+    A queue's keys have a head each.
+    """
+    if not queues:
+        return {}, None
+    named = work.tr.get_ranges([(*work.keys.backlogs(queue), MOST_KEYS) for queue in queues], snapshot=True)
+    places = [
+        (queue, key)
+        for queue, rows in zip(queues, named, strict=True)
+        for key in ("", *(key for (_queue, key), _ in work.keys.read(rows, str, str)))
+    ]
+    ranges = [(*range_of(work.keys.items(queue, key, EVERY_RANK)), 1) for queue, key in places]
+    due: dict[str, list[bytes]] = {}
+    next_ms = None
+    for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
+        for row, value in rows:
             expires_ms = _expires_ms(value)
             if 0 < expires_ms <= work.now_ms:
-                due.add(queues[number // 2])
+                due.setdefault(queue, []).append(row)
             elif expires_ms:
                 next_ms = expires_ms if next_ms is None else min(next_ms, expires_ms)
-    return sorted(due), next_ms
+    return due, next_ms
 
 
 def _expires_ms(value: bytes) -> int:

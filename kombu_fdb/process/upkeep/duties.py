@@ -208,8 +208,18 @@ class ExpiredHeads:
         if not self._queues:
             return FULL_INTERVAL_S
         due, next_ms = self._engine.upkeep.expired_heads(self._queues)
-        self._subjects.run(due, lambda queue: self._engine.upkeep.drop_expired_part(queue)[0] > 0, budget)
-        if due:
+        total = 0
+
+        def step(queue: str) -> bool:
+            nonlocal total
+            dropped, _following = self._engine.upkeep.drop_expired_part(queue, due[queue][0])
+            total += dropped
+            if not dropped:
+                del due[queue][0]
+            return bool(due[queue])
+
+        self._subjects.run(list(due), step, budget)
+        if total:
             return 0.0  # what stands behind them may expire soon
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 

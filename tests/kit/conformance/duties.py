@@ -419,6 +419,34 @@ class DutiesConformance(OnBench):
         run(bench, duties, 2, 0.5)
         assert bench.counts("work") == (300, 0, 0)
 
+    def test_a_message_s_own_time_to_live_and_a_dead_letter_exchange_make_a_delay(self, bench: Bench) -> None:
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+        bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration("work"))
+        duties = bench.duties()
+        run(bench, duties, 30, 0.5)
+        bench.put(b"a", queue="wait", ttl_ms=5_000)
+        bench.put(b"b", queue="wait", key="k", ttl_ms=5_000)
+        run(bench, duties, 4.5, 0.5)
+        assert bench.counts("work") == (0, 0, 0)
+        run(bench, duties, 2, 0.5)
+        assert bench.counts("work") == (2, 0, 0)
+
+    def test_a_key_s_messages_expire_on_time_behind_those_of_other_keys(self, bench: Bench) -> None:
+        """More than one transaction looks at, and none of them has expired."""
+        arguments = {"x-message-ttl": 20_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+        bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
+        bench.engine.queues.declare(QueueDeclaration("work"))
+        duties = bench.duties()
+        run(bench, duties, 30, 0.5)
+        bench.put(b"first", b"second", queue="wait", key="zeta")
+        run(bench, duties, 10, 0.5)
+        bench.engine.publisher.publish([Publication("", "wait", b"later", key="acme")] * 300)
+        run(bench, duties, 9.5, 0.5)
+        assert bench.counts("work") == (0, 0, 0)
+        run(bench, duties, 2, 0.5)
+        assert bench.payloads(9, "work") == [b"first", b"second"]
+
     def test_services_of_a_line_whose_server_is_gone_leave_no_rows(self, bench: Bench) -> None:
         """That of a living one says how long the others are patient."""
         keys, begin = bench.engine.keys, rows_in(bench)

@@ -1,0 +1,32 @@
+"""The duty that looks at the heads of queues whose messages expire there: how soon it looks again."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.newer import make_newer
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.process.upkeep.duties import LOOK_S, ExpiredHeads
+from kombu_fdb.process.upkeep.round_robin import Guard
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+def next_look(bench: Bench) -> float:
+    guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
+    return ExpiredHeads(bench.engine, bench.clock, guard).run(Budget(bench.clock, seconds=1.0, transactions=50))
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_it_goes_on_at_once_only_behind_what_it_has_dropped(key: str) -> None:
+    """Else a message that it can't drop has it look again and again, without a pause."""
+    bench = Bench(MemoryDatabase())
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 1_000}))
+    bench.put(b"a", key=key)
+    make_newer(bench)
+    bench.put(b"b", key="other")
+    bench.later(2)
+    assert next_look(bench) == 0.0
+    assert next_look(bench) == LOOK_S
+    assert bench.counts() == (1, 0, 0)
