@@ -157,8 +157,8 @@ class Publisher:
         effects = Effects(stamped)
         reached, overfull = publish.publish(self._run.work(tr, effects), publications)
         effects.write(tr, self._run.keys)
-        for queue in overfull:  # what is too much by now; these messages are not there before the caller commits
-            self._shed(queue, overflow.Load(), self._run.timeouts.call_s)
+        for queue, own in overfull.items():  # what is too much by now; ours are not there before the caller commits
+            self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
         return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:

@@ -7,7 +7,8 @@ properties as they are stored. With both, the queue is full when either says so.
 
 * ``drop-head`` (the default): of the key with the most ready messages, the oldest of the least urgent, dead-lettered as
   ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those of one more key,
-  so a queue without keys loses the oldest of its least urgent. A key never gives way to one that has more messages;
+  so a queue without keys loses the oldest of its least urgent. Of :data:`MOST_KEYS` that are compared, none gives way
+  to one that has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
@@ -29,7 +30,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
@@ -48,8 +49,8 @@ REJECT_DLX = "reject-publish-dlx"
 
 #: Messages that give way in one transaction at most, besides one for each that comes.
 MOST_LEAVING = 100
-#: Keys whose backlogs are compared, and of them those whose messages are looked at: of the others none gives way while
-#: these have any.
+#: Keys whose backlogs are compared, from that of the message that came on in their order, so that whoever fills a queue
+#: is among them; and of these, largest first, those whose messages are looked at together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
 #: How often a publisher tries to let the oldest give way.
@@ -57,14 +58,15 @@ ATTEMPTS = 3
 
 
 class Load(NamedTuple):
-    """So many messages with so many bytes of payload."""
+    """So many messages with so many bytes of payload. ``key``: of the last of them."""
 
     messages: int = 0
     size: int = 0
+    key: str = ""
 
-    def grown(self, size: int) -> Load:
+    def grown(self, size: int, key: str = "") -> Load:
         """With one more message, of ``size`` bytes."""
-        return Load(self.messages + 1, self.size + size)
+        return Load(self.messages + 1, self.size + size, key)
 
 
 NOTHING = Load()
@@ -115,7 +117,7 @@ def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
     full = _full(work, queue, ready, NOTHING, least)
     if full is None or work.routing.queue(work.tr, queue).overflow != DROP_HEAD:
         return 0
-    rows = _oldest(work, queue, full, most_rows=most_rows)
+    rows = _oldest(work, queue, full, least.key, most_rows=most_rows)
     take_out(work, queue, rows)
     for key, value in rows:
         _give_way(work, Message(queue, key, value))
@@ -139,7 +141,8 @@ def _ready(work: Work, queues: Collection[str]) -> list[Load]:
 def _full(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> _Full | None:
     """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
-    excess = Load(*(_excess(*each) for each in zip(ready, new, most, least, strict=True)))
+    messages, size = (_excess(*each) for each in zip(ready[:2], new[:2], most, least[:2], strict=True))
+    excess = Load(messages, size)
     return None if excess == NOTHING else _Full(ready, most, excess)
 
 
@@ -157,13 +160,13 @@ def _refusal(queue: str, full: _Full) -> CapacityExceeded:
     return CapacityExceeded(queue=queue, unit="bytes", current_size=size, capacity=most, fix=fix)
 
 
-def _oldest(work: Work, queue: str, full: _Full, *, most_rows: int) -> list[KeyValue]:
-    """The messages that give way, at most ``most_rows``."""
+def _oldest(work: Work, queue: str, full: _Full, came: str, *, most_rows: int) -> list[KeyValue]:
+    """The messages that give way, at most ``most_rows``. ``came``: the key by which the queue became too full."""
     ready, _most, excess = full
     found: dict[bytes, bytes] = {}
     freed = Load()
     likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))
-    for key, value in _from_largest(work, queue, ready.messages, max(1, min(likely, most_rows))):
+    for key, value in _from_largest(work, queue, ready.messages, came, max(1, min(likely, most_rows))):
         if key in found:
             continue
         found[key] = value
@@ -174,15 +177,41 @@ def _oldest(work: Work, queue: str, full: _Full, *, most_rows: int) -> list[KeyV
     return list(found.items())
 
 
-def _from_largest(work: Work, queue: str, ready: int, part: int) -> Iterator[KeyValue]:
+def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> Iterator[KeyValue]:
     """A message of the key with the most ready messages, again and again; of keys that have as many, the oldest."""
-    rows = work.tr.get_range(*work.keys.backlogs(queue), limit=MOST_KEYS, snapshot=True)
+    backlogs = _backlogs(work, queue, ready, came, part)
+    largest = sorted(backlogs, key=backlogs.__getitem__, reverse=True)
+    for first in range(0, len(largest), CANDIDATES):
+        yield from _in_turn(work, queue, {key: backlogs[key] for key in largest[first : first + CANDIDATES]}, part)
+    for prefix in (work.keys.ready(queue), work.keys.keyed(queue)):
+        yield from _from_head(work, queue, range_of(prefix), part)
+
+
+def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> dict[str, int]:
+    """The keys that are compared, from ``came`` on in their order, with their ready messages; at snapshot.
+
+    Where there are more keys, the keyless messages are counted, up to so many as make them the most for all the
+    ``leaving``.
+    """
+    begin, end = work.keys.backlogs(queue)
+    own = work.keys.backlog(queue, came) if came else begin
+    ranges = [(own, end, MOST_KEYS), (begin, own, MOST_KEYS)]
+    parts = work.tr.get_ranges([each for each in ranges if each[0] < each[1]], snapshot=True)
+    rows = [row for part in parts for row in part][:MOST_KEYS]
     backlogs = {key: decode_count(value) for (_queue, key), value in work.keys.read(rows, str, str)}
     if len(rows) < MOST_KEYS:
         backlogs[""] = ready - sum(backlogs.values())
+    else:
+        enough = min(max(backlogs.values(), default=0) + leaving, MOST_LEAVING)
+        keyless = work.tr.get_range(*range_of(work.keys.ready(queue)), limit=enough, snapshot=True)
+        backlogs[""] = len(keyless)
+    return backlogs
+
+
+def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> Iterator[KeyValue]:
+    """The messages of these keys, of the largest first."""
     # Of each key: minus its backlog, the stamp and the row of its head; "" and none before its head is read.
-    heap: list[tuple[int, bytes, str, KeyValue | None]]
-    heap = [(-backlogs[key], b"", key, None) for key in nlargest(CANDIDATES, backlogs, key=backlogs.__getitem__)]
+    heap: list[tuple[int, bytes, str, KeyValue | None]] = [(-each, b"", key, None) for key, each in backlogs.items()]
     heapify(heap)
     heads: dict[str, Iterator[KeyValue]] = {}
     while heap:
@@ -195,8 +224,6 @@ def _from_largest(work: Work, queue: str, ready: int, part: int) -> Iterator[Key
         following = next(heads[key], None)
         if following is not None:
             heappush(heap, (number, following[0][-STAMP_LENGTH:], key, following))
-    for prefix in (work.keys.ready(queue), work.keys.keyed(queue)):
-        yield from _from_head(work, queue, range_of(prefix), part)
 
 
 def _from_head(work: Work, queue: str, within: Range, part: int) -> Iterator[KeyValue]:

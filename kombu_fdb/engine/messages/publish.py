@@ -116,7 +116,7 @@ def _judge(
         if publication is not None and publication.due_ms <= work.now_ms:
             for queue in queues:
                 if declared[queue].max_load != NO_LIMIT:
-                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload))
+                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload), publication.key)
     return judge(work, coming)
 
 

@@ -103,6 +103,45 @@ def test_the_key_with_the_most_messages_gives_way_whatever_its_name_and_their_pr
     assert ready_by_key(bench) == {noisy: 94, **dict.fromkeys(others, 2)}
 
 
+@pytest.mark.parametrize("noisy", ["a", "m", "z", ""])
+def test_who_fills_a_queue_gives_way_among_more_keys_than_are_compared(
+    bench: Bench, noisy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overflow, "MOST_KEYS", 5)
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 50}))
+    bench.engine.queues.purge("q")
+    others = {f"{letter}{number}": 2 for letter in "cpx" for number in range(5)}
+    for each in others:
+        fill(bench, each, 2)
+    fill(bench, noisy, 20)
+    assert ready_by_key(bench) == {noisy: 20, **others}
+    for _ in range(5):
+        fill(bench, noisy, 2)
+    assert ready_by_key(bench) == {noisy: 20, **others}
+
+
+def test_of_more_keys_than_are_looked_at_together_the_next_largest_give_way(bench: Bench) -> None:
+    """Not those whose names sort last."""
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1_000}))
+    bench.engine.queues.purge("q")
+    large = {f"k{number:02}": 3 for number in range(2 * overflow.CANDIDATES)}
+    for each, number in {**large, "z": 1, "zz": 2}.items():
+        fill(bench, each, number)
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 6}))
+    assert bench.engine.upkeep.trim_full_part("q") == sum(large.values()) + 3 - 6
+    assert ready_by_key(bench) == {"k29": 1, "k30": 1, "k31": 1, "z": 1, "zz": 2}
+
+
+def test_names_do_not_decide_which_of_many_equal_keys_give_way(bench: Bench) -> None:
+    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 60}))
+    bench.engine.queues.purge("q")
+    for number in range(60):
+        fill(bench, f"m{number}", 1)
+    for number in range(60):
+        fill(bench, f"a{number}", 1)
+    assert {key[0] for key in ready_by_key(bench)} == {"a"}
+
+
 def test_of_keys_with_as_many_messages_the_oldest_gives_way(bench: Bench) -> None:
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 3}))
     bench.engine.queues.purge("q")
