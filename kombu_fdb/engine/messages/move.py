@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, take_out
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, subqueue, take_out
 from kombu_fdb.engine.stored.walking import came_by, rows_from
 from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
@@ -72,8 +73,14 @@ def move_some(
 def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: list[KeyValue]) -> None:
     _take(work, source, ready + delayed)
     for name, value in ready:
-        place_key, rank = split_place(work.keys.place(source, name))
-        put_ready(work, Subqueue(target, place_key, rank), _by_name(value, target))
+        place = work.keys.place(source, name)
+        place_key, rank = split_place(place)
+        moved = _by_name(value, target)
+        to = Subqueue(target, place_key, rank)
+        if source.endswith(DEAD_SUFFIX) and not target.endswith(DEAD_SUFFIX) and isinstance(moved, Record):
+            # It stood there without its key and priority, which a working queue serves and limits it by.
+            to = subqueue(work, target, moved.key, moved.priority or priority_of(place))
+        put_ready(work, to, moved)
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
         put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(value, target))

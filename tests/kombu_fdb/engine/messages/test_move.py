@@ -11,7 +11,7 @@ from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.messages import move as module
 from kombu_fdb.errors import QueueError
-from kombu_fdb.model import Publication, StoredMessage
+from kombu_fdb.model import KeyLimits, Publication, StoredMessage
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -134,6 +134,21 @@ def test_a_moved_message_is_found_and_cancelled_by_its_task(bench):
         each.queue for each in bench.engine.inspect.find_task("alice1") + bench.engine.inspect.find_task("later")
     } == {"other"}
     assert len(bench.engine.messages.cancel("later")) == 1
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_dead_letter_that_is_moved_to_a_working_queue_has_its_key_and_priority_there(bench, in_parts):
+    """So the limits of its key hold for it."""
+    bench.put(b"a", b"b", key="k", priority=3)
+    dead = bench.take()
+    bench.engine.messages.reject([each.lease for each in dead])
+    bench.engine.queues.limit("q", "k", KeyLimits(max_in_flight=1))
+    if in_parts:
+        assert bench.engine.messages.move_some("q.dead", "q", bench.engine.queues.last("q.dead"))[0] == 2
+    else:
+        assert bench.engine.messages.move("q.dead", "q") == 2
+    bench.put(b"urgent", priority=9)
+    assert [(each.key, each.payload) for each in bench.take()] == [("", b"urgent"), ("k", b"a")]
 
 
 def test_a_key_that_was_emptied_by_a_move_has_its_turn_again(bench):
