@@ -6,6 +6,7 @@ import html
 import logging
 import re
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from celery import Celery
@@ -164,6 +165,27 @@ def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
     following = re.search(r'href="([^"]*after=[^"]*)">Next', page)
     assert following is not None
     assert "eu/2" in person.see(html.unescape(following[1]))
+
+
+def test_the_filter_and_the_page_stay_through_an_action(visit: Any, broker: Broker) -> None:
+    """Of the list, and from a message's own page back to it."""
+    person = visit(read_only=False, show_bodies=True, page_size=2)
+    for number in range(5):
+        broker.queue("jobs").put(str(number), key="acme", delay=600)
+    page = person.see("/messages", queue="jobs", state="delayed", key="acme")
+    following = re.search(r'href="([^"]+)">Next page', page)
+    assert following is not None
+    address = html.unescape(following[1])
+    page = person.see(address)
+    ways = {html.unescape(each) for each in re.findall(r'name="back" value="([^"]+)"', page)}
+    assert {frozenset(parse_qsl(urlsplit(each).query)) for each in ways} == {
+        frozenset(parse_qsl(urlsplit(address).query))
+    }
+    link = re.search(r'<th scope="row"><a href="(/message\?[^"]+)"', page)
+    assert link is not None
+    on_its_page = person.see(html.unescape(link[1]))
+    assert ways == {html.unescape(each) for each in re.findall(r'name="back" value="([^"]+)"', on_its_page)}
+    assert "evil" not in person.see(html.unescape(link[1]).partition("&back=")[0] + "&back=//evil.example")
 
 
 # -- who may not -------------------------------------------------------------------------------------------------------
