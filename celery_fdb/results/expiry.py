@@ -5,7 +5,7 @@ replaces: an entry in the index is never wrong, so the sweep (``sweep.py``) need
 entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
 
 Moments are by the wall clock of who stores. They are compared with that of who sweeps or, if it is behind, with that of
-most workers at the same store: one whose clock is ahead deletes nobody's results.
+most workers at the same store: one whose clock is ahead deletes no results.
 """
 
 from __future__ import annotations

@@ -15,14 +15,16 @@ from celery.states import STARTED, SUCCESS
 from kit.whole.mortal import Killed, MortalDatabase
 
 from celery_fdb.history import layout as history_layout
-from celery_fdb.history import segments, writing
+from celery_fdb.history import segments
+from celery_fdb.history import writing as history_store
 from celery_fdb.history.groups import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.results import chords, records, sweep
+from celery_fdb.results import chords, records
+from celery_fdb.results import sweep as results_store
 from celery_fdb.results import layout as results_layout
 from celery_fdb.results.chords import Return
 from celery_fdb.results.layout import Part
@@ -212,9 +214,9 @@ IN_PARTS = {"results.sweep", "history.lose", "history.trim", "schedules.forget_o
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "SWEEP_ROWS", PART)
+    monkeypatch.setattr(results_store, "SWEEP_ROWS", PART)
     monkeypatch.setattr(segments, "TRIM_SEGMENTS", 1)
-    monkeypatch.setattr(writing, "LOST_RUNS", PART)
+    monkeypatch.setattr(history_store, "LOST_RUNS", PART)
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", PART)
 
 

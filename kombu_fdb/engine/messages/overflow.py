@@ -49,7 +49,7 @@ REJECT_DLX = "reject-publish-dlx"
 
 #: Messages that give way in one transaction at most, besides one for each that comes.
 MOST_LEAVING = 100
-#: Keys whose backlogs are compared, from that of the message that came on in their order, so that whoever fills a queue
+#: Keys whose backlogs are compared, from that of the message that came on in their order, so that the tenant that fills a queue
 #: is among them; and of these, largest first, those whose messages are looked at together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
