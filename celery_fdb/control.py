@@ -2,7 +2,7 @@
 
 Celery's own ``revoke`` tells the running workers; they remember the id, and drop the task when it reaches them. A
 worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here one
-transaction deletes the task's messages that nobody holds: ready, delayed or dead ones. The task's result becomes
+transaction deletes the task's messages that no worker holds: ready, delayed or dead ones. The task's result becomes
 ``REVOKED``, and its chord fails as if Celery's worker had done it (:mod:`celery_fdb.tasks.revoking`). Then the workers
 are told as usual, for an attempt that is already running.
 

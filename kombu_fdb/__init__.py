@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """That of the installed distribution; "0" of a checkout that nobody has installed."""
+    """That of the installed distribution; "0" of a checkout that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -62,7 +62,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 LITTLE_SPACE_BYTES = 100 * 1024 * 1024
 #: A file that is newer than "now" by more than this: the clock was set back.
 CLOCK_SLACK_MS = 60_000
-#: Nobody ran this before (2026-01-01).
+#: This did not run before (2026-01-01).
 EPOCH_MS = 1_767_225_600_000
 COORDINATOR_TIMEOUT_S = 2.0
 OLDEST = {"kombu": (5, 5), "celery": (5, 5)}

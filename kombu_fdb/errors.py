@@ -71,7 +71,7 @@ class KombuFDBError(Exception):
     text = "celery-fdb failed"
     #: Name of the attribute that says how to mend it; printed last, as a sentence of its own.
     _advice = "fix"
-    #: Attributes that are not printed: they may be large, or nobody else's business.
+    #: Attributes that are not printed: they may be large, or private.
     _unprinted = frozenset({"item"})
 
     def __init__(self, text: str | None = None, **attributes: Any) -> None:

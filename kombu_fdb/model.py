@@ -65,7 +65,7 @@ Stamp = NewType("Stamp", bytes)
 Place = NewType("Place", bytes)
 #: A consumer process: 16 random bytes.
 SessionId = NewType("SessionId", bytes)
-#: Nobody's: of who only looks, and of a message that is under no lease.
+#: No session's: of a reader, and of a message that is under no lease.
 NO_SESSION = SessionId(b"")
 
 
@@ -96,7 +96,7 @@ class Publication(NamedTuple):
     #: Likewise, for a publisher who may come again with the same message, whatever its dedup id: an outbox.
     once_id: str = ""
     once_window_ms: int = 0
-    #: 16 bytes nobody else has, if the publisher wants to know the id. Only for a message that reaches one queue.
+    #: 16 unique bytes, if the publisher wants to know the id. Only for a message that reaches one queue.
     message_id: bytes = b""
 
 
@@ -134,7 +134,7 @@ class Demand(NamedTuple):
     """What a consumer waits for in a line of rivals (``engine/scheduling/line.py``).
 
     ``line``: 16 bytes, the same for all who consume the same queues. ``first``: the number of its first lease, which
-    nobody else of the session has; ``want``: how many messages at most.
+    no other of the session has; ``want``: how many messages at most.
     """
 
     line: bytes
@@ -187,7 +187,7 @@ class Peeked(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where a page has shown a message. Whoever goes there finds that message, or nobody.
+    """Where a page has shown a message. A caller that goes there finds that message, or none.
 
     ``state``: ready, delayed or leased; ``position``: opaque.
     """
@@ -344,7 +344,7 @@ class QueueControl:
 
     @property
     def limits_keys(self) -> bool:
-        """If not, no key is parked, or its bell is rung anyway: by whoever took the limits away (``relimit.py``)."""
+        """If not, no key is parked, or its bell is rung anyway: by the removal of the limits (``relimit.py``)."""
         return self.limited or self.every_key != KeyLimits()
 
 
@@ -362,7 +362,7 @@ class QueueFacts:
     """What is to be known of a queue besides its counters.
 
     ``oldest_ms``: since when the oldest ready message waits; None if there is none.
-    ``can_vanish``: it is deleted when nobody uses it.
+    ``can_vanish``: it is deleted when it is unused.
     """
 
     declared: bool

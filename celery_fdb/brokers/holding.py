@@ -27,12 +27,12 @@ class Holding:
             return found
 
     def forget(self) -> Broker | None:
-        """After an error: the next call opens it anew. The old one closes when nobody uses it any more."""
+        """After an error: the next call opens it anew. The old one closes when it is unused."""
         with self._lock:
             return self._held.pop(os.getpid(), None)
 
     def close(self) -> None:
-        """The same, and it closes now: nobody else uses it."""
+        """The same, and it closes now: no other thread uses it."""
         held = self.forget()
         if held is not None:
             held.close()

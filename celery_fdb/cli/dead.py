@@ -203,7 +203,7 @@ def _about(letters: DeadLetters, wanted: list[dict[str, Any]]) -> list[Asked]:
 
 
 def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:
-    """Of those that had died by the mark: what dies while somebody is asked stays."""
+    """Of those that had died by the mark: what dies while the question stands stays."""
     count = 0
     while mark:
         part = letters.discard_part(mark, **conditions)
@@ -212,7 +212,7 @@ def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any
 
 
 def _check_reason(letters: DeadLetters, reason: str | None) -> None:
-    """Whoever mistypes a reason would else be told that all went well. Raises ``Refused``."""
+    """A user who mistypes a reason would else be told that all went well. Raises ``Refused``."""
     if reason is None or reason in REASONS or next(letters.each(reason=reason), None) is not None:
         return
     reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)

@@ -1,4 +1,4 @@
-"""Progress where somebody can see it: on standard error, if that is a terminal."""
+"""Progress where a person can see it: on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_fdb.cli.terminal import Run
 
 @contextmanager
 def bar(run: Run, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """``total``: None if nobody knows. Gives a function that is told how many are done."""
+    """``total``: None if it is unknown. Gives a function that is told how many are done."""
     shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = run.as_json or not sys.stderr.isatty()
     with Progress(TextColumn("{task.description}"), *shape, console=run.errors, disable=hidden) as progress:

@@ -232,5 +232,5 @@ def number(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Without control characters: a queue's or a task's name must not command somebody's terminal."""
+    """Without control characters: a queue's or a task's name must not command a user's terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -111,7 +111,7 @@ def pack_groups(runs: Iterable[Run]) -> list[Group]:
 
 
 def decode(value: bytes) -> list[Run]:
-    """Raises ``FormatError``, and nothing else, for what nobody of ours can have written."""
+    """Raises ``FormatError``, and nothing else, for what no version of ours can have written."""
     try:
         if value[0] not in _FIELDS:
             raise FormatError("unreadable group of runs", version=value[0])

@@ -21,7 +21,7 @@ key                                              value                          
 ===============================================  =============================================  ==================================
 
 A *segment* is the unit of trimming, as in Kafka's logs: the oldest is deleted as a whole, by clearing one range,
-however many rows it has. What takes a key apart raises ``FormatError`` for one that nobody of ours can have written.
+however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have written.
 """
 
 from __future__ import annotations

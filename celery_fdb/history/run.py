@@ -5,11 +5,11 @@ in one of these states, Celery's names but for the last:
 
 ========== ===========================================================================================================
 SUCCESS    it returned
-FAILURE    it raised, passed its hard time limit, or its process died and nobody runs it again
+FAILURE    it raised, passed its hard time limit, or its process died and it does not run again
 RETRY      another run follows: it asked for a retry, or its message was released
 REVOKED    revoked or expired; if that was before it began, ``start_ms`` is 0
 REJECTED   it raised ``Reject``
-IGNORED    it raised ``Ignore``: somebody else sets its result
+IGNORED    it raised ``Ignore``: its result is set elsewhere
 LOST       its worker died while it ran; written by another worker (``upkeep.py``)
 ========== ===========================================================================================================
 """

@@ -4,7 +4,7 @@ Model. A segment is *open* while it is the newest, then *closed*, until *trim* c
 one, or opens the next if that is full or has been open for long enough (``options.py``). Two workers may open the same
 one at the same time: both write the same key, and one moment stands. Trim clears closed segments, the oldest first:
 while there are more runs than the bound leaves room for, and those that were opened longer ago than the bound says,
-which includes an open one that nobody writes to any more. So there are never more runs than the bound, but for what
+which includes an open one that no worker writes to any more. So there are never more runs than the bound, but for what
 several workers flush at the same moment, and none is older.
 
 A flush conflicts with a trim of the segment that it writes to, and then writes into another one.
@@ -24,7 +24,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 
 #: Deleted in one transaction.
 TRIM_SEGMENTS = 4
-#: So many runs nobody flushes into one: a damaged counter must not have all the others cleared.
+#: So many runs are never flushed into one: a damaged counter must not have all the others cleared.
 MOST_COUNTED = 10 * LARGEST_SEGMENT
 #: Read at once: more than any bounds leave.
 MOST_SEGMENTS = 2_000
@@ -58,7 +58,7 @@ def _segments(keys: HistoryKeys, rows: Iterable[KeyValue]) -> list[Segment]:
 
 
 def _number(value: bytes) -> int:
-    """One that can't be read is the largest: a segment with it is full, and nobody writes into it."""
+    """One that can't be read is the largest: a segment with it is full, and no worker writes into it."""
     return int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
 
 

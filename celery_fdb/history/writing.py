@@ -1,7 +1,7 @@
 """What a worker writes: groups of runs that have ended, those that are active, and runs whose worker died.
 
-Every verb may happen twice. A group has a key of its own, and whoever writes it again, because the answer of a commit
-was lost, looks first whether it stands there; so its runs are counted once.
+Every verb may happen twice. A group has a key of its own, and a process that writes it again, because the answer of a
+commit was lost, looks first whether it stands there; so its runs are counted once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
 from kombu_fdb.store.protocol import Transaction
 
-#: Names of tasks of one group that are counted by name; names come from the code, but nobody promises.
+#: Names of tasks of one group that are counted by name; names come from the code, but that is no promise.
 MOST_TASKS, OTHER_TASKS = 100, "(other)"
 #: Active runs of a dead worker that one transaction ends.
 LOST_RUNS = 100

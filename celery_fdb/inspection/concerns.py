@@ -1,4 +1,4 @@
-"""What needs somebody's attention, of all that one look at the broker shows."""
+"""What needs attention, of all that one look at the broker shows."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def _of_queue(each: QueueView) -> Iterator[str]:
     if each.paused and each.ready:
         yield f"{each.name} is paused with {plural(each.ready, 'message')}"
     elif each.ready and not each.consumers:
-        yield f"nobody consumes {each.name}, where {each.ready:,} wait"
+        yield f"{each.name} has no consumers, and {each.ready:,} wait there"
     elif each.oldest_age_s is not None and each.oldest_age_s > LATE_S:
         yield f"the oldest message of {each.name} waits for {each.oldest_age_s / 60:,.0f} min"

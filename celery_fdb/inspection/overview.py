@@ -67,7 +67,7 @@ class QueueView:
     #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts
     #: (``kombu_fdb/engine/metrics/totals.py``).
     totals: dict[str, int] = field(default_factory=dict)
-    #: It vanishes by itself when nobody uses it, as reply queues do.
+    #: It vanishes by itself when it is unused, as reply queues do.
     passing: bool = False
     ready_bytes: int = 0
     #: Kept by an older worker, which can't read them, for a newer one.

@@ -209,7 +209,7 @@ def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
     """Write a whole export, or nothing under this name. Returns the number of messages. Raises ``OSError``."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)  # of a killed export
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through somebody's link
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through a link
     with os.fdopen(descriptor, "wb") as file:
         messages = _write_lines(file, header, entries)
         file.flush()

@@ -9,7 +9,7 @@ stored by the transaction that marks it as stored (``kombu_fdb/engine/migration/
 is.
 
 A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
-export refuses to begin then. Publishers nobody can see: whoever runs it has to turn them to the new broker first.
+export refuses to begin then. Publishers can't be seen: its user has to turn them to the new broker first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Progress = Callable[[int], object]
 
 
 class SourceBusy(QueueError):
-    """Somebody works on the source."""
+    """A worker or publisher is active on the source."""
 
     text = "the source is in use"
 

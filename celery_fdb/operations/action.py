@@ -1,7 +1,7 @@
 """What people do to a broker: each action with its question, its form, and how it is done under an audit.
 
 An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
-they were seen. One that has moved meanwhile, because a worker took it or somebody else was faster, is left alone and
+they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is left alone and
 counted as missed. An action on all that match is done to those that its question was about (``asked.py``).
 
 An action on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
@@ -63,7 +63,7 @@ class Request(NamedTuple):
     mark: str = ""
     #: Of moments that name none.
     zone: tzinfo = UTC
-    #: After so many seconds it ends and says how far it is: whoever asked gives up later.
+    #: After so many seconds it ends and says how far it is: browsers give up later.
     seconds: float = 4.0
     clock: Clock = SystemClock()
 
@@ -164,7 +164,7 @@ class Action:
     takes_key: bool = False
 
     def check(self, request: Request) -> None:
-        """Nobody who means one key acts on its whole queue. Raises ``InvalidArgument``."""
+        """Refuse an action on a whole queue whose user meant one key. Raises ``InvalidArgument``."""
         if request.key is not None and not self.takes_key:
             fix = "Ask without the key; the messages of a key are moved, or cancelled by a filter."
             raise InvalidArgument(f"{self.label} is not for one key", key=shown(request.key), fix=fix)
@@ -262,7 +262,7 @@ def received(name: str, value: str) -> tuple[str, str]:
     raw = unquote_to_bytes(value)
     try:
         return name.removesuffix(QUOTED), raw.decode(errors="surrogatepass")
-    except UnicodeDecodeError:  # of somebody's own making
+    except UnicodeDecodeError:  # not one of our forms
         return name.removesuffix(QUOTED), raw.decode(errors="replace")
 
 
@@ -270,7 +270,7 @@ def received(name: str, value: str) -> tuple[str, str]:
 
 
 class Done(NamedTuple, Generic[T]):
-    """Of messages that were selected: what became of those that had not moved, and how many nobody came to in time."""
+    """Of messages that were selected: what became of those that had not moved, and how many came too late."""
 
     results: list[tuple[Spot, T]]
     missed: int

@@ -1,6 +1,6 @@
 """Cancel: delete messages that were selected, or all in one state that match, and tell who waits for their results.
 
-Those in a worker's hands are cancelled only if somebody has selected them.
+Those in a worker's hands are cancelled only if they were selected.
 """
 
 from __future__ import annotations

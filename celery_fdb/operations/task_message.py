@@ -21,7 +21,7 @@ from kombu_fdb.transport.encoding.envelope import Envelope, open_payload, payloa
 
 #: Characters of a representation, as Celery has it.
 LONGEST_REPR = 1024
-#: Stands for one that a publisher has chosen itself, as for arguments that nobody is to see.
+#: Stands for one that a publisher has chosen itself, as for arguments that are not to be seen.
 EDITED = "(edited)"
 AS_IT_IS = "Replay it as it is, or discard it and send the task again."
 

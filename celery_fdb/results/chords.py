@@ -4,19 +4,19 @@ Model. A chord is *open* from ``apply_chord``, before the first header task is p
 adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs, and parts
 that return at the same time do not conflict. The size becomes known when the last header task is about to be published.
 In a transaction of its own, each part then looks whether the chord is *complete*; the first to find it so *claims* it.
-Whoever claimed it publishes the body and deletes the chord, in one transaction; then the chord is *over*, and there is
-nothing left of it.
+The process that claimed it publishes the body and deletes the chord, in one transaction; then the chord is *over*, and
+there is nothing left of it.
 
 What happens at each failure:
 
 * a header task runs twice (its worker died, its ack came too late): its part is there, nothing is counted.
 * the worker dies before its part is stored: no result is there either; the redelivered task runs again.
 * it dies after the last part, before the body is published: the redelivered task finds the chord unclaimed, or claimed
-  by its own part, and goes on at once. If nobody redelivers it (``acks_late`` off, or Celery takes it for done),
+  by its own part, and goes on at once. If it is not redelivered (``acks_late`` off, or Celery takes it for done),
   workers look at every open chord now and then, and publish what is complete and abandoned.
 * two publish at the same time (a frozen worker goes on): both delete the chord, so one of the transactions conflicts,
   finds it over and publishes nothing.
-* the answer of that commit is lost: the engine's retry finds its own token, or somebody looks at the chord later.
+* the answer of that commit is lost: the engine's retry finds its own token, or a later look at the chord does.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
   Each part prolongs the chord, as on Redis, so it expires when none has come for that long.
 * error callbacks take longer than a claim lasts: the claim is renewed while they run (``firing.py``).
@@ -38,7 +38,7 @@ from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 
-#: How long whoever claimed a chord has to publish its body, in milliseconds, before others do it.
+#: How long the process that claimed a chord has to publish its body, in milliseconds, before others do it.
 CLAIM_MS = 10_000
 #: The longest pause between two looks at an open chord, in milliseconds; the first ones are shorter.
 LONGEST_LOOK_MS = 600_000
@@ -53,7 +53,7 @@ ELSEWHERE = "@"
 
 
 class ChordOver(KombuFDBError):
-    """Somebody else has published the chord's body."""
+    """Another process has published the chord's body."""
 
     text = "the chord is over"
 
@@ -73,7 +73,7 @@ class Chord:
 
     expires_ms: int
     opened_ms: int
-    #: When somebody has to look at it.
+    #: When it has to be looked at.
     look_ms: int
     size: int | None = None
     #: Ids of header tasks that joined while it ran (``add_to_chord``), the first :data:`JOINED_WITHIN` of them.
@@ -250,7 +250,7 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
 def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord, bool] | None:
     """The chord, and whether it is complete.
 
-    None if it has expired, or can't be read: it stays as it is, and stands in nobody's way.
+    None if it has expired, or can't be read: it stays as it is, and is in no one's way.
     """
     try:
         group_id = keys.split_look(key)

@@ -1,8 +1,8 @@
 """What expires: an index by moment, in step with the records.
 
-Whoever writes a record that expires writes its entry in the same transaction, and clears the entry of the record it
-replaces: an entry in the index is never wrong, so the sweep (``sweep.py``) need not look at the record. It reads the
-entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
+A transaction that writes a record that expires writes its entry in the same transaction, and clears the entry of the
+record it replaces: an entry in the index is never wrong, so the sweep (``sweep.py``) need not look at the record. It
+reads the entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
 
 Moments are by the wall clock of who stores. They are compared with that of who sweeps or, if it is behind, with that of
 most workers at the same store: one whose clock is ahead deletes no results.

@@ -22,7 +22,7 @@ key                                         value                               
 
 Everything of one kind and id is deleted by clearing its key and the range behind it. ``place`` is a header task's index
 in the chord, so the parts are read in the order of the header. What takes a key apart raises ``FormatError`` for one that
-nobody of ours can have written; the sweep and the looks clear such entries and go on.
+no version of ours can have written; the sweep and the looks clear such entries and go on.
 """
 
 from __future__ import annotations

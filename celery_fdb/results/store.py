@@ -94,7 +94,7 @@ class ResultStore:
         return self._write(body)
 
     def _replace(self, tr: Transaction, kind: str, id_: str, outcome: Outcome) -> bool:
-        tr.fill(moving=kind == "task")  # whoever has a result has a message to acknowledge, which makes room
+        tr.fill(moving=kind == "task")  # a task with a result has a message to acknowledge, which makes room
         key = self.keys.record(kind, id_)
         value = tr.get(key)
         old = None if value is None else records.readable(value)
@@ -150,7 +150,7 @@ class ResultStore:
     # -- chords ------------------------------------------------------------------------------------------------------
 
     def open_chord(self, group_id: str, body: bytes | None, expires_ms: int) -> None:
-        """``body``: the signature, for whoever has to publish it if the worker of the last part can't."""
+        """``body``: the signature, for the process that has to publish it if the worker of the last part can't."""
         now_ms = self._now()
         self._write(lambda tr: chords.open_(tr, self.keys, group_id, body, expires_ms=expires_ms, now_ms=now_ms))
 
@@ -186,7 +186,7 @@ class ResultStore:
         return None if record is None else record.payload
 
     def finish_chord(self, group_id: str) -> None:
-        """Raises ``ChordOver`` if somebody else has."""
+        """Raises ``ChordOver`` if another process has."""
         self._write(self.finishing(group_id))
 
     def finishing(self, group_id: str) -> Callable[[Transaction], None]:

@@ -1,8 +1,8 @@
 """What workers do for the result store besides storing: delete what has expired, publish abandoned chords.
 
-Model. Each worker's main process has one daemon thread from the moment the worker is ready until it shuts down. Nobody
-is elected: who deletes or takes over first wins by a conflict, and a look that finds nothing costs two small reads.
-Children sweep a little after a task now and then, so that it is done also where no worker of Celery's own runs.
+Model. Each worker's main process has one daemon thread from the moment the worker is ready until it shuts down. No
+caller is elected: who deletes or takes over first wins by a conflict, and a look that finds nothing costs two small
+reads. Children sweep a little after a task now and then, so that it is done also where no worker of Celery's own runs.
 """
 
 from __future__ import annotations

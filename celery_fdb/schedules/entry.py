@@ -15,7 +15,7 @@ from kombu_fdb.primitives.ranges import MOST, is_number
 CELERYS_HINT = " (m/h/dM/MY/d)"
 #: Characters of a text.
 LONGEST = 500
-#: What an entry of somebody else's making may end in.
+#: What a foreign entry may end in.
 BROKEN = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 
@@ -83,7 +83,7 @@ def pack(told: Told) -> bytes:
 
 
 def unpack(name: str, value: bytes) -> Told:
-    """Raises ``FormatError`` for what nobody of ours can have written."""
+    """Raises ``FormatError`` for what no version of ours can have written."""
     try:
         found = Told(name, *json.loads(value))
     except (ValueError, TypeError, RecursionError):

@@ -8,7 +8,7 @@ key                  value                                       written by
 
 All keys are behind ``("celery-fdb", namespace, "schedule")``. Several beats with the same entries overwrite each
 other's rows, and the last one to speak is right. An entry that a beat had and has no more is cleared by that beat; one
-that is gone since beat was started anew stays, is told of by nobody, and is cleared by a beat after :data:`KEPT_S`.
+that is gone since beat was started anew stays, is told of by no beat, and is cleared by a beat after :data:`KEPT_S`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kombu_fdb.store.tokens import CommitTokens
 
 #: That are read, and that one beat tells of.
 MOST_ENTRIES = 1_000
-#: Seconds for which an entry is kept that nobody tells of.
+#: Seconds for which an entry is kept that no beat tells of.
 KEPT_S = 7 * 86_400.0
 
 

@@ -83,7 +83,7 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         return signature.apply_async(**options, producer=producer)
 
 
-#: The producer of whoever publishes a batch, by application: chains and chords don't hand on the one they are given.
+#: The producer that publishes a batch, by application: chains and chords don't hand on the one they are given.
 _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  # noqa: B039 - never changed in place
 
 

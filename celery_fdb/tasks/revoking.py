@@ -28,7 +28,7 @@ REASON = "revoked"
 
 
 class NotTold(KombuFDBError):
-    """The message is gone, but whoever waits for the result still waits."""
+    """The message is gone, but the callers that wait for the result still wait."""
 
     text = "cancelled, but its result could not be marked as REVOKED"
 
@@ -55,7 +55,7 @@ def tell(app: Celery, taken: Peeked) -> None:
 
 
 def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
-    """A message that was never delivered has no result, so nobody is asked for it."""
+    """A message that was never delivered has no result, so no backend is asked for it."""
     if not taken.redeliveries and not taken.deaths and not taken.owner:
         return False
     return app.backend.get_task_meta(task_id)["status"] in states.READY_STATES

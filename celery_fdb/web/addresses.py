@@ -53,7 +53,7 @@ def url(root: str, page: str, **query: object) -> str:
 
 
 def local_path(root: str, target: str) -> str:
-    """``target`` if it is an address of this dashboard, else its first page: nobody is led to another site."""
+    """``target`` if it is an address of this dashboard, else its first page: no visitor is led to another site."""
     first = url(root, "overview")
     parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
     is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)

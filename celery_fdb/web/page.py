@@ -1,6 +1,6 @@
 """What all pages have in common: who may see them, the store, and what is shown if something fails.
 
-Model of a request. Whoever is not known is asked to log in (401 for what is no page). A form's origin is
+Model of a request. An unknown visitor is asked to log in (401 for what is no page). A form's origin is
 checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
 a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
 
@@ -39,7 +39,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 AWAY = (StoreError, OptionError, ForkedError)
 #: What reading bytes of another shape than ours ends in, wherever that happens.
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
-#: Of a form, and of one whose sender nobody knows yet; seconds in which it has to be there.
+#: Of a form, and of one whose sender is not known yet; seconds in which it has to be there.
 MOST_BYTES, MOST_OF_STRANGERS = 1_000_000, 10_000
 MOST_FIELDS = 2_000
 FORM_S = 20.0
@@ -66,7 +66,7 @@ class Pages:
         return partial(self._act, view)
 
     def enters(self, view: Callable[[Visit], Response]) -> Endpoint:
-        """A form's target that needs no store, for those whom nobody knows yet."""
+        """A form's target that needs no store, for visitors who are not known yet."""
         return partial(self._enter, view)
 
     async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:

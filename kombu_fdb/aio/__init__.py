@@ -22,7 +22,7 @@ Cancelling, at any ``await``:
   between two transactions.
 
 Nothing here belongs to an event loop: a broker may be used from one after the other. A loop that was closed has only
-left its jobs, which go back when nobody refers to them. In a forked child every call raises ``ForkedError``.
+left its jobs, which go back when they are unreferenced. In a forked child every call raises ``ForkedError``.
 """
 
 from kombu_fdb.aio.broker import Broker

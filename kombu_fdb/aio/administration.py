@@ -1,4 +1,4 @@
-"""For whoever looks after a broker: what it holds as a whole, how it is wired, and moving it to another store."""
+"""For a broker's operator: what it holds as a whole, how it is wired, and moving it to another store."""
 
 from __future__ import annotations
 

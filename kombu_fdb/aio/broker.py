@@ -95,7 +95,7 @@ class Broker(Face[sync.Broker]):
     spots = verb(sync.Broker.spots)
     cancel = verb(sync.Broker.cancel)
 
-    # -- for whoever looks after it --------------------------------------------------------------------------------
+    # -- for its operator --------------------------------------------------------------------------------
 
     @property
     def inspect(self) -> Inspection:
@@ -182,6 +182,6 @@ class Opening:
 
 
 def _close(broker: sync.Broker | None) -> None:
-    """It was opened for nobody. May run in the event loop's thread, which must not wait for it."""
+    """It was opened in vain. May run in the event loop's thread, which must not wait for it."""
     if broker is not None:
         threading.Thread(target=broker.close, name="kombu-fdb-aio-close").start()

@@ -1,8 +1,8 @@
 """The threads in which a broker's calls run, and how a sync verb becomes one to be awaited.
 
-Model. A call is *queued* until a thread is free, then it *runs*, and *ends* with a result, of which somebody is the
-owner: whoever awaits it, or, if he was cancelled at any moment before he had it, the call's ``undo``. A queued call of
-somebody who was cancelled never runs.
+Model. A call is *queued* until a thread is free, then it *runs*, and *ends* with a result, which has an
+owner: the task that awaits it, or, if that was cancelled at any moment before it had it, the call's ``undo``. A queued
+call of a cancelled task never runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Calls:
     async def run(self, function: Callable[[], R], *, undo: Callable[[R | None], object] | None = None) -> R:
         """What ``function`` returns. Raises what it raises.
 
-        ``undo`` is called with its result, None if it raised, when nobody waits for it any more; in any thread.
+        ``undo`` is called with its result, None if it raised, when no task waits for it any more; in any thread.
         """
         future = self.submit(function)
         try:
@@ -63,7 +63,7 @@ class Calls:
             raise
 
     async def finish(self, function: Callable[[], R]) -> R:
-        """As :meth:`run`, but it is done also if nobody waits for it any more."""
+        """As :meth:`run`, but it is done also if no task waits for it any more."""
         done = asyncio.wrap_future(self.submit(function))
         done.add_done_callback(_look_at)
         return await asyncio.shield(done)
@@ -83,7 +83,7 @@ def _undo(undo: Callable[[R | None], object], future: Future[R]) -> None:
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:
-    """Or asyncio would complain of an error that nobody has looked at."""
+    """Or asyncio would complain of an error that no task has retrieved."""
     if not done.cancelled():
         done.exception()
 

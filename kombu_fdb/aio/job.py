@@ -34,7 +34,7 @@ class Job(Face[sync.Job]):
 
     @property
     def key(self) -> str:
-        """Whose job it is, for fair scheduling; "" for nobody's."""
+        """Whose job it is, for fair scheduling; "" for none."""
         return self._sync.key
 
     @property

@@ -97,6 +97,6 @@ async def _sleep(calls: Calls, wait: Wait[LoopBell], deadline: float | None, sto
 
 
 def _end(wait: Wait[LoopBell], watches: Iterable[Watch] | None) -> None:
-    """It was armed for nobody."""
+    """It was armed in vain."""
     wait.disarm(watches)
     wait.end()

@@ -47,14 +47,14 @@ from kombu_fdb.store.protocol import Database
 
 __all__ = ["FIX_OPEN", "Broker"]
 
-#: For whoever calls the class itself.
+#: For callers of the class itself.
 FIX_OPEN = "To open a store, call Broker.open(url)."
 
 
 class Broker:
     """An open broker. Thread-safe; not for a forked child, which opens its own (``ForkedError``).
 
-    One that nobody refers to any more, its queues and jobs included, closes by itself: what it held goes back.
+    One without references, to its queues and jobs either, closes by itself: what it held goes back.
     """
 
     def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
@@ -153,7 +153,7 @@ class Broker:
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
         return DeadLetters(self.connection, check_name("queue's name", dead_queue))
 
-    # -- for whoever looks after it --------------------------------------------------------------------------------
+    # -- for its operator --------------------------------------------------------------------------------
 
     @property
     def inspect(self) -> Inspection:
@@ -184,7 +184,7 @@ class Broker:
         return self._engine.inspect.list_task(check_name("task id", task_id))
 
     def cancel(self, task_id: str) -> list[Peeked]:
-        """Take a task back that nobody has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
+        """Take a task back that no worker has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """

@@ -1,7 +1,7 @@
 """What a broker, its queues and its jobs share: the process's client, and which jobs are held through it.
 
-Model. A connection is *open* from its making until :meth:`Connection.close`, and then *closed*. Whoever refers to it
-keeps it open: the broker, its queues, its jobs. When nobody does any more it is collected, and what it held goes back,
+Model. A connection is *open* from its making until :meth:`Connection.close`, and then *closed*. Each reference
+keeps it open: the broker, its queues, its jobs. Without any it is collected, and what it held goes back,
 which counts as an attempt for no job, as with closing.
 
 ``held`` are the leases of jobs that were taken through it and not settled. A lease leaves it by being settled, dropped
@@ -39,7 +39,7 @@ _connections = count(1)
 
 
 class Sleeper(Protocol):
-    """Somebody who waits for a job."""
+    """A thread or task that waits for a job."""
 
     def ring(self) -> None:
         """Wake him, from any thread; never blocks."""
@@ -55,7 +55,7 @@ class Connection:
     def __init__(self, client: Client, *, timeout_s: float | None) -> None:
         """Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds.
 
-        None: somebody else keeps the client open, and nothing is asked.
+        None: another owner keeps the client open, and nothing is asked.
         """
         self.client = client
         self.held: set[Lease] = set()
@@ -115,21 +115,21 @@ class Connection:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def hold(self, found: Sequence[Delivery]) -> bool:
-        """False if it was closed while somebody claimed these."""
+        """False if it was closed while these were claimed."""
         with self._lock:
             self.held.update([each.lease for each in found])
             self._turns.update({each.queue: next(self._services) for each in found})
             return not self.closed
 
     def let_go(self, leases: Collection[Lease]) -> None:
-        """Back to their places, uncounted, by the duties thread: nobody has seen them. Never blocks."""
+        """Back to their places, uncounted, by the duties thread: the program has not seen them. Never blocks."""
         self.held.difference_update(leases)
         self.client.release_later(leases)
 
     def settled(self, lease: Lease) -> None:
         """A job is no longer held."""
         self.client.settled([lease])
-        self.held.discard(lease)  # at last: interrupted before, whoever drops the job tells the client again
+        self.held.discard(lease)  # at last: interrupted before, the drop of the job tells the client again
 
     def watch(self, delivery: Delivery) -> None:
         """Begin a job's time to run, if it has one."""

@@ -1,14 +1,14 @@
-"""A job: a message in the hands of whoever took it.
+"""A job: a message in the hands of its taker.
 
 Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
 swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed,
-or ended because the message was deleted. A job that nobody refers to any more can't be settled, so it is *dropped*: it
-goes back to its place, and the attempt counts, as somebody had begun with it. Only the holder can settle: a lost lease
+or ended because the message was deleted. A job without references can't be settled, so it is *dropped*: it
+goes back to its place, and the attempt counts, as its taker had begun with it. Only the holder can settle: a lost lease
 changes nothing any more (ONE-OWNER).
 
 What each error can mean, honestly. The handle remembers what it did itself: settling twice is
 :exc:`~kombu_fdb.errors.AlreadySettled`. The store knows a lease or does not: without it, ``ack``, ``release``, ``bury``
-and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. Whether somebody else has the job by now ("stolen") or nobody
+and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. Whether another process has the job by now ("stolen") or none
 will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.queue.Queue.find` looks, and reads the queue for it.
 
 ``with job:`` settles it at the end of the block, unless the block has: acked after success, released with the error in
@@ -46,9 +46,9 @@ class Holder(Protocol):
 
 
 class Job:
-    """Get it from ``take``. Settle it once; any thread may. It is held for as long as somebody refers to it."""
+    """Get it from ``take``. Settle it once; any thread may. It is held for as long as there is a reference to it."""
 
-    #: Settled or lost: there is nothing to release. Or not made yet: whoever was about to make it still has the lease.
+    #: Settled or lost: there is nothing to release. Or not made yet: its maker still has the lease.
     _ended = True
 
     def __init__(self, holder: Holder, delivery: Delivery) -> None:
@@ -68,7 +68,7 @@ class Job:
             return
         try:
             self._holder.dropped(self._delivery.lease)
-        except BaseException:  # out of a signal handler: Python goes on without it, and nobody else knows of the job
+        except BaseException:  # out of a signal handler: Python goes on without it, and nothing else knows of the job
             self._holder.dropped(self._delivery.lease)
             raise
 
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Whose job it is, for fair scheduling; "" for nobody's."""
+        """Whose job it is, for fair scheduling; "" for none."""
         return self._delivery.key
 
     @property
@@ -181,7 +181,7 @@ class Job:
             self._in_doubt = True
             raise
         self._holder.settled(self._delivery.lease)
-        self._ended = True  # only now: interrupted before, it is dropped, and so nobody keeps its lease
+        self._ended = True  # only now: interrupted before, it is dropped, and so its lease is not kept
         if not held:
             self._check_unsettled()  # another thread was faster
             raise self._lost()
@@ -220,5 +220,5 @@ def _told(error: object) -> str:
     """What it says of itself; whatever comes of that, the job goes where it should."""
     try:
         return str(error)[:ERROR_LENGTH]
-    except Exception:  # noqa: BLE001 - somebody else's __str__
+    except Exception:  # noqa: BLE001 - a foreign __str__
         return f"<{type(error).__qualname__}, whose text can't be had>"

@@ -18,7 +18,7 @@ Stop = Callable[[], bool]
 
 
 def never() -> bool:
-    """Nobody stops it."""
+    """Says that it is not to stop."""
     return False
 
 

@@ -88,17 +88,17 @@ class Queue:
 
         ``key``: whose it is, for fair scheduling; "" is a key of its own. ``priority``: 0 to 9, where 9 is the most
         urgent and 0 the default; with the option ``priority_order="redis"`` 0 is both. ``delay``: not before so many
-        seconds. ``ttl``: seconds until it is dropped or dead-lettered if nobody took it, counted from the end of the
+        seconds. ``ttl``: seconds until it is dropped or dead-lettered if it was not taken, counted from the end of the
         delay. ``ttr``: seconds its consumer has from taking it on; then it goes back, and the attempt counts. A text is
         stored in UTF-8.
 
         ``task_id``: for :meth:`Broker.find` and :meth:`Broker.cancel`. ``dedup_id``: another job with it that is put
         into this queue within ``dedup_window`` seconds (by default the option's) is not stored; the id returned for it
-        is nobody's.
+        belongs to no job.
 
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``InvalidArgument``; nothing is
         stored then. ``CommitUnknown``: it may be stored; put again by this process within five minutes, it is stored
-        once, and if that was by the earlier call, the id returned is nobody's.
+        once, and if that was by the earlier call, the id returned belongs to no job.
         """
         options = self.connection.options
         made = publication(
@@ -185,7 +185,7 @@ class Queue:
 
         ``key``: of this key only. ``reverse``: the last ones first; a queue with keys has a last one only per ``key``
         (``QueueError``). ``state``: ``"delayed"`` for those that are not due, the next due first; ``"leased"`` for
-        those in flight, whose ``owner`` is the session of whoever took it.
+        those in flight, whose ``owner`` is the session of its taker.
         """
         check_limit(limit)
         _check_keys(key)
@@ -325,7 +325,7 @@ class Queue:
         return Part(moved, following or None)
 
     def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
-        """Delete a job in any state. False if it is not there. Whoever holds it finds its lease lost.
+        """Delete a job in any state. False if it is not there. Its holder finds the lease lost.
 
         Reads the queue; at the spot where a page has shown it, it costs the same in any queue.
         """
@@ -339,7 +339,7 @@ class Queue:
     def reschedule(self, spot: Spot, delay: float = 0, *, payload: bytes | None = None) -> bool:
         """Make a ready or delayed job, at the spot where a page has shown it, due in ``delay`` seconds; 0: now.
 
-        ``payload``: instead of the one it has. False if it has moved. Raises ``QueueError`` if somebody holds it or it
+        ``payload``: instead of the one it has. False if it has moved. Raises ``QueueError`` if a session holds it or it
         expires before that, ``MessageTooLarge``, ``InvalidArgument``.
         """
         _check_spot(spot)
@@ -350,7 +350,7 @@ class Queue:
         return self._engine.queues.purge(self.name)
 
     def mark(self) -> bytes:
-        """Where the first part begins if it is to leave what comes from now on: for who asks somebody in between.
+        """Where the first part begins if it is to leave what comes from now on: for a question in between.
 
         For :meth:`purge_part`, and of a queue of dead letters for their parts.
         """

@@ -1,15 +1,15 @@
 """How a job is taken: what is there now, and how it is waited for.
 
 Model. A take looks (:func:`take_now`, one claim), and only if nothing is there it *waits*: it arms watches on the
-queues and sleeps until one fires, somebody rings, or its time is over; then it looks again. Arming looks at the queues
+queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
 
 Who waits while others take from the same queues stands in a line with them (``process/standing.py``): then a look is
-one at the line, only its first one arms watches on the queues, and whoever stops waiting leaves it. A take that does
-not wait (``timeout=0``) claims past the line.
+one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take that
+does not wait (``timeout=0``) claims past the line.
 
 What was claimed is in a hand, then held, then a job's, at every moment; an exception at any line (a signal handler's)
-lets it go back uncounted, as nobody has seen it. ``poll_interval`` is the safety look of every idle consumer
+lets it go back uncounted, as the program has not seen it. ``poll_interval`` is the safety look of every idle consumer
 (``options.py``), not how a job is noticed.
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/taking.py``).
@@ -183,7 +183,7 @@ def leave_line(look: Look, standing: Standing) -> list[Job]:
 
 
 def _take(connection: Connection, claim: Callable[[list[Delivery]], object]) -> list[Job]:
-    """From the claim on in the hand, and then in jobs, which are dropped if nobody gets them."""
+    """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
     hand: list[Delivery] = []
     try:
         _ = connection.engine  # of an open broker
@@ -195,7 +195,7 @@ def _take(connection: Connection, claim: Callable[[list[Delivery]], object]) -> 
         for each in hand:
             connection.watch(each)
         return [Job(connection, each) for each in hand]
-    except BaseException:  # from a signal handler: nobody has seen them
+    except BaseException:  # from a signal handler: the program has not seen them
         _let_go(connection, hand)
         raise
 

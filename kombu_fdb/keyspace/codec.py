@@ -21,9 +21,9 @@ process reads.
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
 be read hands out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
-limits are. A pause that somebody has asked for must not end because a field was added to it; and whoever can read it,
-or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now (``ranges.py``), are
-read as the nearest that is in it.
+limits are. A pause that an operator has asked for must not end because a field was added to it; and a version that can
+read it, or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now
+(``ranges.py``), are read as the nearest that is in it.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def outline_of(value: bytes) -> Record:
 def traces_of(value: bytes) -> tuple[bytes, int, str]:
     """Message id, number of chunks and task id: what there is of a message besides its row. Raises as ``outline_of``.
 
-    Nothing else is read: whoever acknowledges a message has no use for its payload.
+    Nothing else is read: an ack has no use for its payload.
     """
     try:
         version, _, chunks, name, task, extras, size, _, _, message_id = _HEAD.unpack_from(value)
@@ -412,7 +412,7 @@ def encode_limits(limits: KeyLimits) -> bytes:
 
 
 def decode_limits(value: bytes) -> KeyLimits:
-    """Raises ``FormatError``, also for limits that nobody can have set: a claim could not live with them."""
+    """Raises ``FormatError``, also for limits that can't have been set: a claim could not live with them."""
     return _limits(decode_json(value))
 
 

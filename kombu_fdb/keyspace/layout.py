@@ -35,9 +35,9 @@ key                                                   value                     
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
 ``("key_total", queue, key, event)``                  the same of a busy key; "": of others     any verb, about once a second; cleared by the duties
 ``("sample", step_s, slot)``                          what queues held and did at a moment       the duties
-``("bell", queue)``                                   versionstamp; watched by idle consumers  whoever makes a message ready
+``("bell", queue)``                                   versionstamp; watched by idle consumers  a verb that makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
-``("alarm",)``                                        versionstamp; watched by the promoter    whoever delays a message
+``("alarm",)``                                        versionstamp; watched by the promoter    a verb that delays a message
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
@@ -51,7 +51,7 @@ key                                                   value                     
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
 ``("deleting", queue)``                               version: what came by it is to go        delete; cleared when it is done
 ``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
-``("single", queue)``                                 session, tag; or versionstamp: nobody    claim; cancel, sweep
+``("single", queue)``                                 session, tag; or versionstamp: vacant    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/tokens.py``)       every writing transaction
 ``("aside", duty, subject)``                          what a duty could not do, and why        the duties
@@ -62,8 +62,8 @@ key                                                   value                     
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
 A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
 
-Whatever takes a key apart raises ``FormatError``, and nothing else, for one that nobody of ours can have written. Such a
-row must stop nobody's work: who walks over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it aside.
+Whatever takes a key apart raises ``FormatError``, and nothing else, for one that no version of ours can have written. Such a
+row must stop no work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it aside.
 """
 
 from __future__ import annotations
@@ -648,7 +648,7 @@ class Keyspace:
 
 
 def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -> Iterator[tuple[T, bytes]]:
-    """What ``split`` makes of each row's key, and its value. Rows whose keys can't be read are nobody's, and skipped."""
+    """What ``split`` makes of each row's key, and its value. Rows whose keys can't be read are skipped."""
     for key, value in rows:
         try:
             found = split(key)

@@ -6,7 +6,7 @@ on the hot path. A test holds it equal to ``fdb.tuple``.
 
 Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A
 versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer) behind :data:`STAMP_CODE`. What is none of
-these is a ``FormatError`` to whoever packs it: what can be packed can be unpacked.
+these is a ``FormatError`` when it is packed: what can be packed can be unpacked.
 """
 
 from __future__ import annotations

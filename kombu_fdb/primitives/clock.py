@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: Returns 16 bytes that nobody else will ever get.
+#: Returns 16 bytes, each time others.
 IdSource = Callable[[], bytes]
 
 

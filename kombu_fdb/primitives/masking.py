@@ -2,7 +2,7 @@
 
 A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside of a header, in a
 text as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and
-from screenshots, not from whoever may read the store: a secret that nothing names is not found.
+from screenshots, not from a user who may read the store: a secret that nothing names is not found.
 
 In a text, the value is all that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, and if that
 was cut off, the rest of the text; of a header that carries credentials the rest of the line; else the next word.

@@ -1,4 +1,4 @@
-"""What a number or a name may be: the one place. Whoever takes one from outside checks it here, at once.
+"""What a number or a name may be: the one place. Code that takes one from outside checks it here, at once.
 
 The ranges are those that everything behind the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
 record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999).
@@ -232,7 +232,7 @@ def shown(value: object) -> Shown:
     """Short, whatever it is: a number of a million digits can't even be printed."""
     try:
         return Shown(repr(value)[:80])
-    except Exception:  # noqa: BLE001 - somebody else's __repr__
+    except Exception:  # noqa: BLE001 - a foreign __repr__
         return Shown(f"<{type(value).__name__}>")
 
 

@@ -8,7 +8,7 @@ Three lists cross threads here:
 
 * ``acks``: acknowledged messages whose leases still stand. A receiver takes them along with its next claim, or flushes
   them after a moment; without one, ``flush_acks`` is called at once.
-* ``returns``: messages to release that nobody can release now (a finalizer must not block, the store may be down).
+* ``returns``: messages to release that can't be released now (a finalizer must not block, the store may be down).
 * ``deferred``: what else has to be done later, such as ending what a collected connection held.
 
 The last two are the session's duties thread's, which repeats them until the store answers. A process without a session,
@@ -89,7 +89,7 @@ class Client:
         self.location = location
         self.options = options
         self.acks: deque[Lease] = deque()
-        #: Those that may have been settled: nobody has seen the answer.
+        #: Those that may have been settled: the answer was lost.
         self._in_doubt: set[Lease] = set()
         #: Held messages at which an attempt was made: that counts, however they come back.
         self.attempted: set[Lease] = set()
@@ -101,7 +101,7 @@ class Client:
         self._deferred_calls = DeferredCalls()
         self._attendant = Attendant(self._attend)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
-        #: For changes of what is open; nobody asks the store while he has it.
+        #: For changes of what is open; its holder does not ask the store.
         self._lock = threading.RLock()
         self._opening: Attempt[connect.Opened] = Attempt(lambda: self._opened)
         self._joining: Attempt[Membership] = Attempt(self._standing)
@@ -230,7 +230,7 @@ class Client:
                 if self._opened is not None and self._opened.engine is engine:
                     self._membership = membership
                     return membership
-        finally:  # also after a signal handler's exception: nobody else knows of its threads
+        finally:  # also after a signal handler's exception: nothing else knows of its threads
             if self._membership is not membership:
                 membership.stop()
         raise StoreUnavailable("the connection is closed", location=str(self.location))  # since it was asked for

@@ -5,7 +5,7 @@ in hand; one that fails waits again. So of several threads that run calls, each 
 is lost: neither to another thread nor to an exception out of a signal handler.
 
 Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
-lock that somebody might have to wait for.
+lock that another thread might have to wait for.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Attendant:
         """Have the work done soon. For a finalizer, too."""
         self._called = True
         if self._stopped or not self._there.acquire(blocking=False):
-            return  # whoever is there looks once more before it goes
+            return  # the thread that is there looks once more before it goes
         try:
             _thread.start_new_thread(self._begin, ())
         except BaseException as error:

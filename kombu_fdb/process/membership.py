@@ -1,6 +1,6 @@
 """A session of this process: a state machine without a thread.
 
-Model. A membership is *open* until :meth:`Membership.close`, or until somebody fenced it; then it is *lost*, and stays
+Model. A membership is *open* until :meth:`Membership.close`, or until a process fenced it; then it is *lost*, and stays
 so: the owner opens another one. All states are one way. Two threads keep it (``session_threads.py``), by steps of their
 own (``turns.py``).
 
@@ -161,7 +161,7 @@ class Membership:
     def _failed(
         self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
     ) -> None:
-        """If nobody knows what has happened, or if that is the end, it is not under way any more."""
+        """If it is unknown what has happened, or if that is the end, it is not under way any more."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
@@ -170,7 +170,7 @@ class Membership:
             hand.clear()
 
     def give_up(self, first: int, underway: _Underway | None = None) -> None:
-        """A claim has leased what nobody knows of, or may still. Never blocks; for finalizers, too."""
+        """A claim has leased what its caller does not know of, or may still. Never blocks; for finalizers, too."""
         self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
         self._claims.pop(first, None)  # behind it: one that ends now sees that it was given up
         self.threads.ring()
@@ -178,7 +178,7 @@ class Membership:
     # -- in a line of rivals -----------------------------------------------------------------------------------------
 
     def demand(self, line: bytes, want: int) -> Demand:
-        """One to :meth:`join` with: whoever has it can give it up, whatever interrupts that."""
+        """One to :meth:`join` with: its holder can give it up, whatever interrupts that."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
     def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease]) -> None:

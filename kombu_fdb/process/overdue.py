@@ -6,8 +6,8 @@ counts (``claim.py``).
 Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
 timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
 which stops the timer, or *overdue*. An overdue message is released in the consumer's stead, and the attempt counts
-if the consumer had it in its hands: whoever of the two comes first in the store has it, and the other one finds the
-lease gone (ONE-OWNER).
+if the consumer had it in its hands: the one of the two that comes first in the store has it, and the other one finds
+the lease gone (ONE-OWNER).
 
 What happens at each failure: the process dies or freezes, and its session's TTL brings the messages back. The store
 does not answer: tried again each second. The consumer hangs: that is what this is for; it has a thread of its own.

@@ -6,7 +6,7 @@ Model. For each set of queues a consumer is
 * *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
   it has room, before it knows whether there is work: its demand stands while it is idle, too. There it *waits*, or is
   the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
-  :data:`LONELY` times with nobody else in the line, and nobody else served it in between.
+  :data:`LONELY` times with no one else in the line, and no one else served it in between.
 
 A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once: of a
 whole deployment that starts, each one's first claim would be in the way of all others.
@@ -33,12 +33,12 @@ from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-#: Alone again after so many services of nobody else.
+#: Alone again after so many services of no one else.
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
 #: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
 #: what the last server's last one took, and twice as long after each deposition. Else all would depose each other for
-#: working. The line has it, so nobody has to learn it by himself. Nor is it forgotten at once: where one service is
+#: working. The line has it, so no consumer has to learn it by itself. Nor is it forgotten at once: where one service is
 #: quick and the next one slow, the slow ones would all be in vain. So each service leaves at least so much of what was
 #: there, and from the most to the least it takes fourteen.
 PATIENCE_S = 0.25
@@ -66,7 +66,7 @@ class Rivalry:
     """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
-        #: By line, how often nobody else was seen there.
+        #: By line, how often no other consumer was seen there.
         self._contested: dict[bytes, int] = {}
         #: How long the last service took, in whichever line. Not of a standing: each take that waits has its own.
         self.service_s = 0.0
@@ -88,7 +88,7 @@ class Rivalry:
         self._note(line.name([*queues]), LONELY - 1)
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
-        """Its first one has served the line, with or without a sign of somebody else."""
+        """Its first one has served the line, with or without a sign of another consumer."""
         self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
@@ -126,7 +126,7 @@ class Standing:
         #: Its owner has ended; another thread may have said so while this one joined.
         self._abandoned = False
         #: The first one of the line, how often it was looked for, and since when it was seen there with work waiting.
-        #: Who leaves the line and joins it again knows it still, or who never stays for long would depose nobody.
+        #: Who leaves the line and joins it again knows it still, or one that never stays for long would depose none.
         self._first = b""
         self._looks = 0
         self._work_s: float | None = None
@@ -221,7 +221,7 @@ class Standing:
         self._due_s = self._clock() + self._longest_s
 
     def _wait(self, engine: Engine, demand: Demand, sight: Sight, timed: bool) -> None:
-        """``timed``: it looks by itself, and nobody has woken it."""
+        """``timed``: it looks by itself, and was not woken."""
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
@@ -275,7 +275,7 @@ class Standing:
             self._end(demand)
         else:
             # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and
-            # whoever is the next one sees who has joined meanwhile.
+            # the next one sees who has joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
 
     def leave(self, hand: list[Delivery]) -> None:

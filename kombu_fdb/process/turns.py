@@ -1,9 +1,9 @@
 """What the two threads that keep a session do, as steps without the threads.
 
 Model. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
-*turn* of the duties an alarm is set, so that what is delayed from then on rings; claims that nobody knows the outcome
-of are recovered; the duties have one round (``duty_cycle.py``); and the client's deferred calls are made. A step that
-fails has changed nothing that the next one depends on, so whoever drives them repeats it after a pause.
+*turn* of the duties an alarm is set, so that what is delayed from then on rings; claims of which it does not know the
+outcome of are recovered; the duties have one round (``duty_cycle.py``); and the client's deferred calls are made. A
+step that fails has changed nothing that the next one depends on, so their driver repeats it after a pause.
 """
 
 from __future__ import annotations

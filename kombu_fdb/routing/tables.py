@@ -7,7 +7,7 @@ that binds its reply queue and then asks gets every answer, and no message comes
 A burst of short-lived reply queues reloads only their own exchange.
 
 Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`) by the tables
-that this process has: what somebody binds, however much of it, costs no transaction its time. Tables that turn out to
+that this process has: what is bound, however much of it, costs no transaction its time. Tables that turn out to
 be others in the transaction are matched in it, and its next attempt finds what this one has matched.
 
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
@@ -165,7 +165,7 @@ class QueueDeclaration:
 
     @property
     def can_vanish(self) -> bool:
-        """Whether it is deleted when nobody uses it."""
+        """Whether it is deleted when it is unused."""
         return self.auto_delete or self.exclusive or "x-expires" in self.arguments
 
     @property
@@ -182,7 +182,7 @@ def _fields(value: bytes, *types: type) -> list[Any]:
 
 
 def declared_as(name: str, value: bytes | None) -> QueueDeclaration | None:
-    """What the queue is declared as; None also if that can't be read, so that nobody's work stops for it."""
+    """What the queue is declared as; None also if that can't be read, so that no work stops for it."""
     try:
         return None if value is None else QueueDeclaration.decode(name, value)
     except FormatError:

@@ -61,7 +61,7 @@ class SqliteLocation:
 
     path: Path
     namespace: str = DEFAULT_NAMESPACE
-    #: Nobody named the file: its directory is ours to create, readable by this user only.
+    #: The file was not named: its directory is ours to create, readable by this user only.
     is_default: bool = False
     #: The URL's path was relative: which file it is depends on the folder that a process starts in.
     is_relative: bool = field(default=False, compare=False)
@@ -202,7 +202,7 @@ def _absolute(name: str) -> Path:
     """``~`` is expanded. Raises ``OptionError``."""
     try:
         return Path(name).expanduser().absolute()
-    except (RuntimeError, ValueError) as error:  # nobody of that name, or a character that no path has
+    except (RuntimeError, ValueError) as error:  # no user of that name, or a character that no path has
         raise OptionError("not a path", path=masked(name), reason=str(error), fix="Write an absolute path.") from None
 
 

@@ -338,7 +338,7 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
         elif name not in _KOMBU:
             raise _unknown(name, known)
     if "sweep_interval" not in values and _is_number(values.get("session_ttl")):
-        # Whoever shortens the TTL alone means to shorten both.
+        # A user who shortens the TTL alone means to shorten both.
         values["sweep_interval"] = min(_DEFAULT_SWEEP, max(values["session_ttl"] / (_LOOKS + 2), _SHORTEST_SWEEP))
     return Options(**values)
 

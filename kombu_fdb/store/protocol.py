@@ -83,8 +83,8 @@ class Transaction(Protocol):
     def fill(self, *, moving: bool = False) -> None:
         """Said of a transaction before it writes: what it stores may wait there for long, and there may be any number.
 
-        Where a store watches its disk, a full one refuses such a transaction first, so that whoever empties it still
-        can; next, those that only move something, and add a little to it. It means nothing elsewhere.
+        Where a store watches its disk, a full one refuses such a transaction first, so that the process that empties it
+        still can; next, those that only move something, and add a little to it. It means nothing elsewhere.
         """
 
     def add_read_conflict_key(self, key: bytes) -> None: ...

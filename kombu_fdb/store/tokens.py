@@ -6,8 +6,8 @@ transaction that writes anything also
 * sets the token to a value that only this run writes, and
 * reads it, for conflicts only: the store compares versions when it commits, and nothing travels.
 
-So the token tells which run has committed; and whoever *changes* the token (a later run, or a fence) makes sure that no
-earlier run ever commits, however late its commit arrives: it conflicts on its own token.
+So the token tells which run has committed; and a transaction that *changes* the token (a later run, or a fence) makes
+sure that no earlier run ever commits, however late its commit arrives: it conflicts on its own token.
 
 A *doubt* is a transaction of which the process does not know whether it has happened: the answer to a commit was lost,
 or an exception came out of a signal handler before the answer was noted. It begins before the commit is sent and ends
@@ -19,7 +19,7 @@ when its outcome is known:
 Tokens of processes that are gone are cleared by others, when they have not changed for ``duties.LEFT_TTL_S`` under
 observation. A token that is missing where it was, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the
 wall clock also runs while a machine sleeps), therefore proves nothing, and the doubt can't be settled any more. A token
-that nobody used for so long is left to the sweepers.
+that was not used for so long is left to the sweepers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 #: For how long a token tells what happened, in seconds: far shorter than it takes others to clear it.
 LONGEST_DOUBT_S = 300.0
-#: The run that is none: whoever settles a doubt writes it.
+#: The run that is none: settling a doubt writes it.
 _FENCE = 0xFFFFFFFF
 
 
@@ -69,7 +69,7 @@ class CommitTokens:
         self._made = 0
 
     def take(self, now_s: float) -> Token:
-        """A token nobody else uses meanwhile, with a number it never had before."""
+        """A token that no other run uses meanwhile, with a number it never had before."""
         token = self._fresh(now_s)
         token.number += 1
         token.used_s = now_s

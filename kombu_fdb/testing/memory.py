@@ -277,7 +277,7 @@ class MemoryDatabase:
                 state[key] = apply_atomic(kind, old, value)
 
     def _oldest_read(self) -> int:
-        """What is older is read by nobody, and conflicts with nothing that is still to land."""
+        """What is older is not read, and conflicts with nothing that is still to land."""
         readers = [*self._readers.values(), *(late.transaction for late in self._late)]
         versions = (reader.read_version for reader in readers)
         return min((version for version in versions if version is not None), default=self.version)

@@ -143,7 +143,7 @@ class MemoryTransaction:
         op = self.pending.op(key)
         assert op is not None
         if op.unreadable:
-            return b"?"  # present; whoever reads as far as this is refused
+            return b"?"  # present; a transaction that reads as far as this is refused
         return op.over(None if op.independent else self._stored(key))
 
     def _refuse_unreadable(self, begin: bytes, end: bytes) -> None:

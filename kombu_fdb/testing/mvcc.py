@@ -24,7 +24,7 @@ Range = tuple[bytes, bytes]
 
 
 class VersionedMap:
-    """Ordered keys, each with the values it had at the versions somebody may still read."""
+    """Ordered keys, each with the values it had at the versions that may still be read."""
 
     def __init__(self) -> None:
         self._chains = SortedDict()
@@ -107,7 +107,7 @@ class Op:
     value: bytes | None = None
     #: Atomics to apply to the stored value, in order.
     atomics: list[tuple[str, bytes]] = field(default_factory=list)
-    #: Holds a versionstamp that nobody knows yet.
+    #: Holds a versionstamp that is not known yet.
     unreadable: bool = False
 
     def over(self, stored: bytes | None) -> bytes | None:

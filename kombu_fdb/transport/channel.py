@@ -264,7 +264,7 @@ class Channel(DeclaringChannel):
 
     @amqp_errors("basic_get")
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim one message now; None if there is none, or the queue's one active consumer is somebody. Raises 404.
+        """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
 
         What waits for a consumer of this channel comes first: it was claimed before.
         """
@@ -281,7 +281,7 @@ class Channel(DeclaringChannel):
                         return message
                 elif not super()._size(queue) or self._is_shut(queue):  # an empty window may have met an expired one
                     break
-        except BaseException:  # from a signal handler: nobody has seen the message
+        except BaseException:  # from a signal handler: the program has not seen the message
             self.credit.held.drop(tag)
             self.client.release_later([each.lease for each in hand if each.leased])
             raise

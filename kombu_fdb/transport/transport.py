@@ -145,7 +145,7 @@ class Transport(virtual.Transport):
             raise
 
     def verify_connection(self, connection: Transport) -> bool:
-        """Asked at each access to the connection, so it asks nobody."""
+        """Runs at each access to the connection, so it must not ask the store."""
         store = self._store
         return store is not None and store.pid == os.getpid() and (self._receiver is None or not self._receiver.failed)
 
@@ -249,7 +249,7 @@ class Transport(virtual.Transport):
         store = self.store
         if self._receiver is None:
             self._receiver = Receiver(store)
-            if self._store is not store:  # another thread has closed the connection: nobody would ever end it
+            if self._store is not store:  # another thread has closed the connection: nothing would ever end it
                 self._receiver = None
                 raise StoreUnavailable("the connection is closed")
             if self._loop is not None:
@@ -324,7 +324,7 @@ class Transport(virtual.Transport):
             return
         self._receiver.reception.attend_loop(registered=False)
         descriptor = self._receiver.reception.arrived.fileno()
-        # After a reset, the loop may use the number for somebody else.
+        # After a reset, the loop may use the number for another reader.
         callback, _ = loop.readers.get(descriptor) or (None, None)
         if callback == self._on_arrived:
             loop.remove_reader(descriptor)

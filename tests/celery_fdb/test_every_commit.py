@@ -24,8 +24,8 @@ from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.results import chords, records
-from celery_fdb.results import sweep as results_store
 from celery_fdb.results import layout as results_layout
+from celery_fdb.results import sweep as results_store
 from celery_fdb.results.chords import Return
 from celery_fdb.results.layout import Part
 from celery_fdb.results.store import Outcome, ResultStore

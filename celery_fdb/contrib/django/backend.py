@@ -113,7 +113,7 @@ class CeleryBackend(BaseTaskBackend):
         return _waiting(result_id)
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Results that nobody could read."""
+        """Results that could not be read."""
         has_backend = not isinstance(self.app.backend, DisabledBackend)
         if not has_backend or self.app.conf.result_extended:
             return []
@@ -197,7 +197,7 @@ def _set(result: TaskResult[Any, Any], **fields: Any) -> None:
 
 
 def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
-    """As :meth:`CeleryBackend.enqueue` sent it. Raises ``TaskResultDoesNotExist`` for what nobody enqueued here."""
+    """As :meth:`CeleryBackend.enqueue` sent it. Raises ``TaskResultDoesNotExist`` for what was not enqueued here."""
     try:
         path, args, kwargs, alias, enqueued_at = arguments
         moment = datetime.fromisoformat(enqueued_at)

@@ -2,7 +2,7 @@
 
 A row is *waiting* if its ``due_ms`` (milliseconds since 1970) is past, *claimed* if a relay has put it ahead by a
 lease, *poison* if it is null. What a relay does to a row it claimed, except deleting it, counts only while ``due_ms``
-is still what it wrote: later, the row is somebody else's.
+is still what it wrote: later, the row is another relay's.
 
 What is past, the database's clock says, in the statement's own transaction: relays on hosts whose clocks differ agree
 about each lease. A new row is due at 0, so its writer's clock decides nothing but its place among other new ones.

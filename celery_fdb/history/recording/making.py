@@ -1,6 +1,6 @@
 """From a worker's request to the run that is stored: taken at once, bounded, and later made fit to be shown.
 
-Whatever stands in a message was written by somebody else: names of 100 kB, errors of 10 MB, texts that have no UTF-8
+Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
 form. What is held until the flush is cut at once, so that a hostile message costs no more than another.
 """
 

@@ -3,7 +3,7 @@
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
 (:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
 once a second, or as soon as enough runs wait. A run *waits* in the buffer, then it is *unwritten*, packed into a group,
-and stays so until the store has answered. Who runs tasks only appends to the buffer, under a lock that nobody holds
+and stays so until the store has answered. Who runs tasks only appends to the buffer, under a lock that no thread holds
 while the store is asked.
 
 Active runs are not reported by events. Each flush looks at the requests that Celery counts as active, and writes a row
@@ -95,7 +95,7 @@ class Recorder:
         self._unwritten: list[Unwritten] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
-        #: Keys of runs that have not ended, whose rows are written or not: nobody knows.
+        #: Keys of runs that have not ended, whose rows may be written or not.
         self._doubtful: set[ActiveKey] = set()
         self._opened = False
         self._wake = threading.Event()

@@ -1,13 +1,13 @@
 """After a flush: delete what is beyond the bounds, and end the active runs of workers that have died.
 
-Every worker that keeps a history does it, and nobody is elected: who first clears a segment, or ends a lost run, wins
+Every worker that keeps a history does it, and none is elected: who first clears a segment, or ends a lost run, wins
 by a conflict. Trim is due when the flush has opened a segment, and as the lost are, now and then, with jitter.
 
 A worker's active runs stand under its session. A session that has ended (its process died, or was silent for longer
 than ``session_ttl``) has none: they become :data:`~celery_fdb.history.run.LOST`, and are in the history as such. If the
 process was only silent, what its runs come to is written later, as runs of their own.
 
-How old a segment is, the clocks of most workers say: one that is ahead deletes nobody's history.
+How old a segment is, the clocks of most workers say: one that is ahead deletes no history.
 """
 
 from __future__ import annotations

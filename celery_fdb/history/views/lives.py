@@ -75,7 +75,7 @@ class Life:
 
 
 def fix_id(history: HistoryStore) -> str:
-    """What to do about a task that nobody knows."""
+    """What to do about an unknown task."""
     off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
     return f"Check the id.{off}"
 

@@ -234,7 +234,7 @@ class _Search:
         return min(begun, default=math.inf), self._behind.get(node.id, 0)
 
     def _line(self, above: dict[str, str], id_: str) -> list[str]:
-        """What is above a node, up to a root; nothing for a circle of parents, as nobody of ours makes."""
+        """What is above a node, up to a root; nothing for a circle of parents, as no version of ours makes."""
         line: dict[str, None] = {}
         while (id_ := above.get(id_, "")) in self.nodes:
             if id_ in line:

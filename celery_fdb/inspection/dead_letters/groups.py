@@ -16,7 +16,7 @@ from celery_fdb.inspection.moments import moment
 from kombu_fdb import Broker
 from kombu_fdb.model import Listed, Peeked, Spot
 
-#: Letters that are counted unless somebody asks for more, and of them in one transaction.
+#: Letters that are counted unless more are asked for, and of them in one transaction.
 MOST_COUNTED = 10_000
 PART = 500
 #: Transactions in which letters of all queues are counted: there may be many queues with few letters.

@@ -171,7 +171,7 @@ WORKER_ACTIONS = {
         Action(
             "worker_shutdown",
             "Shut down",
-            "End {target}? It finishes what it runs; nothing is lost, and nobody starts it again unless a service "
+            "End {target}? It finishes what it runs; nothing is lost, and it does not start again unless a service "
             "manager does.",
             _shutdown,
             destroys=True,

@@ -2,11 +2,11 @@
 
 Model. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond that is refused
 without being looked at, and does not prolong the wait. Who has logged in in this browser before (a cookie says so,
-``login.py``) has attempts of their own: nobody behind the same proxy uses them up. Who logs in has all of them again.
+``login.py``) has attempts of their own: no one behind the same proxy uses them up. Who logs in has all of them again.
 
 :data:`MOST` addresses are remembered, in each process; the one that was heard of longest ago makes room, and has all
-its attempts again. So whoever has very many addresses is not slowed down: what keeps the dashboard shut is the length
-of the token.
+its attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the
+length of the token.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Model. Who types the token gets a cookie that says until when it holds, signed with the token. The cookie is good in
 every process that knows the token, and another token ends all of them. It is sent to this site's own pages only
 (``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so its name is one of its
-token's own, and logging out ends it for whoever has a copy of it: each process keeps those that it was told to end.
+token's own, and logging out ends it for every copy of it: each process keeps those that it was told to end.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import secrets
 from base64 import urlsafe_b64encode
 
 COOKIE = "celery_fdb_session"
-#: How long nobody is asked for the token again.
+#: How long a browser is not asked for the token again.
 HOLDS_S = 12 * 3600
-#: Says that somebody has logged in in this browser before, and opens nothing.
+#: Says that a user has logged in in this browser before, and opens nothing.
 KNOWN_COOKIE = "celery_fdb_known"
 KNOWN_S = 90 * 86_400
 #: Tickets that a process keeps as ended.

@@ -1,4 +1,4 @@
-"""``/events``: the feed as server-sent events, for whoever may see the pages."""
+"""``/events``: the feed as server-sent events, for users who may see the pages."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def message(visit: Visit, broker: Broker) -> Response:
     name, spot = visit.asked("queue"), spot_of(visit.asked("spot"))
     listed = broker.queue(name).at(spot)
     if listed is None:
-        raise NotThere("The message is no longer here: a worker took it, or somebody moved or deleted it.")
+        raise NotThere("The message is no longer here: a worker took it, or it was moved or deleted.")
     row = view_of(listed, visit.settings.clock.wall_ms())
     asked = visit.may_see_bodies and bool(visit.asked("body"))
     return visit.page(
@@ -75,7 +75,7 @@ def message(visit: Visit, broker: Broker) -> Response:
 
 
 def allowed(visit: Visit, actions: list[Action]) -> list[Action]:
-    """Without those whose forms show arguments to whoever may not see them."""
+    """Without those whose forms show arguments to users who may not see them."""
     return [each for each in actions if visit.may_see_bodies or not each.shows_body]
 
 

@@ -1,4 +1,4 @@
-"""``/``: how the broker is, and what needs somebody's attention."""
+"""``/``: how the broker is, and what needs attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``/schedules``: the entries of beat's schedule, with when each ran last and runs next.
 
 They come from two sides: what a beat that runs ``celery_fdb.beat.Scheduler`` tells the store, and, with an app, what
-its configuration has. Of an entry that no beat has told of, the last run is that of its task in the history, whoever
+its configuration has. Of an entry that no beat has told of, the last run is that of its task in the history, whatever
 has published it, and the next one follows from it as beat would compute it.
 """
 
@@ -100,7 +100,7 @@ class _Runs:
 
 
 def _told_row(told: Told, runs: _Runs, now: datetime, *, gone: bool) -> Row:
-    """``gone``: what an entry is that nobody tells of any more; else beat is silent."""
+    """``gone``: what an entry is that no beat tells of any more; else beat is silent."""
     state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
     last, following = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
     heard = moment(told.told_ms)

@@ -21,7 +21,7 @@ from celery_fdb.web.access.user import User
 from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import Visit
 
-#: Who typed the token, and everybody where nobody has to.
+#: Who typed the token, and every visitor where there is none.
 BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
 #: The cookie that carries one line from an action to the page behind it.
 NOTICE = "celery_fdb_notice"
@@ -37,7 +37,7 @@ class Reception:
         self._ended = login.Ended()
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
-        """The visit, and what to answer instead of the page if nobody knows who asks."""
+        """The visit, and what to answer instead of the page if the visitor is not known."""
         visit = Visit(request, self._settings, NOBODY, LogAudit(""))
         user = await self._user(visit)
         cookie = visit.kept(forgery.COOKIE)
@@ -77,12 +77,12 @@ class Reception:
             return RedirectResponse(visit.url("login", next=path + query), 303)
         if target is not None:
             return RedirectResponse(target, 303)
-        return visit.page("error", 403, title="Not allowed", text="Nobody here knows you. Log in, and come back.")
+        return visit.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
 
     def _too_late(self, visit: Visit) -> Response:
         """A form of a page that was left open for longer than its reader was logged in."""
         if self._settings.token is None:
-            return visit.page("error", 401, title="Log in first", text="Nobody here knows you. Nothing was changed.")
+            return visit.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
         answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
         self.remember(visit, answer)
         return answer
@@ -131,7 +131,7 @@ class Reception:
         return browser_of(cookie) if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
-        """Logged out, and so is whoever else has this browser's cookie."""
+        """Logged out, and so is every copy of this browser's cookie."""
         token, answer = self._settings.token, visit.redirect(visit.url("login"))
         if token is not None and self._is_logged_in(visit, token):
             self._ended.add(visit.kept(login.COOKIE), self._settings.clock.wall_ms())
@@ -164,5 +164,5 @@ def _notice(visit: Visit) -> str:
 
 
 def _seal(visit: Visit, value: str) -> str:
-    """Where there is no token, whoever can set a cookie can make it."""
+    """Where there is no token, any program that can set a cookie can make it."""
     return login.signature(visit.settings.token or "", "notice", value)

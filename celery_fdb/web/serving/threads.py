@@ -1,8 +1,8 @@
 """Calls of the broker block, and the event loop must not: they run in a few threads, each answer within a time limit.
 
 A call whose time is over goes on in its thread, at most until the broker's own timeouts end it; so a store that hangs
-costs these threads and no more, and whoever asks meanwhile is told so in time. A call that has not begun by then is
-dropped: it says nothing of the store, only that there are too many.
+costs these threads and no more, and a visitor who asks meanwhile is told so in time. A call that has not begun by then
+is dropped: it says nothing of the store, only that there are too many.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Inspection:
     def totals(self) -> dict[str, dict[str, int]]:
         """How many messages ever were published, claimed, acked, ... by queue and event.
 
-        Lost leases whose queue nobody knows stand under ``""``.
+        Lost leases whose queue is unknown stand under ``""``.
         """
         return self._connection.engine.metrics.totals()
 

@@ -11,7 +11,8 @@ never both and never neither, and the counts are those of the letters moved. Wha
 
 * the caller dies between two parts: what was moved is moved, the rest is dead; the next call begins at the front.
 * the commit's answer is lost: the transaction is found to have happened or is done again (``store/retry.py``).
-* somebody else takes, replays or discards the same letter: one of the two has it, the other starts its part again.
+* another consumer or operator takes, replays or discards the same letter: one of the two has it, the other starts its
+  part again.
 * the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 """
 

@@ -1,7 +1,7 @@
 """Scan: look through a queue of dead letters, in parts, for those that are wanted.
 
 A queue of dead letters is ``<queue>.dead``, or whatever queue a dead-letter exchange leads to. It is walked from its
-first key to its last, in transactions of bounded size, by a cursor in the hands of the caller: whoever is killed
+first key to its last, in transactions of bounded size, by a cursor in the hands of the caller: a caller that is killed
 between two parts has lost a cursor and nothing else, and begins again at the front.
 
 A walk is bounded by the stamp of the last message that had come when it began. What dies meanwhile has a later stamp

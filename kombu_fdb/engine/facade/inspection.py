@@ -162,5 +162,5 @@ class Inspection:
         return self._run.read(lambda work: self._run.routing.route(work.tr, exchange, routing_key))
 
     def active_consumer(self, queue: str) -> tuple[SessionId, str] | None:
-        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves; None if nobody."""
+        """Session and tag of the one consumer that a queue with ``x-single-active-consumer`` serves, or None."""
         return self._run.read(lambda work: single.active(work, queue))

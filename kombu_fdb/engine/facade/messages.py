@@ -130,8 +130,8 @@ class Messages:
     ) -> None:
         """Wait for messages in the line of those who consume the same ``queues``. ``acks`` are settled with it.
 
-        ``over``: the first leases of demands of the session that have ended, and that nobody will look at any more.
-        Raises ``SessionLost``. Whoever does not know what has become of a demand calls ``Sessions.recover``.
+        ``over``: the first leases of demands of the session that have ended, and that will not be looked at any more.
+        Raises ``SessionLost``. A caller that does not know what has become of a demand calls ``Sessions.recover``.
         """
         self._run.write(lambda work: join.join(work, demand, acks, queues, over))
 
@@ -159,8 +159,8 @@ class Messages:
         ``consumers``: as in ``ClaimTerms``. ``patience_s``: of those who wait, from now on. Raises ``SessionLost``.
         Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
-        Whoever claims past the line takes little, and is faster than a service that takes much: it would lose race
-        after race, and a whole line waits for it. So each one that it loses halves it.
+        A consumer that claims past the line takes little, and is faster than a service that takes much: it would lose
+        race after race, and a whole line waits for it. So each one that it loses halves it.
         """
         tried: list[serve.Served] = []
 
@@ -190,7 +190,7 @@ class Messages:
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
     def depose(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
-        """Whoever stands in that row of the demand's line waits no longer: it does not serve.
+        """The consumer in that row of the demand's line waits no longer: it does not serve.
 
         ``patience_s``: of those who wait, from now on.
         """
@@ -248,7 +248,7 @@ class Messages:
         return self._run.read(lambda work: session.holds(work, leases))
 
     def delete(self, queue: str, message_id: bytes) -> bool:
-        """Delete a message in any state; whoever holds it loses its lease. False if it is not there. As ``find``."""
+        """Delete a message in any state; its holder loses the lease. False if it is not there. As ``find``."""
         # Again if it moved in between.
         while (row := self._inspect.find_row(queue, message_id)) is not None:
             if self._delete(queue, row):
@@ -259,7 +259,7 @@ class Messages:
         return self._run.write(lambda work: browse.delete(work, queue, row))
 
     def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
-        """Delete a message at a page's position; False if it has moved. Whoever holds it loses its lease."""
+        """Delete a message at a page's position; False if it has moved. Its holder loses the lease."""
         return self._run.write(lambda work: pages.delete_at(work, queue, state, position, message_id))
 
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
@@ -271,7 +271,7 @@ class Messages:
         return self._run.write(lambda work: reschedule.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
-        """Delete the task's messages that nobody holds: ready, delayed and dead ones. Returns them."""
+        """Delete the task's messages that no session holds: ready, delayed and dead ones. Returns them."""
         taken, following = self._cancel_part(task_id, b"")
         while following:
             found, following = self._cancel_part(task_id, following)

@@ -28,7 +28,7 @@ class Metrics:
     def totals(self) -> dict[str, dict[str, int]]:
         """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
 
-        ``""`` is for lost leases, whose queue nobody knows.
+        ``""`` is for lost leases, whose queue is unknown.
         """
         return self._run.read(totals.read)
 

@@ -1,4 +1,4 @@
-"""Queues: declared, bound, limited, purged and deleted, and those that vanish when nobody uses them."""
+"""Queues: declared, bound, limited, purged and deleted, and those that vanish when they are unused."""
 
 from __future__ import annotations
 

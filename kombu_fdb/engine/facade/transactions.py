@@ -34,7 +34,7 @@ IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError
 
 
 class Environment(NamedTuple):
-    """What a process brings: time, ids nobody else has, and chance."""
+    """What a process brings: time, unique ids, and chance."""
 
     clock: Clock
     ids: IdSource
@@ -69,7 +69,7 @@ class Transactions:
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self.retry = Retry(database, self.clock, tokens, self.rng)
-        #: Rivals wait for each other and never run in vain, so nobody stands in a line for them.
+        #: Rivals wait for each other and never run in vain, so they need no line.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
         #: Called when a full disk has refused a write; True if it may be tried again.

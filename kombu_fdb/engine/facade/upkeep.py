@@ -175,7 +175,7 @@ class Upkeep:
         return self._run.write(lambda work: control.clear_if(work, rows))
 
     def clear_copy(self, row: KeyValue) -> bool:
-        """Clear a copy of a payload that nobody took, if its row is still what was observed."""
+        """Clear a copy of a payload that no burial took, if its row is still what was observed."""
         return self._run.write(lambda work: copies.clear_abandoned(work, *row))
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:

@@ -1,4 +1,4 @@
-"""Cancel: take a task back that nobody has begun, by its id; and find where a task is.
+"""Cancel: take a task back that no worker has begun, by its id; and find where a task is.
 
 Both go by the index (``whereabouts.py``), so they read as many rows as the task has messages, whatever else is in the
 store. A message under a lease is its consumer's, and stays: only the worker can stop what it runs.
@@ -51,7 +51,7 @@ def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     for row in work.tr.get_range(*work.keys.all_leases, snapshot=True):
         try:
             queue, place, _record = decode_lease(row[1])
-        except FormatError:  # nobody's task
+        except FormatError:  # no task's
             continue
         if place[-STAMP_BYTES:] in stamps:
             found.append((queue, row))

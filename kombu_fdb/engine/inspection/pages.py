@@ -141,7 +141,7 @@ def delete_at(work: Work, queue: str, state: str, position: bytes, message_id: b
 
 
 def row_at(work: Work, queue: str, state: str, position: bytes, message_id: bytes) -> KeyValue | None:
-    """The message's row, if it is still at its position; conflicts with whoever moves it."""
+    """The message's row, if it is still at its position; conflicts with a transaction that moves it."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key)
     if value is None or (state == LEASED and not _is_of(queue, value)):

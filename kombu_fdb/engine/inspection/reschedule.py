@@ -7,8 +7,8 @@ may be another from then on: a task's says in a header when it is due, and a wor
 A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
 
 States: the message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is
-where it was. Somebody who takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and the
-other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
+where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and
+the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
 (``store/retry.py``).
 """
 
@@ -29,7 +29,7 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
     """The message at a page's position, ready or delayed. False if it has moved.
 
     ``due_ms``: now or earlier makes it ready. ``payload``: None for the one it has. Raises ``QueueError`` for a moment
-    at which it has expired and for a message that somebody holds, and ``FormatError`` if the record can't be read, or
+    at which it has expired and for a message that a session holds, and ``FormatError`` if the record can't be read, or
     is a newer version's.
     """
     if spot.state == LEASED:

@@ -3,7 +3,7 @@
 Model. A publish whose outcome is unknown (``store/tokens.py``) leaves its messages here, each with the doubt about
 their transaction. When the same message is published again in this process, the doubt is settled first: what has
 been stored counts as published, by the earlier call; what has not is fenced, so that it never will be, and is stored
-now. So it is stored once, whoever repeats it, and nothing is written for that while all goes well.
+now. So it is stored once, whichever thread repeats it, and nothing is written for that while all goes well.
 
 The same message is one that says the same: exchange, routing key, payload (in which the task's id stands), key,
 priority and times, but not the moments reckoned from them. Each doubtful message answers for one repetition: of two
@@ -49,7 +49,7 @@ class Burial:
     """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
 
     Made before the first try, and the same in each. Of a try whose outcome is unknown the next one finds out, or fences
-    it. What nobody can tell any more is buried again, as another message: two letters are better than none, and they
+    it. What can't be told any more is buried again, as another message: two letters are better than none, and they
     share no chunks.
     """
 
@@ -97,7 +97,7 @@ class Doubts:
                 self._messages -= len(oldest)
 
     def take(self, publication: Publication) -> Doubted | None:
-        """The message that may be this one; nobody else gets it."""
+        """The message that may be this one; no other caller gets it."""
         identity = _identity(publication)
         with self._lock:
             same = self._found.get(identity)

@@ -73,7 +73,7 @@ def _is_hungry(work: Work, queue: str, state: QueueState, head: list[KeyValue]) 
         return bool(head)
     if work.tr.get_range(*work.keys.todo(queue), limit=1, snapshot=True):
         return True
-    # Messages without a key wait, but nobody may have them: their sub-queue is parked.
+    # Messages without a key wait, but none may be claimed: their sub-queue is parked.
     try:
         return bool(head) and _is_unmarked(work, queue, work.keys.place_rank(queue, head[0][0]))
     except FormatError:  # a claim sets it aside

@@ -6,7 +6,7 @@ for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
 An exchange that does not exist, or routes nowhere, or to more than :data:`MOST_LETTERS` queues, counts as not set:
-nothing vanishes for a wrong name, and nobody fails for ever at what no transaction holds.
+nothing vanishes for a wrong name, and no burial fails for ever at what no transaction holds.
 
 A message of any size can die into as many queues, whether it stands in the store or comes from outside: what does not
 fit into the transaction of its burial is copied beforehand (``copies.py``). Its history is written once for each queue:
@@ -15,7 +15,7 @@ the more there are, the fewer of its oldest deaths are remembered.
 A message of a newer version is not buried, for its history can't be read: it is kept for who can (``newer.py``).
 
 Where a full disk has no room for another story, a message that a claim meets *rests* instead: it is delayed for
-:data:`REST_MS`, and those behind it are claimed. Whoever else buries is refused, and tries again.
+:data:`REST_MS`, and those behind it are claimed. Any other burial is refused, and tries again.
 
 Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
 when it would enter one for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
@@ -61,7 +61,7 @@ class Cause(NamedTuple):
 
     @classmethod
     def malformed(cls, error: FormatError) -> Cause:
-        """Nobody can read it."""
+        """It can't be read."""
         return cls("malformed", {"error": str(error)})
 
 
@@ -164,7 +164,7 @@ def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
-    """An exchange that is not there, or unreadable, must not stop whoever buries, often a sweep; it reaches nobody.
+    """An exchange that is not there, or unreadable, must not stop a burial, often a sweep's; it reaches no queue.
 
     Nor must one that reaches too many.
     """

@@ -2,7 +2,7 @@
 
 The head of the queue is read as a snapshot, and what is taken is a conflict: two claims conflict if they want the same
 message, or if one puts a message back between those that the other takes (``runs.py``), and a publish conflicts with
-nobody. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
+nothing. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
 Guarantees: ONE-PLACE (ready key cleared and lease written by one commit), ONE-OWNER.
 
 A window is bounded in bytes as well (``room.py``), so a claim of large messages takes fewer of them; and all their

@@ -13,7 +13,7 @@ extend it, and the end of the message (acked, cancelled, dead) does not end it, 
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
 
 A publication may have two ids. Its ``once_id`` tells it from all others: an outbox publishes a row again if it does not
-know whether it did before. Its ``dedup_id`` makes calls one that somebody means to be one. A message is new only if
+know whether it did before. Its ``dedup_id`` makes calls one that their caller means to be one. A message is new only if
 both are. One that comes again by its ``once_id`` leaves the other id as it is: that window counts from the first time.
 
 An id counts for one exchange and routing key. Entries are cleared by the duties of the consumers, whose clocks decide

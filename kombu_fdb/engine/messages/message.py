@@ -1,12 +1,13 @@
 """The stored message: out of its queue, into another, under a lease, read, deleted. All verbs do that here.
 
 Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
-ready, among the messages of its key or of none, or delayed; or its record stands in a lease. Whoever moves a message
-takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and tells the transaction's effects
-what became more and what less (COUNTS).
+ready, among the messages of its key or of none, or delayed; or its record stands in a lease. A verb that moves a
+message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and tells the transaction's
+effects what became more and what less (COUNTS).
 
 * nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp; the index by task learns it.
-* ready, delayed -> out: :func:`take_out`. It conflicts with whoever takes the same message, and with nobody else.
+* ready, delayed -> out: :func:`take_out`. It conflicts with a transaction that takes the same message, and with no
+  other.
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
 * out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
 * out -> gone: :func:`delete` clears what there is besides the row.
@@ -233,7 +234,7 @@ def read(work: Work, value: bytes) -> Opened:
 def read_all(work: Work, values: Sequence[bytes]) -> list[Opened | FormatError]:
     """The same of each, or why not: all chunks are read in one round trip, and none if there are none.
 
-    Snapshot: nobody writes chunks while the row, on which whoever takes it conflicts, exists.
+    Snapshot: no chunks are written while the row exists, on which each transaction that takes it conflicts.
     """
     records = [_decode(value) for value in values]
     wanted = [key for record in records if isinstance(record, Record) for key in _chunk_keys(work.keys, record)]

@@ -12,12 +12,12 @@ properties as they are stored. With both, the queue is full when either says so.
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
-Model of ``drop-head``. A publish to a full queue stores its messages, conflicting with nobody, and *then* lets the
+Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the
 oldest give way, in a transaction of its own (:func:`shed`). Publishers at the same time want the same oldest messages;
 one of them takes away all that is too much, and the others find that it is done. After :data:`ATTEMPTS` lost races
-somebody gives up: the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish
-never fails, and never waits, for the head of a queue, however large that is; and a queue has at most as many messages
-too many as were published at the same time, or by a process that died in between.
+the publisher gives up: the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a
+publish never fails, and never waits, for the head of a queue, however large that is; and a queue has at most as many
+messages too many as were published at the same time, or by a process that died in between.
 
 The counter is read at snapshot, so with ``reject-publish`` as well concurrent publishers may overshoot by as many
 messages as they are, as RabbitMQ's do. What comes in one transaction stays together: with ``drop-head`` it is stored
@@ -49,8 +49,8 @@ REJECT_DLX = "reject-publish-dlx"
 
 #: Messages that give way in one transaction at most, besides one for each that comes.
 MOST_LEAVING = 100
-#: Keys whose backlogs are compared, from that of the message that came on in their order, so that the tenant that fills a queue
-#: is among them; and of these, largest first, those whose messages are looked at together.
+#: Keys whose backlogs are compared, from that of the message that came on in their order, so that the tenant that fills
+#: a queue is among them; and of these, largest first, those whose messages are looked at together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
 #: How often a publisher tries to let the oldest give way.

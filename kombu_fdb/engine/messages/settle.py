@@ -147,7 +147,7 @@ def _take_leases(
 def _told(work: Work, held: dict[bytes, Message[Place] | None], key: bytes) -> Message[Place] | None:
     """Once. None, and counted as late, of a lease that is gone."""
     if key not in held:
-        work.effects.note("", LATE)  # nobody knows its queue any more
+        work.effects.note("", LATE)  # its queue is unknown by now
         return None
     return held.pop(key)
 

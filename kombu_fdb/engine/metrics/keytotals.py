@@ -37,7 +37,7 @@ NAMES = 200
 #: How long a process keeps to its names, in seconds.
 NAMES_S = 60.0
 KEYS_KEPT = 200
-#: Few, as each key that somebody adds to meanwhile makes the fold start again.
+#: Few, as each key that a worker adds to meanwhile makes the fold start again.
 KEYS_PER_FOLD = 20
 
 #: Of one queue: by key and event.

@@ -2,7 +2,7 @@
 
 Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
 has a fixed number of slots, and a moment's slot is its number modulo how many there are. A new sample takes the slot
-of the one that has become too old, so the rows are bounded by construction and nobody trims them. The duties of one
+of the one that has become too old, so the rows are bounded by construction and need no trimming. The duties of one
 process write them (``process/upkeep/duties.py``), with blind sets.
 
 What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
@@ -140,7 +140,7 @@ def _fields(queue: QueueSample) -> list[int | None]:
 
 
 def _decode(value: bytes) -> Sample | None:
-    """None if nobody of ours can have written it."""
+    """None if no version of ours can have written it."""
     try:
         taken_ms, queues = decode_json(value)
         return Sample(_number(taken_ms), {name: _queue(*fields) for name, fields in queues.items()})

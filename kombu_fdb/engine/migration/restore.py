@@ -4,10 +4,10 @@ Model. An *import* has an id, and each of its messages a *mark* that is its alon
 also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
 next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
 keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
-parts, by the duties if need be: from then on the import is over, and whoever still tries, or tries again, changes
-nothing. The marks of an import that is not done stay: it may go on a year later.
+parts, by the duties if need be: from then on the import is over, and an importer that still tries, or tries again,
+changes nothing. The marks of an import that is not done stay: it may go on a year later.
 
-Messages keep their ids, so that whoever noted one finds it; one whose chunks would fall upon another's gets a new id.
+Messages keep their ids, so that one that was noted is found; one whose chunks would fall upon another's gets a new id.
 Limits of the queues are not asked: nothing may be lost on the way.
 """
 

@@ -1,7 +1,7 @@
 """Join: wait in the line of those who consume the same queues, and settle what was done meanwhile.
 
 Conflicts with what ends the session, with who settles the same leases, and with a change of the queues' limits
-(``allowance.py``); with nobody else who joins, and with no service.
+(``allowance.py``); with no other join, and with no service.
 """
 
 from __future__ import annotations

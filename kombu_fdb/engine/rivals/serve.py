@@ -7,11 +7,11 @@ commit are in the order of a single consumer (FAIR), however many there are.
 Bounded in messages and bytes: who does not fit stays in the line. So does who gets nothing, because there is less than
 is wanted; the first of those is the first of the line then.
 
-A message for another consumer is not opened further than its record: whoever gets it reads its payload (:func:`look`),
-and rejects it as malformed if that is gone.
+A message for another consumer is not opened further than its record: the consumer that gets it reads its payload
+(:func:`look`), and rejects it as malformed if that is gone.
 
-Conflicts: with whoever takes the same messages, and with what ends a demand or a session that is served here, or the
-server's. Not with those who join the line.
+Conflicts: with a transaction that takes the same messages, and with what ends a demand or a session that is served
+here, or the server's. Not with those who join the line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ageing: who has waited long goes before the more urgent, so that strict priority starves nobody.
+"""Ageing: who has waited long goes before the more urgent, so that strict priority starves no message.
 
 With ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) each so many seconds of waiting count as one priority
 more, up to the most urgent. Of two that are equally urgent by this the one with the lower priority goes first: it has

@@ -35,7 +35,7 @@ def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
 
 
 def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
-    """By their :func:`control_keys`: where no key has limits, nobody waits for the end of a lease."""
+    """By their :func:`control_keys`: where no key has limits, no key waits for the end of a lease."""
     work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
 
 
@@ -68,7 +68,7 @@ class Allowances:
         self._counting = False
 
     def load(self, wanted: Collection[str]) -> None:
-        """Read the keys' limits, only where a key of the queue has limits; else nobody pays for them."""
+        """Read the keys' limits, only where a key of the queue has limits; else they cost nothing."""
         asked = sorted(set(wanted) - self._limits.keys())
         if not asked or not self._control.limits_keys:
             return

@@ -159,7 +159,7 @@ class _Scheduler:
         self._tenants.write()
 
     def _turn(self, row: KeyValue) -> Turn | None:
-        """None for an entry that can't be read: nobody's, and gone."""
+        """None for an entry that can't be read: it is cleared."""
         try:
             turn = Turn(*self._keys.split_ring(self._queue, row[0]), Rank(row[1]))
         except FormatError:

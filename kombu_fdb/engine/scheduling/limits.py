@@ -57,7 +57,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 
 
 def _can_be_read(control: bytes | None) -> bool:
-    """If not, nobody knows which keys are parked by it."""
+    """If not, it is unknown which keys are parked by it."""
     try:
         decode_control(control)
     except FormatError:

@@ -12,11 +12,11 @@ its owner's name, ``("demand", session, first)``, which says how it *stands*:
 
 * W, it waits. Both rows are there, and the stamp of this one is that in the other's key.
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
-* E, it has ended without any: its owner has left, or somebody deposed it.
+* E, it has ended without any: its owner has left, or another consumer deposed it.
 
 Who moves it:
 
-* nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nobody.
+* nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nothing.
 * W -> G: *serve*, by the line's first. It reads how the demand stands, and the owner's session, as conflicts.
 * W -> E: *leave*, by its owner, or *depose*, by one who waits behind it, has seen it first for too long, and knows that
   there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
@@ -26,9 +26,9 @@ A row of the line that can't be read, or whose demand does not wait there, is de
 So may be, by an older version, the row of a demand that waits: its owner finds the row gone, and joins again.
 
 Who is woken: each watches how its own demand stands, and how those of the two right before it in the line do. Whatever
-happens to these happens in a commit that this look has not seen, so nobody misses it who becomes the first, or the next
-one, who is to replace a first one that is dead, however many were served at once; and when one message comes to fifty
-idle consumers, three wake up: the first of the line, which alone watches the queues, and the two behind it.
+happens to these happens in a commit that this look has not seen, so no consumer that becomes the first misses it, or
+the next one, who is to replace a first one that is dead, however many were served at once; and when one message comes
+to fifty idle consumers, three wake up: the first of the line, which alone watches the queues, and the two behind it.
 
 What happens at each failure:
 
@@ -42,7 +42,7 @@ What happens at each failure:
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
 
 How long the others are patient stands in the line as well, ``("served", line)``: each service writes what it found fit,
-each deposition twice as much as before. So where services take long, nobody has to learn that by himself.
+each deposition twice as much as before. So where services take long, no consumer has to learn that by itself.
 
 No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
 Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
@@ -79,7 +79,7 @@ _ALONE = b"\x00\x00"
 
 
 class Row(NamedTuple):
-    """A row of a line. ``demand``: None if nobody of ours wrote it."""
+    """A row of a line. ``demand``: None if no version of ours wrote it."""
 
     key: bytes
     demand: Demand | None
@@ -91,7 +91,7 @@ class Sight(NamedTuple):
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
     the first one sees it. ``server``: the session that served the line last. ``behind``: so many stand before it, if it
     is the first (0), the next (1) or the one behind that (2); None for all others. ``patience_s``: how long the first
-    may do nothing while there is work; 0.0 if nobody has said so.
+    may do nothing while there is work; 0.0 if none has said so.
     """
 
     stands: bytes
@@ -158,7 +158,7 @@ def look(work: Work, demand: Demand) -> Sight:
         return Sight(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
     if row == first:
         rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
-        if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve nobody
+        if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve none
             return Sight(ENDED, first, [], server, [])
         return Sight(WAITING, first, rows, server, [], 0, patience_s)
     here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)
@@ -195,7 +195,7 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
 
 
 def depose(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
-    """Whoever stands at this row of the line waits no longer. ``patience_s``: of the others, from now on."""
+    """The consumer at this row of the line waits no longer. ``patience_s``: of the others, from now on."""
     value = work.tr.get(row)
     if value is None:
         return

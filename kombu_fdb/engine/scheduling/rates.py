@@ -9,7 +9,7 @@ longer one counts:
   together are what the furthest clock went forward: the true time and, once, the distance between the clocks.
 * by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). No use of a bucket
   leaves its row as it was, so this is never more than the truth, whatever the wall clocks say. A clock that was set
-  back, or another's that is far ahead, therefore stops nobody.
+  back, or another's that is far ahead, therefore stops no consumer.
 
 Of many consumers the one that looks may never have seen the row. So the promoter, which has known it since the key
 began to wait, puts into the bucket what has come meanwhile (:func:`credit`), before it rings for the key.
@@ -35,10 +35,10 @@ from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
 
-#: A moment that is further ahead is nobody's clock.
+#: A moment that is further ahead comes from no clock.
 MOST_AHEAD_MS = 24 * 3600 * 1000
-#: How long a bucket must have been full until its row goes, by the clock of whoever clears it: while clocks differ by
-#: less, clearing gives nothing away.
+#: How long a bucket must have been full until its row goes, by the clock of the process that clears it: while clocks
+#: differ by less, clearing gives nothing away.
 FULL_FOR_MS = 10 * 60 * 1000
 #: What a row holds; a moment as late as this is a damaged row's.
 LAST_MS = 2**64 - 1
@@ -126,7 +126,7 @@ def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> lis
 def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
     """Put the tokens in that have come while this process saw them unchanged, by no wall clock.
 
-    The row that says so is another one, whose moment is later by as much: nobody counts that time again.
+    The row that says so is another one, whose moment is later by as much: that time is not counted again.
     """
     known = [each for each in buckets if each is not None]
     for (row, unchanged_ms), limits in zip(known, _limits(work, [each.row for each in known]), strict=True):

@@ -2,11 +2,11 @@
 
 Model. The transaction that changes limits is small, however many keys and leases there are: it writes the limits and,
 if more is to be done, ``("relimit", queue)``, which says how far that is. Three phases follow, each a walk whose
-position is kept in that row, so that whoever does a part goes on where the last one stopped:
+position is kept in that row, so that the process that does a part goes on where the last one stopped:
 
 * *leases*: a message without a key that was leased from a plain queue is counted among its queue's leases only, and its
   end rings no bell. Its lease is rewritten as that of the key "", and counted. This comes with a queue's first limit.
-  Until it is done, nobody knows how many messages without a key are in flight, so none is served that has a limit in
+  Until it is done, it is unknown how many messages without a key are in flight, so none is served that has a limit in
   flight (``fair.py``). Guarantee KEY-LIMIT.
 * *parked*: every key may be parked for a reason that no longer holds. The bell of each is rung. If all are paused now,
   a tenant's keys leave the ring, as one that is paused by itself does at once (``turns.py``).
@@ -20,8 +20,8 @@ knows the limits and counts its leases. Those of before stand still or end, and 
 is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits.
 Why no turn is: one that comes into the ring, or back into it, after the change comes by the new priorities.
 
-Whoever changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``). Parts may be
-repeated, and two processes that do the same one conflict.
+The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
+Parts may be repeated, and two processes that do the same one conflict.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
 
 
 def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
-    """Those that would come to another rank now. At snapshot: whoever changes that notes it in the queue's row."""
+    """Those that would come to another rank now. At snapshot: a change of that is noted in the queue's row."""
     keys = work.keys
     found = [Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})

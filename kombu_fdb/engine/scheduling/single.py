@@ -3,9 +3,9 @@
 Model. A consumer is a tag inside a session. Of all consumers of such a queue at most one is *active*: the one that
 ``("single", queue)`` names. The others *stand by*. (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
 
-* nobody -> active: by the first claim, be the queue empty or not. Each claim reads the record serializably, so of two
-  that find nobody one conflicts, and then finds the other.
-* active -> nobody: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
+* vacant -> active: by the first claim, be the queue empty or not. Each claim reads the record serializably, so of two
+  that find it vacant one conflicts, and then finds the other.
+* active -> vacant: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
   back in its places: so the next one begins with the messages the last one did not finish, in order. Setting the record
   wakes those who stand by.
 
@@ -15,7 +15,7 @@ between: the next one goes on, as the session's beat is cleared with the record 
 the outcome of its claim is unknown: the recovery of that claim frees the record (``Sessions.recover``). No clock is
 involved. Guarantee ONE-ACTIVE.
 
-Whoever claims without being a consumer (a single ``basic_get``) gets messages only while no consumer is active.
+A claim without a consumer (a single ``basic_get``) gets messages only while no consumer is active.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from collections.abc import Collection, Mapping, Sequence
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.model import SessionId
 
-#: A session's id; what is shorter names nobody.
+#: A session's id; what is shorter names no consumer.
 SESSION_BYTES = 16
 
 
 def admitted(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> set[str]:
-    """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where nobody is."""
+    """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where none is."""
     found = set()
     records = work.tr.get_many([work.keys.single(queue) for queue in queues]) if queues else []
     for queue, record in zip(queues, records, strict=True):
@@ -77,7 +77,7 @@ def active(work: Work, queue: str) -> tuple[SessionId, str] | None:
 
 
 def vacate(work: Work, queue: str) -> None:
-    """Nobody is active. The record is not cleared but set: it is a bell too."""
+    """No consumer is active. The record is not cleared but set: it is a bell too."""
     work.tr.set_versionstamped_value(work.keys.single(queue))
 
 

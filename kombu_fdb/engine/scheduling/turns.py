@@ -5,10 +5,10 @@ rounds behind the next one as the tenant has turns in the ring already (stride s
 Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes into the ring, or leaves it, for whatever
 reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
 
-The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it whoever takes a key's last
-message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it out too:
-else it would stand there as one of the tenant's until its round comes. Turns of stores that were written before there
-were such marks are served, and not counted.
+The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it the claim that takes a
+key's last message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it
+out too: else it would stand there as one of the tenant's until its round comes. Turns of stores that were written
+before there were such marks are served, and not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
 
 def tenant_of(key: str) -> str | None:
-    """None: the key is nobody's."""
+    """None: the key is not one of ours."""
     tenant, separator, _ = key.partition(SEPARATOR)
     return tenant if separator else None
 
@@ -66,7 +66,7 @@ class Tenants:
     def load(self, subqueues: Iterable[tuple[Rank, str]], turns: Iterable[Turn] = ()) -> None:
         """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing where no key has a tenant.
 
-        A turn's mark changes with its entry in the ring only, on which whoever serves it conflicts.
+        A turn's mark changes with its entry in the ring only, on which the claim that serves it conflicts.
         """
         named = {(rank, tenant) for rank, key in subqueues if (tenant := tenant_of(key)) is not None}
         wanted = sorted(named - self._turns.keys())
@@ -164,7 +164,7 @@ def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
 def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
     """These turns, which may have been read at snapshot, leave the ring; their sub-queues are parked.
 
-    Whoever calls it rings the keys' bells. Conflicts with a claim that serves one of them.
+    The caller rings the keys' bells. Conflicts with a claim that serves one of them.
     """
     rows = [work.keys.active(queue, turn.key, turn.items) for turn in turns]
     for turn, row, mark in zip(turns, rows, work.tr.get_many(rows, snapshot=True) if rows else [], strict=True):

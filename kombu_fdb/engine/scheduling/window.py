@@ -41,7 +41,8 @@ class Window:
     consumers: Mapping[str, str] = field(default_factory=dict)
     #: To rivals who stand in a line for the same queues, before anything is done.
     gives_way: bool = False
-    #: What is taken conflicts with nobody who puts a message back between: for a claim that has lost a race already.
+    #: What is taken does not conflict with a message that is put back between: for a claim that has lost a race
+    #: already.
     apart: bool = False
     #: Found out by the claim: one of its queues is such a queue.
     single: bool = False

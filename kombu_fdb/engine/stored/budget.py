@@ -1,7 +1,7 @@
 """Budget: how much of a duty is done at a time, and how many messages a transaction holds.
 
 Two bounds of different kinds. A :class:`Budget` is of the caller: so much time and so many transactions, then it is
-somebody else's turn. A :class:`Portion` is of the store: nobody knows beforehand how many messages fit into a
+the next caller's turn. A :class:`Portion` is of the store: it is not known beforehand how many messages fit into a
 transaction, whose size and age are limited, so it is found out, as TCP finds its window (RFC 5681): halved when it was
 too much, doubled when it was not. A wrong portion costs time, never correctness, so it has no lock.
 """
@@ -25,7 +25,7 @@ class Budget:
         self._clock = clock
         self._deadline = clock.monotonic() + seconds
         self._left = transactions
-        #: Somebody wanted more than there was: the work is not done.
+        #: More was wanted than there was: the work is not done.
         self.is_spent = False
 
     def spend(self) -> bool:

@@ -11,14 +11,14 @@ place until the burial commits: all its letters appear, or none. Its id has to b
 
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
-* nobody copies -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
-  and whoever ran it makes the copy (``Transactions.write``) and runs it again.
+* none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
+  and the process that ran it makes the copy (``Transactions.write``) and runs it again.
 * copying -> *complete*: each part reads the row serializably and moves its number on. Two that copy the same message
   conflict there, and share what they have done. A copy whose source was acknowledged meanwhile is complete too, and
   shorter than what its id stands for: if that comes again, the copy is begun anew.
 * complete -> gone: the burial clears the row in the transaction that stores the copy's record.
 
-If the copier dies, the next one who tries to bury the message goes on where it stopped. If nobody does, because the
+If the copier dies, the next one who tries to bury the message goes on where it stopped. If none does, because the
 message was acknowledged meanwhile or came from outside, the duties clear the row and the chunks after a while; a burial
 at that moment conflicts with them.
 """
@@ -112,7 +112,7 @@ def _stored(work: Work, message_id: bytes, first: int, most: int) -> list[tuple[
 
 
 def clear_abandoned(work: Work, row: bytes, value: bytes) -> bool:
-    """Clear a copy that nobody took, if its row is still what was observed."""
+    """Clear a copy that no burial took, if its row is still what was observed."""
     if work.tr.get(row) != value:
         return False
     work.tr.clear(row)

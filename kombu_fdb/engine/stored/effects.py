@@ -135,7 +135,7 @@ class Effects:
         self.spared(queue, key)
 
     def spared(self, queue: str, key: str) -> None:
-        """A message was chosen and not leased: its key may be parked for a slot that nobody took."""
+        """A message was chosen and not leased: its key may be parked for a slot that stayed free."""
         if queue in self.unlimited:
             return
         self._of_keys.freed.add((queue, key))

@@ -9,13 +9,13 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
 * in its place -> kept: an old process meets it in a claim, or when it would be buried because it has come back too
   often or gives way to others, or its lease is a dead session's. By the transaction that takes it out of its place
   (ONE-PLACE).
-* kept -> in its place: a process that knows the version brings it back (``regain.py``), whoever has the role of the
-  promoter: that may be an old one. Two that want to conflict on the row.
+* kept -> in its place: a process that knows the version brings it back (``regain.py``), namely the one that has the
+  role of the promoter: that may be an old one. Two that want to conflict on the row.
 
-A kept message is nobody's. It is counted, for people to see (``QueueCounts.newer``). It neither expires nor has to give
-way, and stays when its queue is purged or deleted, as one under a lease does. Those behind it are served meanwhile. It
-keeps its stamp, and so its row among its task's messages (``whereabouts.py``). An old consumer may keep it again as
-often as it comes back before a new one takes it: in the end there is no old one.
+A kept message is in no one's way. It is counted, for people to see (``QueueCounts.newer``). It neither expires nor has
+to give way, and stays when its queue is purged or deleted, as one under a lease does. Those behind it are served
+meanwhile. It keeps its stamp, and so its row among its task's messages (``whereabouts.py``). An old consumer may keep
+it again as often as it comes back before a new one takes it: in the end there is no old one.
 """
 
 from __future__ import annotations

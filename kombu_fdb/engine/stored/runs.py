@@ -2,8 +2,9 @@
 
 With FoundationDB each call costs its client 20 to 40 us of CPU, as it wakes the thread of the network: of a message
 without a key that is claimed and acknowledged, four of six such calls were to clear rows that stand in a row, or to
-conflict on them. The price is a conflict with whoever puts a row between them meanwhile. So a run is of rows between
-which hardly anybody does: publishers write behind them, and what comes back to its place mostly goes before them.
+conflict on them. The price is a conflict with a transaction that puts a row between them meanwhile. So a run is of rows
+between which hardly anybody does: publishers write behind them, and what comes back to its place mostly goes before
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]
 
 
 def take(tr: Transaction, run: Sequence[bytes]) -> None:
-    """Clear them. Conflicts with whoever writes to one of them, or between them."""
+    """Clear them. Conflicts with a transaction that writes to one of them, or between them."""
     if len(run) == 1:
         tr.add_read_conflict_key(run[0])
     else:

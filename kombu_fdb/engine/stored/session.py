@@ -3,13 +3,13 @@
 Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
 Everything the session claims stands under ``("lease", id, number)``.
 
-* open -> fenced: somebody clears ``("session", id)``. The owner does it itself when it closes; any other process does
+* open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes; any other process does
   it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by the
   observer's own monotonic clock (``sweep.Observer``), and no sign that its process computes (``computing.py``). No two
   machines' clocks are compared, and store versions are never taken for time: they run at a million a second and jump by
   a hundred million in a recovery.
-* fenced -> gone: whoever fenced it, or anybody who finds leases of a session that does not exist, brings the messages
-  back (``sweep.release_part``) until none is left.
+* fenced -> gone: the process that fenced it, or any other that finds leases of a session that does not exist, brings
+  the messages back (``sweep.release_part``) until none is left.
 
 What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
 fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner
@@ -59,7 +59,7 @@ def open_session(
 
 
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
-    """The beat carries the session's time to live: whoever observes it judges it by its own promise.
+    """The beat carries the session's time to live: its observer judges it by its own promise.
 
     Its wall clock is for people to read, and to tell one that is wrong from the others; no session lives or dies by it.
     """
@@ -121,7 +121,7 @@ def require(
 def seal(work: Work, session_id: SessionId) -> None:
     """No claim of this session that has begun commits after this transaction. Raises ``SessionLost`` if it was fenced.
 
-    A claim conflicts on the session's record, and this writes it as it is. So whoever looks for the leases of a claim
+    A claim conflicts on the session's record, and this writes it as it is. So a look for the leases of a claim
     whose answer was lost finds all there will ever be.
     """
     key = work.keys.session(session_id)
@@ -157,7 +157,7 @@ def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[SessionId, by
 
 
 def seal_beat(work: Work, session_id: SessionId) -> None:
-    """Write the last beat as it is: a beat of a stranger's, by which nobody takes the session for alive."""
+    """Write the last beat as it is: a beat of a stranger's, by which no observer takes the session for alive."""
     key = work.keys.beat(session_id)
     value = work.tr.get(key)
     if value is not None:

@@ -2,7 +2,7 @@
 
 AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
 ``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
-or a queue would grow without the limit that somebody has asked for.
+or a queue would grow without the limit that it was given.
 
 A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must not be
 a second behind. What it needs stands in the queue's control record too, which each claim reads anyway.
@@ -61,7 +61,7 @@ KINDS = {
 
 
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
-    """Nobody could read it otherwise, nor the list it stands in. Raises ``InvalidArgument``."""
+    """It could not be read otherwise, nor the list it stands in. Raises ``InvalidArgument``."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
             raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))

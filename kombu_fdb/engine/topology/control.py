@@ -1,4 +1,4 @@
-"""Control: declare, bind, purge and delete; queues that vanish when nobody uses them; the store's format.
+"""Control: declare, bind, purge and delete; queues that vanish when they are unused; the store's format.
 
 Every change of an exchange or its bindings sets the exchange's epoch, by which all processes notice
 (``routing/tables.py``).
@@ -69,7 +69,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
 
 
 def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None) -> None:
-    """Change in the queue's control what the declaration changes; the rest of it stays as somebody set it."""
+    """Change in the queue's control what the declaration changes; the rest of it stays as it was set."""
     before = declared_as(declaration.name, stored)
     old, new = (
         arguments.for_claims({} if before is None else before.arguments),
@@ -250,7 +250,7 @@ def touch(work: Work, queue: str) -> None:
 def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds.
 
-    One whose declaration can't be read is not among them: nobody knows whether it may go.
+    One whose declaration can't be read is not among them: it is unknown whether it may go.
     """
     consumers = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
     used = {queue for (queue, _session, _tag), _ in consumers}

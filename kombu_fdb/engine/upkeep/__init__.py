@@ -1,1 +1,1 @@
-"""What has to be done whether or not somebody asks: due, expired and abandoned messages, what was left behind."""
+"""What has to be done without being asked for: due, expired and abandoned messages, what was left behind."""

@@ -56,12 +56,12 @@ def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, b
 
 
 def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
-    """The queues that these rows are of; those whose key can't be read are nobody's."""
+    """The queues that these rows are of; those whose key can't be read are left out."""
     return [name for (name,), _ in keys.read(rows, str)]
 
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
-    """When its next message is due; None if nobody can tell, so that the promotion looks at it by itself."""
+    """When its next message is due; None if that can't be told, so that the promotion looks at it by itself."""
     try:
         return keys.split_delayed(queue, head[0][0])[0] if head else None
     except FormatError:
@@ -104,7 +104,7 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
     """
     found = [(row, _unpark(work.keys, *row)) for row in _unparks(work)]
     for row, frozen in found:
-        if frozen is None:  # nobody's
+        if frozen is None:  # not one of ours
             work.tr.clear(row[0])
     waiting = [(row, frozen) for row, frozen in found if frozen is not None]
     seen = rates.seen(work, [frozen[1:3] for _, frozen in waiting], sightings)

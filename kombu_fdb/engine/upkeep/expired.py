@@ -1,11 +1,11 @@
-"""Expired: messages that outlived their time where nobody claims them.
+"""Expired: messages that outlived their time where no consumer claims them.
 
 A claim drops what has expired when it meets it. In a queue without a consumer no claim meets it. Where messages have
 one time to live (``x-message-ttl``), or go on when they expire (a dead-letter exchange), the duties look at the queue's
 head when that one's life is over: as in RabbitMQ, where a time to live, of the queue or of each message, and a
 dead-letter exchange make a delay (https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each
 key has a head; :data:`MOST_KEYS` are looked at. What is not at a head, they find by a walk through all ready messages
-now and then. A life ends by the clock of whoever looks, and began by its publisher's (SKEW).
+now and then. A life ends by the clock of the process that looks, and began by its publisher's (SKEW).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _expires_ms(value: bytes) -> int:
 def drop_part(work: Work, queue: str, cursor: bytes, limit: int) -> tuple[int, bytes]:
     """Look at up to ``limit`` messages. Returns how many were dropped, and where to go on; b"" at the end.
 
-    Conflicts with whoever takes one that is dropped, and with nobody else.
+    Conflicts with a transaction that takes one that is dropped, and with no other.
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
@@ -76,6 +76,6 @@ def drop_part(work: Work, queue: str, cursor: bytes, limit: int) -> tuple[int, b
 def _expired(value: bytes, now_ms: int) -> Record | None:
     try:
         record = decode_record(value)
-    except FormatError:  # whoever claims it will see
+    except FormatError:  # the claim that takes it will see
         return None
     return record if 0 < record.expires_ms <= now_ms else None

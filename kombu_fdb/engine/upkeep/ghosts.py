@@ -2,7 +2,7 @@
 
 A queue's deletion clears all it has. But its messages may still be held: what ends there later rings the bell of a
 queue that is no more. An exchange's deletion leaves its epoch, by which the caches of other processes notice. A process
-that sees such a row unchanged for long enough clears it, in a transaction that conflicts with whoever uses the name
+that sees such a row unchanged for long enough clears it, in a transaction that conflicts with every use of the name
 again.
 """
 
@@ -17,7 +17,7 @@ from kombu_fdb.routing.tables import PREDECLARED
 def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
     """Clear what an undeclared queue has left, if its bell is still what was observed.
 
-    Not if it has messages, or somebody has said how it is to be worked on. Whoever publishes to it sets the bell.
+    Not if it has messages, or an operator has said how it is to be worked on. A publish to it sets the bell.
     """
     if work.tr.get_many([work.keys.bell(queue), work.keys.queue(queue), work.keys.control(queue)]) != [
         bell,

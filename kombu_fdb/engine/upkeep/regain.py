@@ -42,7 +42,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     work.tr.clear(kept)
     try:
         queue, place = work.keys.split_newer(kept)
-    except FormatError:  # nobody's
+    except FormatError:  # not one of ours
         return
     work.effects.change(queue, NEWER, -1)
     message = Message(queue, place, value)

@@ -1,6 +1,6 @@
 """Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
-Every consumer process observes the sessions that follow its own in the ring of all session ids (``duties.py``); nobody
+Every consumer process observes the sessions that follow its own in the ring of all session ids (``duties.py``); none
 is elected, so the death of a sweeper delays nothing. Which of several sweepers ends a session is decided by the fencing
 transaction, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
 
@@ -45,7 +45,7 @@ class Observer(Generic[K]):
     """Tells which of many values have not changed for as long as they live, by the caller's own monotonic clock.
 
     What counts is the time *under observation*: between two successful looks at most a quarter of the value's time to
-    live. So a store that answered nobody for minutes, or an observer that was frozen, makes nobody look silent: it
+    live. So a store that answered no one for minutes, or an observer that was frozen, makes no session look silent: it
     takes four looks or more, spread over the whole time.
     """
 
@@ -127,7 +127,7 @@ def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """The last trace of a fenced session, by which it is found if whoever cleans up after it dies meanwhile.
+    """The last trace of a fenced session, by which it is found if the process that cleans up after it dies meanwhile.
 
     It stays while a lease does: one that could not be brought back is tried again with the next sweep.
     """

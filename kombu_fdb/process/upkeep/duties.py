@@ -25,7 +25,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: Longest time between two looks at what may be due, in seconds.
 LOOK_S = 1.0
-#: Rows that belong to nobody are cleared after this time, in seconds; what they are for ends in far less.
+#: Rows without an owner are cleared after this time, in seconds; what they are for ends in far less.
 LEFT_TTL_S = 900.0
 LEFT_INTERVAL_S = 200.0
 #: Between two looks at queues that may be over their maximum; at dead letters, at dedup ids; at all ready messages.
@@ -85,7 +85,7 @@ class Promotion:
 
 
 class UnusedQueues:
-    """Delete queues with ``x-expires`` that nobody used for as long."""
+    """Delete queues with ``x-expires`` that were unused for as long."""
 
     name = "expire queues"
 
@@ -225,7 +225,7 @@ class ExpiredHeads:
 
 
 class ExpiredMessages:
-    """Drop expired messages that nobody claims: a slow walk through all ready ones."""
+    """Drop expired messages that no consumer claims: a slow walk through all ready ones."""
 
     name = "drop expired messages"
 
@@ -298,7 +298,7 @@ class Walk:
 
 
 class _Unchanged(Generic[K]):
-    """Which of many rows nobody has changed for :data:`LEFT_TTL_S`."""
+    """Which of many rows have not changed for :data:`LEFT_TTL_S`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -310,7 +310,7 @@ class _Unchanged(Generic[K]):
 
 
 class Leftovers:
-    """Clear rows of processes that are gone: commit tokens, copies that nobody took, asides, services of a line."""
+    """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services of a line."""
 
     name = "clear leftovers"
 

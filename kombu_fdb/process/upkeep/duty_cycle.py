@@ -4,10 +4,10 @@ Model. ``process/client.py`` calls :meth:`Heartbeat.run_once` from one thread an
 so that a long sweep never delays a beat.
 
 The duties (``ring.py``, ``duties.py``) are small objects that remember where they stopped. In a *round* each that is
-due gets a :class:`~kombu_fdb.engine.stored.budget.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; whoever has
-more to do is due again in the next round, which follows at once. Promotion comes first, and once more after each other
-duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes in,
-and for whichever duty, each of them goes on.
+due gets a :class:`~kombu_fdb.engine.stored.budget.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one that
+has more to do is due again in the next round, which follows at once. Promotion comes first, and once more after each
+other duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes
+in, and for whichever duty, each of them goes on.
 
 Who does what. Every process sweeps its neighbours in the ring; who ends a dead one first wins, by a conflict. Every
 process brings back what older ones kept for its version: the promoter may be one of those. All else is done by one
@@ -25,7 +25,7 @@ What happens at each failure:
 * the process dies: another one has the role after :data:`ROLE_TTL_S`, and begins without memory. All that a duty
   remembers is where it was.
 
-The observers count only successful looks, so an outage makes nobody look dead.
+The observers count only successful looks, so an outage makes no session look dead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Heartbeat:
     def __init__(
         self, engine: Engine, session_id: SessionId, ttl_s: float, consumed: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """``consumed``: the queues, to be shown to whoever looks at the sessions."""
+        """``consumed``: the queues, to be shown with the session."""
         self._engine = engine
         self._ttl_s = ttl_s
         self._consumed = consumed
@@ -84,7 +84,7 @@ class Role:
         self._renew_at = 0.0
 
     def hold(self) -> bool:
-        """Take it if it is free, or keep it. False if somebody else has it."""
+        """Take it if it is free, or keep it. False if another process has it."""
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
@@ -176,7 +176,7 @@ class Duties:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """Whoever has no role looks after it; and after what everybody does."""
+        """A process without a role looks after it; and after what all do."""
         own_at = [self._due_at[self._duties.index(each)] for each in (self._sweep, self._newer)]
         due_at = min(self._due_at.values()) if held else min(own_at)
         return max(0.0, min(due_at - self._clock.monotonic(), ROLE_INTERVAL_S))
@@ -198,7 +198,7 @@ class Duties:
         return self._promotion.run(Budget(self._clock)) if self._role.hold() else ROLE_INTERVAL_S
 
     def expire_queues(self) -> int:
-        """Delete queues with ``x-expires`` that nobody used for as long. Returns how many."""
+        """Delete queues with ``x-expires`` that were unused for as long. Returns how many."""
         before = self._unused.expired
         self._unused.run(Budget(self._clock))
         return self._unused.expired - before

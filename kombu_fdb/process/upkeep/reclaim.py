@@ -1,12 +1,12 @@
 """Reclaim: where a full disk has no room for who starts, what dead sessions have left is cleared.
 
 Each start of a worker that crashes soon after leaves a session and declarations. Living workers sweep those; where none
-can start any more, nobody would. So a process whose write is refused looks at the sessions itself, each time, and ends
+can start any more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends
 those that have died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects
-again and again. Whoever gives up at once has seen nothing.
+again and again. A process that gives up at once has seen nothing.
 
-Who can't beat can't judge: a full disk that takes no writes at all makes everybody look silent. So to each look belongs
-a write of the kind of a beat.
+Who can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So to each look
+belongs a write of the kind of a beat.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Jitter(Protocol):
 class Sweep:
     """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
-    Whoever can't beat can't judge: a store that answers reads and takes no commits makes everybody look silent.
+    A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
+    silent.
     """
 
     name = "sweep"

@@ -7,7 +7,7 @@ ever. No call can mend that, but a *second copy* of the library knows nothing of
 * ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
   alive) it loads a fresh copy of the library file, imports the binding's modules once more so that they use it, and
   selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
-  nobody keeps it across calls.
+  it is never kept across calls.
 * The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that
   has started the library makes the copy at its first fork, in memory, and its children share it; they never share with
   their own children. Where that failed, or C code forked without Python's hooks, a child makes its own copy.

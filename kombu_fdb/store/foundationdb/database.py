@@ -354,7 +354,7 @@ class FoundationTransaction:
         try:
             tr.commit().wait()
         except self._fdb_error as error:
-            # Else a commit that still waits for its read version could get one after somebody has settled the doubt.
+            # Else a commit that still waits for its read version could get one after the doubt was settled.
             tr.reset()
             raise (explain_commit(error) if self._wrote else explain(error)) from error
 

@@ -103,6 +103,6 @@ class SqliteDatabase:
         return self.file.listener.armed
 
     def _probe(self, deadline: float) -> None:
-        """Make the tables if they are not there; fails where nobody may write."""
+        """Make the tables if they are not there; fails where this user may not write."""
         turn = Turn()
         surely(lambda: self.file.take_writer(turn, self.synchronous, deadline), lambda: self.file.return_writer(turn))

@@ -69,7 +69,7 @@ _BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
 
 
 def _to_be_let_in(path: str) -> str | None:
-    """What the owner has to do, if that is somebody else; None if this user can do something."""
+    """What the owner has to do, if that is another user; None if this user can do something."""
     try:
         is_ours = os.stat(path).st_uid == os.geteuid()
     except OSError:

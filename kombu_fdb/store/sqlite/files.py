@@ -4,7 +4,7 @@ A process that has it open through SQLite must never open it, its ``-wal`` or it
 *any* descriptor of a file cancels *all* POSIX locks that the process has on it
 (https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes take the log away under it, with all that was
 committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and only a file that
-nobody can have open is made: it was not there before.
+no process can have open is made: it was not there before.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _looked_up(path: str) -> Iterator[str]:
 def identify(path: str) -> tuple[int, int]:
     """Device and inode of the file, which is made if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere
     _refuse_planted(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -152,7 +152,7 @@ def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
 
 
 def create(connection: sqlite3.Connection, wall_ms: int) -> None:
-    """Make the tables if the file is empty; refuse a database that is somebody else's. Probes for write access."""
+    """Make the tables if the file is empty; refuse another program's database. Probes for write access."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -165,7 +165,7 @@ def create(connection: sqlite3.Connection, wall_ms: int) -> None:
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
     else:
         (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-        if mode != "wal":  # a copy by VACUUM INTO, or one that somebody has changed
+        if mode != "wal":  # a copy by VACUUM INTO, or one that was changed
             _set_wal(connection)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(MEND_VERSION, (wall_ms * 1000,))

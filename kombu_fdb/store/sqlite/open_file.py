@@ -5,8 +5,8 @@ each transaction. ``users`` are the transactions that hold a connection, ``lock`
 transaction has one :class:`~kombu_fdb.primitives.locks.Turn` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
 
-What fails: the file is deleted, or another one is put in its place. Then what is committed would go where nobody finds
-it, so a commit looks at the names of the file and of its log first, and fails. Once the file is back all goes on.
+What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
+finds it, so a commit looks at the names of the file and of its log first, and fails. Once the file is back all goes on.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OpenFile:
         sqlite_fork.guard(self)
 
     def close(self) -> None:
-        """Close what nobody uses any more, within some seconds; the last user closes the rest. Idempotent."""
+        """Close what is unused, within some seconds; the last user closes the rest. Idempotent."""
         self.closed = True
         self.listener.close()
         if self.lock.close() and self.users.stop(CLOSE_S):

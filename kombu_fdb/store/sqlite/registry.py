@@ -2,7 +2,7 @@
 
 Model. A file is its device and inode, whatever path led to it. The first handle that is *attached* opens it, the last
 one that is *detached* closes it, and a handle that comes while the last one closes opens it anew: SQLite itself knows
-how to have a file open twice. A fork waits until nobody attaches or detaches; the child begins with nothing.
+how to have a file open twice. A fork waits until no thread attaches or detaches; the child begins with nothing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The files beside a SQLite store: for whoever may use the database, and for nobody's tricks.
+"""The files beside a SQLite store: for all who may use the database, and safe from others' tricks.
 
 Model. The database's file says who may use the store: its owner, its group, its mode. What stands beside it follows, at
-each opening by somebody who may change it: so a file that is opened to a group later (``chmod 660``) opens all of them,
+each opening by a user who may change it: so a file that is opened to a group later (``chmod 660``) opens all of them,
 and what root makes belongs to the owner of the database.
 
-Whoever else may write to the folder may put something in the way: a link to somebody's ``authorized_keys``, a pipe that
-nobody reads, a folder of their own. So nothing is followed, nothing blocks, and before a byte is written or a mode
-changed the open descriptor must show the right kind of file, with one name. In a folder that everybody may write to
-(``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only those may
-make files whom its owner let in. What is inside a folder of ours is reached through its descriptor, so that another
+Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
+that has no reader, a folder of their own. So nothing is followed, nothing blocks, and before a byte is written or a
+mode changed the open descriptor must show the right kind of file, with one name. In a folder that everybody may write
+to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only those
+may make files whom its owner let in. What is inside a folder of ours is reached through its descriptor, so that another
 folder put in its place changes nothing.
 """
 
@@ -48,7 +48,7 @@ class Access:
 
     @property
     def directory_mode(self) -> int:
-        """Whoever may read a file may search the directory; what a group makes in it belongs to the group."""
+        """Who may read a file may search the directory; what a group makes in it belongs to the group."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2 | (stat.S_ISGID if self.mode & stat.S_IWGRP else 0)
 
     def check(self, status: os.stat_result, kind: int, path: str) -> None:
@@ -112,7 +112,7 @@ def open_directory(path: str, access: Access) -> int:
 
 
 def open_pipe(name: str, flags: int, *, directory: int) -> int:
-    """Open a named pipe in a directory of ours. Raises ``OSError``: ``ENXIO`` says that nobody reads it."""
+    """Open a named pipe in a directory of ours. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
     descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         os.close(descriptor)

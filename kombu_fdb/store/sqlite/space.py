@@ -21,7 +21,7 @@ So
   log would grow into the space that copying the rest of it needs: otherwise it could never be copied again. Such a
   transaction, and a deletion that finds the disk full, is tried again for a moment: readers are soon through.
 
-Whoever writes looks at the disk first: every ``LOOK_S`` seconds where there is plenty of space, else each time. So
+A writer looks at the disk first: every ``LOOK_S`` seconds where there is plenty of space, else each time. So
 freed space is found without a restart.
 """
 
@@ -98,7 +98,7 @@ class Space:
         """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreFull`` if a reader is in the way."""
         try:
             limits = self._look(connection)
-        except OSError:  # the folder is gone: whoever commits will hear of it
+        except OSError:  # the folder is gone: the commit will tell
             return
         if limits != self._limits or self._granted:
             connection.execute(f"PRAGMA wal_autocheckpoint={limits.log}").fetchall()

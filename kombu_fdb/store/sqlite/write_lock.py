@@ -5,18 +5,18 @@ publishes in a tight loop starves them. Here a writer first passes
 
 1. its process's own queue (:class:`~kombu_fdb.primitives.locks.FairLock`): first come, first served. Its head is the
    only one, but for the helper, that touches the two files which follow;
-2. the *gate*, an flock: whoever holds it is next in line, and only that one waits for
+2. the *gate*, an flock: its holder is next in line, and only that one waits for
 3. *main*, an flock held while writing; with it in hand, the gate is opened for the next.
 
-After its turn a writer finds the gate held by whoever waited meanwhile, so two writers in tight loops alternate.
+After its turn a writer finds the gate held by one that waited meanwhile, so two writers in tight loops alternate.
 
-A turn is short (some 50 us), so whoever is next in line tries again for about that long. All other waiting is done by a
+A turn is short (some 50 us), so the next in line tries again for about that long. All other waiting is done by a
 helper thread in a blocking flock, because flock knows no deadline. (Trying again at the gate as well would be quicker,
 and starve the sleepers: with four writers on two cores one of them got 1 %.)
 
 *Busy* says that the flocks are the helper's. Once it has *main*, it notes that it was *taken*, is busy no more and
 wakes the head: an flock belongs to the descriptor, so what the helper took is the head's. If the deadline passes first,
-the head leaves and the helper stays behind for the next one. If nobody is there in the end, it gives the lock back.
+the head leaves and the helper stays behind for the next one. If no writer is there in the end, it gives the lock back.
 
 What fails: a holder that dies, even by kill -9, loses its flocks (the kernel does that). A forked child must close its
 copies of the descriptors, or it would hold its parent's lock after the parent's death. A stopped holder (SIGSTOP) makes
@@ -116,7 +116,7 @@ class WriterLock:
         self._turns.release(turn)
 
     def close(self) -> bool:
-        """Nobody writes from now on. False if a thread still does: call it again when that has ended. Idempotent."""
+        """No more writers. False if a thread still does: call it again when that has ended. Idempotent."""
         self._closed = True
         turn = Turn()
         if not self._turns.acquire(turn, CLOSE_S):
@@ -218,7 +218,7 @@ class WriterLock:
             self._error = error
 
     def _give_back(self) -> None:
-        """Unlock if nobody is there. A head that has not begun to leave will do it when it does."""
+        """Unlock if no writer is there. A head that has not begun to leave will do it when it does."""
         while (head := self._turns.head) is None or head.over:
             turn = Turn()
             if self._turns.acquire(turn, LONGEST_POLL_S):

@@ -1,4 +1,4 @@
-"""Whether somebody is there to take what is claimed for a connection.
+"""Whether the program is there to take what is claimed for a connection.
 
 Model. A connection is *attended*
 
@@ -7,7 +7,7 @@ Model. A connection is *attended*
 * while an event loop has it registered.
 
 Before the first of these, and later whenever none holds, it is *left alone*: a program that sits at a prompt, or has
-forgotten its consumer. No time is watched for that: whoever wants to claim asks.
+forgotten its consumer. No time is watched for that: a turn that wants to claim asks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 
 class Drain:
-    """One that runs. Whoever drains refers to it, so it ends with him even if an exception keeps him from saying so."""
+    """One that runs. Only the draining thread refers to it, so it ends even if an exception skips ``end``."""
 
 
 class Attendance:

@@ -1,7 +1,7 @@
 """How a reception claims: directly, or in a line with rivals; and the acks that go along.
 
 A step of the reception asks it twice: :meth:`Claiming.stand`, before it looks at any queue, and :meth:`Claiming.claim`,
-when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: whoever is the first of their line
+when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: the first of their line
 looks at them.
 
 Room is promised once. Who waits in a line may be granted all that he wants there at any moment. So before a queue that
@@ -58,7 +58,9 @@ class Claiming:
             self._pay_line(queues, now)
         if hand or not standing.attend(self._client.engine, hand):
             plan.queues = []
-        if queues and not hand and not standing.in_line:  # somebody has deposed it, or ended it for its own good
+        if (
+            queues and not hand and not standing.in_line
+        ):  # another consumer has deposed it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
 
@@ -86,7 +88,7 @@ class Claiming:
         return self._dispatch.plan(shared, now) if shared else Plan()
 
     def others(self) -> set[str]:
-        """The queues that somebody else looks at, or would if there were anybody with room."""
+        """The queues that another consumer looks at, or would if one had room."""
         return set() if self.standing.is_first else self._contested_queues()
 
     def _contested_queues(self) -> set[str]:
@@ -140,7 +142,7 @@ class Claiming:
             raise
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Nobody drains, so it stands in no line. Raises as ``Membership.claim``."""
+        """The program does not drain, so it stands in no line. Raises as ``Membership.claim``."""
         self.standing.leave(hand)
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""A message's way from the inbox to its callback, in the thread of whoever drains."""
+"""A message's way from the inbox to its callback, in the thread that drains."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ then it is *held* until it is settled. How many of both a channel may have is it
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
 the active one of all (``engine/scheduling/single.py``).
 
-A channel whose waiting messages had to be withdrawn, because nobody has taken any for ``patience_s`` seconds or their
-time to run had passed, is *stalled*: nothing is claimed for it until somebody drains again.
+A channel whose waiting messages had to be withdrawn, because none was taken for ``patience_s`` seconds or their
+time to run had passed, is *stalled*: nothing is claimed for it until its program drains again.
 
 A message that was claimed is *arriving* until it waits in an inbox, and one that was withdrawn is *leaving* until
-somebody has released its lease. An exception in between, as signal handlers and greenlets' killers raise it anywhere,
+its lease was released. An exception in between, as signal handlers and greenlets' killers raise it anywhere,
 leaves it there, and the next turn goes on with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
 
-A message is on its way from the inbox to its callback in the *hand* of whoever drains. It is there before it leaves the
-inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's killer, puts it
-back to the front.
+A message is on its way from the inbox to its callback in the *hand* of the thread that drains. It is there before it
+leaves the inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's
+killer, puts it back to the front.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Dispatch:
         self._firsts: dict[str, int] = {}
         self._turns = 0
         self._stalled: set[Credit[Subscription]] = set()
-        #: Claimed, and nobody else's business yet.
+        #: Claimed, and not handed on yet.
         self.arriving: list[Delivery] = []
         self._leaving: set[Lease] = set()
 
@@ -92,7 +92,7 @@ class Dispatch:
             subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
 
     def drop_session(self, session_id: SessionId) -> None:
-        """A session was lost: what it claimed and nobody has seen yet belongs to others now."""
+        """A session was lost: what it claimed and no consumer has seen yet belongs to others now."""
         with self._lock:
             for credit in self._credits:
                 credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
@@ -119,12 +119,12 @@ class Dispatch:
             return list(self._leaving)
 
     def _drop_leaving(self) -> None:
-        """Whoever withdrew them may have got no further than that they are leaving."""
+        """The thread that withdrew them may have got no further than that they are leaving."""
         for credit in self._credits if self._leaving else ():
             credit.inbox.withdraw(lambda _, delivery: delivery.lease in self._leaving)
 
     def released(self, leases: Iterable[Lease]) -> None:
-        """Somebody else has them now."""
+        """Another thread has them now."""
         self._leaving.difference_update(leases)
 
     @property
@@ -178,7 +178,7 @@ class Dispatch:
     # -- patience ---------------------------------------------------------------------------------------------------
 
     def drop_left_lying(self, now: float) -> int:
-        """What nobody has taken for too long is leaving. How many messages that is."""
+        """What was not taken for too long is leaving. How many messages that is."""
         dropped = 0
         with self._lock:
             for credit in self._credits:
@@ -189,7 +189,7 @@ class Dispatch:
         return dropped
 
     def lies_for(self, now: float) -> float | None:
-        """In how many seconds something is to be withdrawn, unless somebody drains; None if nothing waits."""
+        """In how many seconds something is to be withdrawn, unless the program drains; None if nothing waits."""
         with self._lock:
             moments = [since for credit in self._credits if (since := credit.inbox.lies_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
@@ -197,7 +197,7 @@ class Dispatch:
     # -- times to run ----------------------------------------------------------------------------------------------
 
     def withdraw(self, lease: Lease) -> bool:
-        """Take a message back that nobody has taken yet. False if it was handed out."""
+        """Take a message back that was not taken yet. False if it was handed out."""
         with self._lock:
             for credit in self._credits:
                 if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
@@ -217,7 +217,7 @@ class Dispatch:
         return bool(self._stalled)
 
     def resume(self) -> bool:
-        """Somebody drains. Whether that ends a stall."""
+        """The program drains. Whether that ends a stall."""
         stalled = bool(self._stalled)
         self._stalled.clear()
         return stalled
@@ -274,7 +274,7 @@ class Dispatch:
         """
         arriving, now = self.arriving, self._clock()
         with self._lock:
-            if arriving and self._has(arriving[0].lease):  # whoever placed it got no further
+            if arriving and self._has(arriving[0].lease):  # the turn that placed it got no further
                 del arriving[0]
             while arriving:
                 self._place(arriving[0], now)

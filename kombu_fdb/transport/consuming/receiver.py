@@ -224,7 +224,7 @@ class Receiver:
 
 
 def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
-    """The thread: holds the receiver during a step only, so that a connection nobody refers to is collected."""
+    """The thread: holds the receiver during a step only, so that an unreferenced connection is collected."""
     try:
         while not lookout.stopped:
             if lookout.rest():

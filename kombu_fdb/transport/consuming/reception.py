@@ -1,11 +1,11 @@
 """What a connection asks the store for on behalf of its consumers: a state machine without a thread.
 
-Model. A reception is *asleep* until somebody drains (``attendance.py``): nothing is claimed or watched, and nothing
-happens before its bell rings. While somebody does, a queue is *hungry* when it may have messages, *armed* when it was
-seen empty and its bell is watched, or neither: due for its safety look. Whoever drives it repeats one turn:
+Model. A reception is *asleep* until the program drains (``attendance.py``): nothing is claimed or watched, and nothing
+happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
+seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
 1. If rivals consume the same queues, and there is room, stand in a line with them (``process/standing.py``). While
-   somebody else is the first there, leave these queues out of the steps 2 and 3.
+   another one is the first there, leave these queues out of the steps 2 and 3.
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
    all of it. A window that was not filled ends their hunger. Begin again.
@@ -13,9 +13,9 @@ seen empty and its bell is watched, or neither: due for its safety look. Whoever
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
    long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
 
-What was claimed and nobody takes for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
-claimed for its channel until somebody drains again: the program has forgotten its consumer, or works for an hour in a
-callback. While the reception is asleep and holds nothing, a consumer that was the active one of its queue gives way.
+What was claimed and not taken for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
+claimed for its channel until the program drains again: the program has forgotten its consumer, or works for an hour in
+a callback. While the reception is asleep and holds nothing, a consumer that was the active one of its queue gives way.
 
 The worker loops never wait for the store: they take what has arrived, and sleep on :attr:`Reception.arrived`.
 
@@ -92,7 +92,7 @@ class Reception:
         )
         #: What ended the turns; the consumer's next drain raises it.
         self.error: BaseException | None = None
-        #: Nobody drains.
+        #: The program does not drain.
         self.asleep = True
         #: The connection is that of a Celery worker (``worker/poison.py``).
         self.is_workers = False
@@ -112,7 +112,7 @@ class Reception:
         self._fruitless = 0
         #: Consumers that may be the active ones of their queues.
         self._active: set[str] = set()
-        # How often somebody came to drain, and how often of that a turn has looked for him and found no more.
+        # How often a drain has come, and for how many of them a turn has looked and found no more.
         self._called = 0
         self._answered = 0
 
@@ -195,7 +195,7 @@ class Reception:
         return arrival
 
     def return_undelivered(self, hand: list[Arrival]) -> None:
-        """Whoever took these was interrupted before a callback saw them: they are the next ones again."""
+        """Their delivery was interrupted before a callback saw them: they are the next ones again."""
         homeless = [lease for arrival in hand if (lease := self.dispatch.return_undelivered(arrival)) is not None]
         if homeless:
             self._client.release_later(homeless)
@@ -294,12 +294,12 @@ class Reception:
         return self._pause(now, line.again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _is_attended(self) -> bool:
-        self.asleep = True  # before the look: whoever comes after it rings
+        self.asleep = True  # before the look: a drain that comes after it rings
         self.asleep = not self.attendance.given
         return not self.asleep
 
     def _sleep(self, now: float) -> float | None:
-        """Nobody drains."""
+        """The program does not drain."""
         self._lookout.disarm()
         self._lookout.hungry.update(self.dispatch.queues)
         self._fruitless = 0
@@ -318,7 +318,7 @@ class Reception:
     def _give_way(self) -> None:
         """Others are served where one consumer is active at a time, unless this one is not through with its messages.
 
-        Only if nobody is there at all: a callback that works for an hour may have acknowledged its message.
+        Only if no drain is there at all: a callback that works for an hour may have acknowledged its message.
         """
         if self._active and not self._client.acks:
             idle = self._active & self.dispatch.unburdened
@@ -330,7 +330,8 @@ class Reception:
         dropped = self.dispatch.drop_left_lying(now)
         if dropped:
             logger.debug(
-                "nobody drains the connection, so claimed messages are released: %s", plural(dropped, "message")
+                "the program does not drain the connection, so claimed messages are released: %s",
+                plural(dropped, "message"),
             )
             self._release_leaving()
             self.arrived.ring()  # an event loop that comes back shows itself

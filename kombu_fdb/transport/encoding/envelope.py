@@ -124,7 +124,7 @@ def encode(
 
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    """As it is stored, whatever it says: of a message that is somebody else's. Raises as :func:`encode` does."""
+    """As it is stored, whatever it says: of a message that another program made. Raises as :func:`encode` does."""
     return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key)[1]
 
 

@@ -11,8 +11,8 @@ The first two are texts. What an application has for its own purposes, in anothe
 returns, may be a whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or
 returns such a thing, must not stop the publish: its error is logged, and the message has no key.
 
-For the function, bodies are decoded if they are JSON, and no others: whoever forwards a message that he did not make
-must not unpickle it. The function is not called for them; they have a key by their headers only.
+For the function, bodies are decoded if they are JSON, and no others: a program that forwards a message that it did not
+make must not unpickle it. The function is not called for them; they have a key by their headers only.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _TEXTS = frozenset({"message_id", "correlation_id", "reply_to", "type", "user_id
 _HEADERS = frozenset({"fair_key", "dedup_id", "dedup_window", "once_id", "once_window"})
 #: Headers in which RabbitMQ finds further routing keys, if they are lists.
 ROUTES = frozenset({"CC", "BCC"})
-#: Django's translations, which become texts when somebody asks for them; none without Django.
+#: Django's translations, which become texts when they are asked for; none without Django.
 _LAZY: tuple[type, ...] = textual_types
 #: Nearly all that headers hold.
 _NEVER_LAZY = frozenset({str, int, float, bool, list, tuple, dict, type(None)})

@@ -14,11 +14,12 @@ number or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: n
 nor never can be what was meant.
 
 In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
-delay was served, and whoever publishes with these headers again, such as Celery for a retry, is not delayed by it.
+delay was served, and a publish with these headers again, such as Celery's of a retry, is not delayed by it.
 
-A task's ``expires`` is no TTL. Whoever waits for its result, and a chord that it is a part of, have to be told that it
-did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the message
-stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without ``expires``.
+A task's ``expires`` is no TTL. A caller that waits for its result, and a chord that it is a part of, have to be told
+that it did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the
+message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
+``expires``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Model. A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is settled.
 Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is handed
-out (whoever counts the free ones says anew how many there are). What is claimed ahead counts, so neither is exceeded.
+out (the worker says anew how many are free). What is claimed ahead counts, so neither is exceeded.
 
 A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
 prefetch, only so many are claimed *ahead* as it works off in :data:`AHEAD_S` at the pace of the last one, and no more

@@ -1,4 +1,4 @@
-"""What a connection leaves behind when nobody can close it any more: plain values, which keep nothing alive."""
+"""What a connection leaves behind when it can't be closed any more: plain values, which keep nothing alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Estate(NamedTuple):
 
     @classmethod
     def of(cls, channels: Iterable[Holder], owned: Iterable[tuple[SessionId, str, str]]) -> Estate:
-        """Takes no lock, as a finalizer must not: nobody else has these channels any more."""
+        """Takes no lock, as a finalizer must not: no other thread has these channels any more."""
         channels = list(channels)
         return cls(
             [lease for channel in channels for lease in channel.bequeath()],

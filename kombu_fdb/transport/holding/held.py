@@ -13,7 +13,7 @@ from typing import Any
 
 from kombu_fdb.model import Lease
 
-#: Of a rejection that nobody has explained.
+#: Of a rejection without an explanation.
 REJECTED: tuple[str, dict[str, Any]] = ("rejected", {})
 
 
@@ -25,7 +25,7 @@ class Held:
         self.late: set[int] = set()
         #: Taken by ``basic_get``.
         self.got: set[int] = set()
-        #: Weakly: one that nobody refers to will never be settled.
+        #: Weakly: one without references will never be settled.
         self.messages: dict[int, weakref.ref[Any]] = {}
         self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
 
@@ -67,7 +67,7 @@ class Held:
         return late
 
     def leave(self) -> list[Lease]:
-        """All that is unsettled, which is somebody else's business from now on."""
+        """All that is unsettled, which the caller settles from now on."""
         held, self.leases = self.leases, {}
         leases = [lease for tag, lease in held.items() if tag not in self.late]
         self.late, self.got = set(), set()

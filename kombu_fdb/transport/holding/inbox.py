@@ -61,7 +61,7 @@ class Inbox(Generic[C]):
         return first is not None
 
     def return_undelivered(self, consumer: C, delivery: Delivery) -> None:
-        """To the front, unless it is there: whoever took it may have been interrupted before it left."""
+        """To the front, unless it is there: the thread that took it may have been interrupted before it left."""
         if not self._items or self._items[0][1] is not delivery:
             self._items.appendleft((consumer, delivery))
 

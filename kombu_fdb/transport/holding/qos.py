@@ -10,7 +10,7 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
   raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
   the process's session, not to the connection, so it stays valid: a late ack through the old ``Message`` succeeds. A
-  message that nobody refers to any more will never be settled, and is released by its finalizer.
+  message without references will never be settled, and is released by its finalizer.
 
 Settling a tag that is not in the table changes nothing. Acks come from any thread. The table is the credit's
 (``held.py``); the settler does what is to be done in the store.
@@ -119,7 +119,7 @@ class QoS(virtual.QoS):
         self._settle(delivery_tag, requeue=requeue)
 
     def release(self, delivery_tag: int, pause_ms: int) -> None:
-        """Put it back, counting the attempt, for nobody before the pause is over. Raises as :meth:`reject`."""
+        """Put it back, counting the attempt; no consumer gets it before the pause is over. Raises as :meth:`reject`."""
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
     def _settle(self, delivery_tag: int, *, requeue: bool, pause_ms: int = 0) -> None:
@@ -182,7 +182,7 @@ class QoS(virtual.QoS):
         """Nothing to do: there is no visibility timeout."""
 
     def orphan(self) -> None:
-        """The connection is lost. Keep what is still worked on; release what nobody can settle any more."""
+        """The connection is lost. Keep what is still worked on; release what can't be settled any more."""
         unreferenced = []
         self._held.drop_late()
         for tag, lease in list(self._held.leases.items()):

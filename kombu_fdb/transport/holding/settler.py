@@ -23,7 +23,7 @@ class Settler(Protocol):
         """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
 
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
-        """Dead-letter what nobody can handle."""
+        """Dead-letter what no consumer can handle."""
 
     def note_attempt(self, lease: Lease) -> None:
         """Whenever it is released, an attempt at it counts."""

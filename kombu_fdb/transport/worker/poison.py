@@ -73,7 +73,7 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
 
 
 def mend(request: Any) -> None:
-    """A task's time limits of protocol 1 stand in its body, where nobody has looked: nonsense limits nothing."""
+    """A task's time limits of protocol 1 stand in its body, which was not read: nonsense limits nothing."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
         request.time_limits = (None, None)

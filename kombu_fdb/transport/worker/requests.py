@@ -12,7 +12,7 @@ the message was settled. A task that is over is not run again because of what wa
 ``on_failure`` or by Celery, which raises a task's ``MemoryError`` on: its message is settled as that of a failed task.
 It is over once its result is stored, or if none is to be.
 
-In a pool of threads or greenlets nobody hears of what the tracer of the task raises: it does so when it can store
+In a pool of threads or greenlets what the tracer of the task raises is lost: it does so when it can store
 neither the result nor the failure. There the request is told of it, as prefork's parent tells it: it has failed. If it
 was an error of the connection, another attempt may do better, and the message goes back.
 """
@@ -50,7 +50,7 @@ def receive(request: Any = None, **_: Any) -> None:
 
 
 def _executed(method: Method) -> Method:
-    """What is raised instead has its place in the pool freed, and ends nobody."""
+    """What is raised instead has its place in the pool freed, and ends no thread."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:

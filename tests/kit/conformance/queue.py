@@ -772,7 +772,7 @@ class QueueConformance(OnBench):
         assert leftovers(bench.engine) == []
 
     def test_who_can_not_beat_does_not_judge(self, bench: Bench) -> None:
-        """A store that answers reads and takes no commits makes everybody look silent."""
+        """A store that answers reads and takes no commits makes every session look silent."""
         other = bench.engine.sessions.open({})
         bench.put(b"a")
         bench.take(session=other)

@@ -393,7 +393,7 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
         ("files.py", "connection = sqlite3.Connection("),
         (
             "files.py",
-            "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody has it open",
+            "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere",
         ),
         ("sidecars.py", "return os.open(name, flags, dir_fd=directory)"),
         ("sidecars.py", "return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)"),

@@ -20,16 +20,16 @@ What fails:
 * the reader is busy and its pipe runs full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
   its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
-* the writer is killed between its commit and its ring, or has no permission for a FIFO: nobody is told. Every
+* the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Every
   ``CHECK_S`` seconds a reader with armed watches therefore compares their values once;
-* somebody removes the directory: the next ring, or the next listener, makes it again;
+* the directory is removed: the next ring, or the next listener, makes it again;
 * an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
 * the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
 
-A process without armed watches is not woken: its thread waits for the next one to be armed, and whoever arms it first
-throws away what lies in the pipe (all of it was written after commits that the second read will see).
+A process without armed watches is not woken: its thread waits for the next one to be armed, and the thread that arms it
+first throws away what lies in the pipe (all of it was written after commits that the second read will see).
 
-A descriptor is closed by nobody but its last user, the thread or whoever has the lock: a digest that is written to a
+A descriptor is closed by its last user only, the thread or the holder of the lock: a digest that is written to a
 number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
@@ -66,9 +66,9 @@ CHECK_S = 2.0
 #: Other queues' news may come by the thousand; then look only this often.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.004
-#: The lock is held for microseconds; whoever waits as long as this goes without.
+#: The lock is held for microseconds; a ring that waits as long as this goes without.
 LOCK_S = 1.0
-#: How long closing waits for the thread, which may be in somebody's callback.
+#: How long closing waits for the thread, which may be in a callback.
 CLOSE_S = 2.0
 
 
@@ -118,7 +118,7 @@ class Listener:
         self._changed.set()
 
     def disarm(self, watch: OneShotWatch) -> None:
-        """Never raises: a watch that stays by mistake fires once, to nobody."""
+        """Never raises: a watch that stays by mistake fires once, in vain."""
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(lambda: self._disarm(watch), LOCK_S)
 
@@ -129,7 +129,7 @@ class Listener:
                 self.disarm(watch)
 
     def hear(self, digests: list[bytes]) -> None:
-        """News from this very process, with the lock: costs nothing when nobody waits for it."""
+        """News from this very process, with the lock: costs nothing when no thread waits for it."""
         if any(each in self.watches for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
@@ -155,7 +155,7 @@ class Listener:
         """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
         try:
             values = self._read_values([watch.key for watch in watches])
-        except KombuFDBError:  # whoever is woken meets the same error, and handles it
+        except KombuFDBError:  # the thread that is woken meets the same error, and handles it
             values = None
         for i, watch in enumerate(watches):
             if values is None or values[i] != watch.seen:

@@ -53,7 +53,7 @@ class Ringer:
             raise
 
     def close(self) -> None:
-        """When nobody rings; what still does then leaves the descriptors open."""
+        """When no thread rings; what still does then leaves the descriptors open."""
         with contextlib.suppress(StoreUnavailable):
             self._listener.lock.run(self.close_files, LOCK_S)
 
@@ -75,7 +75,7 @@ class Ringer:
     def _refresh(self) -> None:
         """List the FIFOs if there may be new ones; the size is taken before."""
         size = self._bells.size()
-        if size is None:  # somebody removed the directory
+        if size is None:  # the directory was removed
             self._bells.renew()
             self._listed, size = -1, self._bells.size()
         if size != self._listed:

@@ -24,19 +24,19 @@ class BellDirectory:
     def __init__(self, path: str, access: Access) -> None:
         self.path = path
         self._access = access
-        #: Nobody makes a file in the directory whom it does not let in.
+        #: Only who may enter the directory makes a file in it.
         self._inside = replace(access, exposed=False)
         self._directory = self._generation = -1
         self._open()
 
     def renew(self) -> None:
-        """Make it again if somebody removed it."""
+        """Make it again if it was removed."""
         if self.size() is None:
             self.close()
             self._open()
 
     def size(self) -> int | None:
-        """Other than before if there are newcomers; None if somebody removed the directory."""
+        """Other than before if there are newcomers; None if the directory was removed."""
         if self._generation < 0:
             return None
         status = os.fstat(self._generation)
@@ -47,7 +47,7 @@ class BellDirectory:
         return [name for name in os.listdir(self._directory) if name.endswith(SUFFIX)]
 
     def make_pipe(self, name: str) -> int:
-        """Make one that nobody finds yet, and open it for reading. Raises ``OSError``."""
+        """Make one that can't be found yet, and open it for reading. Raises ``OSError``."""
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, 0o600, dir_fd=self._directory)
         else:  # macOS before 13; what is opened next is checked all the same
@@ -57,7 +57,7 @@ class BellDirectory:
         return descriptor
 
     def open_pipe(self, name: str) -> int:
-        """For writing. Raises ``OSError``: ``ENXIO`` says that nobody reads it."""
+        """For writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
         return open_pipe(name, os.O_WRONLY, directory=self._directory)
 
     def publish(self, hidden: str, name: str) -> None:
